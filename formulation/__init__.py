@@ -1,0 +1,1 @@
+"""Domain types, the statement of a round, its independent checker and its explanations."""

@@ -1,0 +1,132 @@
+"""Cells: what a workload can run on, with the rate at the best shape and at others.
+
+A Cell is (GPU type, GPU count, pipeline degree), Crius section 4 / Arena section 3.1. Its rate holds for
+a shape, that is, for the number of nodes its GPUs lie on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from formulation.snapshot import Snapshot
+from formulation.tables import Bools, Floats, Ints, Table
+
+LOCALITY_FACTOR = 0.9
+"""Rate kept for each halving of GPUs a node where no estimate exists (Arena's simulator, its rule 2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shapes(Table):
+    """Estimated rates by shape; the rows of one Cell lie together, by rising number of nodes."""
+
+    INDEX: ClassVar[str] = "shapes"
+    nodes: Ints
+    rate: Floats  # samples/s; 0: tried, does not run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cells(Table):
+    """Feasible Cells of all workloads, sorted by (workload, type, gpus, falling rate)."""
+
+    INDEX: ClassVar[str] = "cells"
+    workload: Ints
+    gpu_type: Ints
+    gpus: Ints
+    pipeline_degree: Ints
+    plan: Ints  # index into Snapshot.plans
+    nodes: Ints  # of the shape that `rate` holds for: the fewest this cluster allows
+    rate: Floats  # samples/s at that shape
+    first_shape: Ints  # its rows of `shapes` are first_shape : first_shape + shape_count
+    shape_count: Ints
+    shapes: Shapes
+
+    def rate_on(self, cell: int, nodes: int) -> float:
+        """Return samples/s of ``cell`` spread over ``nodes`` nodes; 0 where it is known not to run.
+
+        Its own estimate where there is one, else 0.9 for each halving of GPUs a node below the
+        Cell's shape. A better shape than the Cell's runs at the Cell's rate.
+        """
+        first = int(self.first_shape[cell])
+        for row in range(first, first + int(self.shape_count[cell])):
+            if self.shapes.nodes[row] == nodes:
+                return float(self.shapes.rate[row])
+        halvings = max(0.0, math.log2(nodes / int(self.nodes[cell])))
+        return float(self.rate[cell] * LOCALITY_FACTOR**halvings)
+
+
+def build_cells(snapshot: Snapshot) -> Cells:
+    """Group the estimates into Cells and find each one's rate at its best shape here.
+
+    The best shape has ``ceil(gpus / node size)`` nodes. Its rate is its own estimate; else that of
+    the nearest better shape measured elsewhere, less 0.9 a halving; else that of the nearest worse one.
+    Cells without a feasible estimate, or larger than the cluster, are left out.
+    """
+    e = snapshot.estimates
+    batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
+    unsorted = (e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan)
+    order = np.lexsort((e.nodes, *reversed(unsorted)))
+    keys = [key[order] for key in unsorted]
+    spread, rate = e.nodes[order], batch[e.workload[order]] / e.iter_time_s[order]
+    new = np.ones(len(order), dtype=np.bool_)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    first = np.flatnonzero(new)
+    count = np.diff(np.append(first, len(order)))
+    workload, gpu_type, gpus, degree, plan = (key[first] for key in keys)
+    size, capacity = snapshot.node_size()[gpu_type], snapshot.schedulable_gpus()[gpu_type]
+    fewest = -(-gpus // np.maximum(size, 1))
+    best = _best_rate(spread, rate, first, np.repeat(fewest, count), fewest)
+    keep = np.flatnonzero((gpus <= capacity) & (best > 0))
+    by = keep[np.lexsort((plan[keep], degree[keep], -best[keep], gpus[keep], gpu_type[keep],
+                          workload[keep]))]  # fmt: skip
+    return Cells(
+        workload=workload[by], gpu_type=gpu_type[by], gpus=gpus[by], pipeline_degree=degree[by],
+        plan=plan[by], nodes=fewest[by], rate=best[by], first_shape=first[by],
+        shape_count=count[by], shapes=Shapes(nodes=spread, rate=rate),
+    )  # fmt: skip
+
+
+def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: Ints) -> Floats:
+    """Return samples/s of each group at ``fewest`` nodes, float64[groups].
+
+    ``spread``, ``rate`` and ``target`` (the group's ``fewest``) run along the shapes; ``first`` holds
+    the first shape of each group.
+    """
+    if len(first) == 0:
+        return np.zeros(0)
+    runs, none = rate > 0, np.iinfo(np.int64).max
+    position = np.arange(len(spread), dtype=np.int64)
+
+    def at(index: Ints) -> Floats:
+        return np.where((index >= 0) & (index < none), rate[np.clip(index, 0, len(rate) - 1)], 0.0)
+
+    exact = np.maximum.reduceat(np.where(spread == target, position, -1), first)
+    better = np.maximum.reduceat(np.where(runs & (spread < target), position, -1), first)
+    worse = np.minimum.reduceat(np.where(runs & (spread > target), position, none), first)
+    halvings = np.log2(fewest / np.maximum(spread[np.maximum(better, 0)], 1))
+    inferred = np.where(better >= 0, at(better) * LOCALITY_FACTOR**halvings, at(worse))
+    return np.where(exact >= 0, at(exact), inferred)
+
+
+def undominated(cells: Cells) -> Bools:
+    """Return, bool[cells], which Cells no other of the same workload and type beats.
+
+    A Cell is beaten by one with no more GPUs and no lower rate; of equals the first in table order
+    stays. GPUs are all that a Cell uses so far; with CPUs and memory the rule compares those too.
+    """
+    if len(cells) == 0:
+        return np.ones(0, dtype=np.bool_)
+    group = np.ones(len(cells), dtype=np.bool_)
+    group[1:] = (np.diff(cells.workload) != 0) | (np.diff(cells.gpu_type) != 0)
+    # The running maximum restarts in each group: ranks are offset so that later groups rank higher.
+    order = np.argsort(cells.rate, kind="stable")
+    rank = np.empty(len(cells), dtype=np.int64)
+    rank[order] = np.unique(cells.rate[order], return_inverse=True)[1]
+    rank += np.cumsum(group) * len(cells)
+    so_far = np.maximum.accumulate(rank)
+    keep = np.ones(len(cells), dtype=np.bool_)
+    keep[1:] = rank[1:] > so_far[:-1]
+    return keep

@@ -1,0 +1,158 @@
+"""The independent checker: what a solution and its placement must satisfy, and what they are worth.
+
+Written in plain loops over jobs, without any solver's code and without the arrays' own helpers, so that
+it cannot share a mistake with what it checks. It runs on every round, in production too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from formulation.lifecycle import SCHEDULABLE
+from formulation.placement import Placement, current_gangs
+from formulation.problem import Problem
+from formulation.snapshot import STATES, Hold, Snapshot
+from formulation.solution import Solution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken rule, named, with the facts."""
+
+    rule: str
+    detail: str
+
+
+def violations(problem: Problem, solution: Solution) -> list[Violation]:
+    """Return every rule that ``solution`` breaks: eqs. (2) to (4), its objective and its bound."""
+    if len(solution.choice) != len(problem.jobs):
+        detail = f"{len(solution.choice)} choices for {len(problem.jobs)} jobs"
+        return [Violation(rule="one choice a job", detail=detail)]
+    found: list[Violation] = []
+    used: Counter[int] = Counter()
+    objective = 0
+    for job, column in enumerate(solution.choice.tolist()):
+        name = problem.jobs[job]
+        if column == -1:
+            if problem.must_run[job] and solution.has_answer:
+                found.append(Violation(rule="must run", detail=f"{name} does not run"))
+            continue
+        first, last = int(problem.job_start[job]), int(problem.job_start[job + 1])
+        if not first <= column < last:
+            detail = f"{name} runs column {column}, which is not one of {first}..{last - 1}"
+            found.append(Violation(rule="own column", detail=detail))
+            continue
+        objective += int(problem.value[column])
+        for k in range(int(problem.usage_start[column]), int(problem.usage_start[column + 1])):
+            used[int(problem.row[k])] += int(problem.amount[k])
+    for r, row in enumerate(problem.rows):
+        if used[r] > row.capacity:
+            detail = f"{row.name}: {used[r]} used of {row.capacity}"
+            found.append(Violation(rule="capacity", detail=detail))
+    if solution.has_answer and objective != solution.objective:
+        detail = f"claims {solution.objective}, is {objective}"
+        found.append(Violation(rule="objective", detail=detail))
+    if solution.has_answer and objective > solution.bound + 0.5:
+        detail = f"objective {objective} exceeds bound {solution.bound}"
+        found.append(Violation(rule="bound", detail=detail))
+    return found
+
+
+def placement_violations(
+    snapshot: Snapshot, problem: Problem, solution: Solution, placement: Placement
+) -> list[Violation]:
+    """Return every rule that ``placement`` breaks.
+
+    Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
+    exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
+    """
+    found: list[Violation] = []
+    holder: dict[tuple[int, int], str] = {}
+
+    def bad(rule: str, detail: str) -> None:
+        found.append(Violation(rule=rule, detail=detail))
+
+    chosen = {j for j, column in enumerate(solution.choice.tolist()) if column >= 0}
+    for job in sorted(chosen ^ set(placement.gangs)):
+        bad("all or nothing", f"{problem.jobs[job]} is chosen or placed, not both")
+    now = current_gangs(snapshot)
+    for job, gang in placement.gangs.items():
+        name = problem.jobs[job]
+        if job not in chosen:
+            continue
+        if STATES[int(snapshot.jobs.state[job])] not in SCHEDULABLE:
+            bad("may run", f"{name} is {STATES[int(snapshot.jobs.state[job])]}")
+        cell = int(problem.cell[solution.choice[job]])
+        want, gpu_type = int(problem.cells.gpus[cell]), int(problem.cells.gpu_type[cell])
+        if gang.gpus != want:
+            bad("gang", f"{name} has {gang.gpus} GPUs, its Cell needs {want}")
+        shares = []
+        for node, indices in gang.members:
+            label = snapshot.nodes.name[node]
+            shares.append(len(indices))
+            if snapshot.nodes.gpu_type[node] != gpu_type:
+                bad("one GPU type", f"{name} on {label}")
+            if not snapshot.nodes.schedulable[node]:
+                bad("schedulable node", f"{name} on {label}")
+            for index in indices:
+                if not 0 <= index < snapshot.nodes.gpus[node]:
+                    bad("GPU exists", f"{label} has no GPU {index}")
+                other = holder.setdefault((node, index), name)
+                if other != name:
+                    bad("GPU once", f"GPU {index} of {label}: {other} and {name}")
+        if len({node for node, _ in gang.members}) != len(gang.members):
+            bad("node once", f"{name} lists a node twice")
+        whole = sum(len(i) == snapshot.nodes.gpus[n] for n, i in gang.members)
+        if len(set(shares)) > 1 and whole < len(shares) - 1:
+            bad("equal shares", f"{name} has {shares} GPUs a node")
+        keeps = int(problem.current[job]) == int(solution.choice[job])
+        if keeps and job not in placement.migrated and now.get(job) != gang:
+            bad("kept in place", f"{name} keeps its Cell but is given other GPUs")
+    return found
+
+
+def held_twice(snapshot: Snapshot) -> list[Violation]:
+    """Return GPUs of the snapshot with two holders or two successors (a law of the database)."""
+    count: Counter[tuple[int, int, bool]] = Counter()
+    a = snapshot.allocations
+    for node, gpu, hold in zip(a.node.tolist(), a.gpu.tolist(), a.hold.tolist(), strict=True):
+        count[node, gpu, hold == Hold.RESERVED] += 1
+    return [
+        Violation(rule="GPU once", detail=f"GPU {gpu} of {snapshot.nodes.name[node]}: {n} jobs")
+        for (node, gpu, _), n in count.items()
+        if n > 1
+    ]
+
+
+def score(problem: Problem, solution: Solution, placement: Placement | None = None) -> float:
+    """Return what a solution is worth, in units of the objective (not the solver's integers).
+
+    Without a placement each Cell runs at its own shape, and the score is objective / scale. With one, each
+    runs at the rate of the shape it was given, and migrated jobs pay their restart price.
+    """
+    total = 0.0
+    for job, column in enumerate(solution.choice.tolist()):
+        if column < 0:
+            continue
+        worth = float(problem.value[column])
+        gang = placement.gangs.get(job) if placement else None
+        if gang is not None:
+            worth = placed_value(problem, column, gang.nodes)
+            if placement is not None and job in placement.migrated:
+                worth -= migration_price(problem, job, column)
+        total += worth
+    return total / problem.scale
+
+
+def placed_value(problem: Problem, column: int, nodes: int) -> float:
+    """Return the value of ``column`` run over ``nodes`` nodes, in the problem's units."""
+    cell = int(problem.cell[column])
+    share = problem.cells.rate_on(cell, nodes) / float(problem.cells.rate[cell])
+    return share * float(problem.value[column])
+
+
+def migration_price(problem: Problem, job: int, column: int) -> float:
+    """Return the restart price of moving ``job`` to other GPUs within ``column`` (problem's units)."""
+    gross = float(problem.value[column] + problem.restart_price[column])
+    return gross * float(problem.restart_share[job])

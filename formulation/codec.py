@@ -1,0 +1,99 @@
+"""JSON for snapshots, problems and solutions, so that a round can be stored, shared and replayed.
+
+Canonical: the same value gives the same bytes (sorted keys, shortest float that reads back equal).
+Non-finite floats are written as the strings "inf", "-inf" and "nan", since JSON has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from formulation.cells import Cells
+from formulation.errors import InvalidInput
+from formulation.problem import Problem, Row
+from formulation.snapshot import Allocations, Estimates, GpuType, Jobs, Nodes, Snapshot, Workload
+from formulation.solution import Solution, SolveStatus
+
+FORMAT = 1
+"""Version of the JSON form; a reader refuses others."""
+
+_CLASSES: dict[str, type[Any]] = {
+    c.__name__: c
+    for c in (
+        Allocations, Cells, Estimates, GpuType, Jobs, Nodes, Problem, Row, Snapshot, Solution,
+        Workload,
+    )
+}  # fmt: skip
+_ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
+
+
+def _plain_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            return {"f": [_plain_float(v) for v in value.tolist()]}
+        return {value.dtype.kind: value.tolist()}
+    if is_dataclass(value):
+        body = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {"is": type(value).__name__, **body}
+    if isinstance(value, StrEnum):
+        return {"enum": type(value).__name__, "value": value.value}
+    if isinstance(value, float):
+        return _plain_float(value)
+    if isinstance(value, tuple):
+        if all(isinstance(v, str) for v in value):
+            return list(value)
+        return [_plain(v) for v in value]
+    return value
+
+
+_KINDS = {"i": np.int64, "f": np.float64, "b": np.bool_}
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return tuple(_value(v) for v in plain)
+    if not isinstance(plain, dict):
+        return float(plain) if plain in ("inf", "-inf", "nan") else plain
+    if "enum" in plain:
+        return _ENUMS[plain["enum"]](plain["value"])
+    if "is" in plain:
+        kind = _CLASSES.get(plain["is"])
+        if kind is None:
+            raise InvalidInput("is", f"unknown kind {plain['is']!r}")
+        return kind(**{k: _value(v) for k, v in plain.items() if k != "is"})
+    ((kind_code, values),) = plain.items()
+    return np.array([float(v) for v in values] if kind_code == "f" else values, _KINDS[kind_code])
+
+
+def encode(value: Snapshot | Problem | Solution) -> bytes:
+    """Return the canonical JSON of ``value``, UTF-8."""
+    plain = {"format": FORMAT, "body": _plain(value)}
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode(text: bytes) -> Any:
+    """Return the snapshot, problem or solution that ``encode`` wrote.
+
+    Raises:
+        InvalidInput: not JSON, another format, or a body that breaks its type's rules.
+    """
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput("", f"not JSON: {error}") from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise InvalidInput("format", f"expected {FORMAT}")
+    try:
+        return _value(plain["body"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("body", f"does not describe a known value: {error}") from error

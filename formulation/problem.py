@@ -1,0 +1,163 @@
+"""The statement of a round as arrays. Knows no solver, no database, no clock.
+
+Equations (1) to (4) of ``formulation/README.md``:
+
+    maximise    sum over columns c of value[c] * x[c]                                    (1)
+    subject to  sum over columns c of job j of x[c] <= 1,  = 1 where j must run          (2)
+                sum over columns c of usage[r, c] * x[c] <= capacity[r]                  (3)
+                x[c] in {0, 1}                                                           (4)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.cells import Cells
+from formulation.errors import InvalidInput, ProblemTooLarge
+from formulation.tables import Bools, Floats, Ints
+
+VALUE_SCALE: Final = 1_000_000
+"""Solver integers in one unit of normalised throughput: rounding is below a thousandth of any gap."""
+
+MAX_TOTAL: Final = 2**53
+"""No objective or row may exceed this: exact in float64, far inside int64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A coupling row: a resource that columns use up."""
+
+    name: str  # e.g. "gpus/a100"
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """The statement of a round. All arrays are read-only.
+
+    Columns are grouped by job: those of job j are ``job_start[j] : job_start[j + 1]``. Usage is in
+    compressed rows by column: column c uses ``amount[k]`` of row ``row[k]`` for k in
+    ``usage_start[c] : usage_start[c + 1]``.
+    """
+
+    jobs: tuple[str, ...]
+    job_start: Ints  # int64[jobs + 1]
+    cells: Cells
+    plans: tuple[str, ...]  # names of the plans that `cells.plan` points to
+    cell: Ints  # int64[columns], index into cells
+    value: Ints  # int64[columns], what the column is worth, restart price already taken off
+    restart_price: Ints  # int64[columns], what was taken off
+    scale: float  # solver integers in one unit of the objective
+    unit: str  # of the objective: "normalised throughput" or "samples/s"
+    rows: tuple[Row, ...]
+    usage_start: Ints  # int64[columns + 1]
+    row: Ints  # int64[nonzeros]
+    amount: Ints  # int64[nonzeros]
+    must_run: Bools  # bool[jobs]
+    current: Ints  # int64[jobs], the column that runs now; -1: none
+    restart_share: Floats  # float64[jobs], share of a column's gross value that a restart costs
+    weight: Floats  # float64[jobs]; what its promise weighs where promises must be given up
+
+    def __post_init__(self) -> None:
+        """Freeze the arrays; check shapes and that no sum can overflow."""
+        for name, dtype in (
+            ("job_start", np.int64), ("cell", np.int64), ("value", np.int64),
+            ("restart_price", np.int64), ("usage_start", np.int64), ("row", np.int64),
+            ("amount", np.int64), ("must_run", np.bool_), ("current", np.int64),
+            ("restart_share", np.float64), ("weight", np.float64),
+        ):  # fmt: skip
+            array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        jobs, columns = len(self.jobs), len(self.cell)
+        for name, length in (
+            ("job_start", jobs + 1), ("must_run", jobs), ("current", jobs), ("weight", jobs),
+            ("restart_share", jobs), ("value", columns), ("restart_price", columns), ("usage_start", columns + 1),
+        ):  # fmt: skip
+            if len(getattr(self, name)) != length:
+                raise InvalidInput(name, f"has {len(getattr(self, name))} entries, not {length}")
+        for name, total in (("job_start", columns), ("usage_start", len(self.row))):
+            starts = getattr(self, name)
+            if starts[0] != 0 or starts[-1] != total or np.any(np.diff(starts) < 0):
+                raise InvalidInput(name, f"must rise from 0 to {total}")
+        if len(self.amount) != len(self.row):
+            raise InvalidInput("amount", f"has {len(self.amount)} entries, not {len(self.row)}")
+        if columns and not (self.cell.min() >= 0 and self.cell.max() < len(self.cells)):
+            raise InvalidInput("cell", f"must lie in [0, {len(self.cells)})")
+        if len(self.row) and not (self.row.min() >= 0 and self.row.max() < len(self.rows)):
+            raise InvalidInput("row", f"must lie in [0, {len(self.rows)})")
+        if np.any(self.amount < 0) or any(r.capacity < 0 for r in self.rows):
+            raise InvalidInput("amount", "amounts and capacities must not be negative")
+        running = self.current >= 0
+        if np.any((self.column_job[self.current[running]] if columns else self.current[running])
+                  != np.flatnonzero(running)):  # fmt: skip
+            raise InvalidInput("current", "must be a column of its own job, or -1")
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        top = np.abs(self.value.astype(np.float64))
+        if jobwise(np.maximum, top, self.job_start).sum() >= MAX_TOTAL:
+            raise ProblemTooLarge(
+                "value", f"the objective may exceed 2^53; lower scale {self.scale}"
+            )
+        use = np.bincount(self.row, weights=self.amount, minlength=1)
+        largest = max([use.max(), *(r.capacity for r in self.rows)])
+        if largest >= MAX_TOTAL:
+            raise ProblemTooLarge("amount", "a row's total may exceed 2^53; use larger units")
+
+    @property
+    def column_job(self) -> Ints:
+        """Return the job of each column, int64[columns]."""
+        return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.job_start))
+
+    @property
+    def capacity(self) -> Ints:
+        """Return the capacity of each row, int64[rows]."""
+        return np.array([r.capacity for r in self.rows], dtype=np.int64)
+
+    @property
+    def usage_column(self) -> Ints:
+        """Return the column of each nonzero of the usage matrix, int64[nonzeros]."""
+        return np.repeat(np.arange(len(self.cell), dtype=np.int64), np.diff(self.usage_start))
+
+    def columns_of(self, job: int) -> range:
+        """Return the columns of ``job``."""
+        return range(int(self.job_start[job]), int(self.job_start[job + 1]))
+
+    def usage_of(self, column: int) -> dict[int, int]:
+        """Return row -> amount of ``column``."""
+        span = slice(int(self.usage_start[column]), int(self.usage_start[column + 1]))
+        return dict(zip(self.row[span].tolist(), self.amount[span].tolist(), strict=True))
+
+    def used(self, choice: Ints) -> Ints:
+        """Return how much of each row ``choice`` (int64[jobs], column or -1) uses, int64[rows]."""
+        chosen = np.zeros(len(self.cell), dtype=np.bool_)
+        chosen[choice[choice >= 0]] = True
+        picked = chosen[self.usage_column]
+        return np.bincount(
+            self.row[picked], weights=self.amount[picked], minlength=len(self.rows)
+        ).astype(np.int64)
+
+
+def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
+    """Reduce a per-column array by job; jobs without columns give 0."""
+    out = np.zeros(len(job_start) - 1)
+    some = np.flatnonzero(np.diff(job_start) > 0)
+    if len(some):
+        out[some] = op.reduceat(values, job_start[:-1][some])
+    return out
+
+
+def scaled(values: Floats, scale: float) -> Ints:
+    """Return ``values * scale`` rounded to integers: the one place where numbers become integers.
+
+    Raises:
+        ProblemTooLarge: a value is not finite, or too large once scaled.
+    """
+    product = values * scale
+    if not np.isfinite(product).all() or (len(product) and np.abs(product).max() >= MAX_TOTAL):
+        raise ProblemTooLarge("value", "a value is not finite or exceeds 2^53 once scaled")
+    return np.rint(product).astype(np.int64)

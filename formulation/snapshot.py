@@ -1,0 +1,199 @@
+"""Everything a round may look at, read in one transaction: cluster, jobs, estimates, allocations, clock."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.lifecycle import JobState
+from formulation.tables import Bools, Floats, Ints, Table
+
+BEST_FOUND = 0
+"""Pipeline degree of a Cell whose plan a full search chose: the degree exists but was not recorded."""
+
+STATES: tuple[JobState, ...] = tuple(JobState)
+"""State of code k in ``Jobs.state``."""
+
+STATE_CODE: dict[JobState, int] = {state: code for code, state in enumerate(STATES)}
+
+
+class Source(IntEnum):
+    """Where an estimate comes from, best first."""
+
+    MEASURED = 0
+    PROFILED = 1
+    ANALYTIC = 2
+
+
+class Hold(IntEnum):
+    """How a job holds a GPU.
+
+    A GPU has at most one holder (HELD or RELEASING) and, beside it, at most one successor
+    (RESERVED), which becomes the holder once the agent has reported the holder gone.
+    """
+
+    HELD = 0
+    RELEASING = 1
+    RESERVED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuType:
+    """A kind of GPU."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is trained; jobs of one workload share their estimates."""
+
+    model: str
+    params: str
+    global_batch: int
+
+    @property
+    def key(self) -> str:
+        """Return the name under which estimates are kept, e.g. ``bert/1.3B/256``."""
+        return f"{self.model}/{self.params}/{self.global_batch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Nodes(Table):
+    """The cluster's nodes; a node holds GPUs of one type."""
+
+    INDEX: ClassVar[str] = "nodes"
+    name: tuple[str, ...]
+    gpu_type: Ints  # index into Snapshot.gpu_types
+    gpus: Ints
+    rack: tuple[str, ...]
+    schedulable: Bools  # False: draining, or not heard of for longer than its lease
+    version: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimates(Table):
+    """Predicted or measured iteration times, sorted by (workload, type, gpus, degree, plan, nodes)."""
+
+    INDEX: ClassVar[str] = "estimates"
+    workload: Ints  # index into Snapshot.workloads
+    gpu_type: Ints
+    gpus: Ints
+    nodes: Ints  # nodes the GPUs are spread over; with gpus, the shape
+    pipeline_degree: Ints  # BEST_FOUND: not recorded
+    plan: Ints  # index into Snapshot.plans
+    iter_time_s: Floats  # inf: it was tried and does not run
+    source: Ints  # Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Jobs(Table):
+    """The jobs that have not ended, in order of submission."""
+
+    INDEX: ClassVar[str] = "jobs"
+    name: tuple[str, ...]
+    version: Ints
+    state: Ints  # index into STATES
+    workload: Ints
+    iterations_left: Floats
+    requested_gpus: Ints
+    requested_type: Ints  # index into Snapshot.gpu_types; -1: any
+    tenant: tuple[str, ...]
+    queue: Ints  # 1 is served first
+    weight: Floats
+    guaranteed: Bools
+    movable: Bools  # False: never moved by defragmentation
+    deadline_s: Floats  # seconds since 1970; inf: none
+    submit_s: Floats  # seconds since 1970
+    restart_s: Floats  # what a start, move or resize costs
+    generation: Ints  # of the latest allocation; 0: none yet
+    # the Cell it runs on, for ACTIVE jobs; current_gpus == 0: none
+    current_type: Ints  # -1: none
+    current_gpus: Ints
+    current_degree: Ints
+    current_plan: Ints  # index into Snapshot.plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Allocations(Table):
+    """One row for each (GPU, job) that holds or awaits it."""
+
+    INDEX: ClassVar[str] = "allocations"
+    job: Ints  # index into Snapshot.jobs; -1: a job that has ended or is not in the snapshot
+    node: Ints  # index into Snapshot.nodes
+    gpu: Ints  # index of the GPU on its node
+    hold: Ints  # Hold
+    generation: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """What a round may look at. Immutable; ``digest()`` names its content."""
+
+    cluster: str
+    epoch: int
+    round_number: int  # of the round being decided, from 1
+    now_s: float  # the database's clock, seconds since 1970
+    gpu_types: tuple[GpuType, ...]
+    nodes: Nodes
+    workloads: tuple[Workload, ...]
+    plans: tuple[
+        str, ...
+    ]  # ids of execution plans; "" is the best plan that the Cell's author found
+    estimates: Estimates
+    jobs: Jobs
+    allocations: Allocations
+
+    def __post_init__(self) -> None:
+        """Check that every index points somewhere."""
+        types, works = len(self.gpu_types), len(self.workloads)
+        for table, column, low, high in (
+            ("nodes", "gpu_type", 0, types),
+            ("estimates", "gpu_type", 0, types),
+            ("estimates", "workload", 0, works),
+            ("estimates", "plan", 0, len(self.plans)),
+            ("jobs", "workload", 0, works),
+            ("jobs", "state", 0, len(STATES)),
+            ("jobs", "requested_type", -1, types),
+            ("jobs", "current_type", -1, types),
+            ("jobs", "current_plan", 0, max(1, len(self.plans))),
+            ("allocations", "job", -1, len(self.jobs)),
+            ("allocations", "node", 0, len(self.nodes)),
+        ):
+            values = getattr(getattr(self, table), column)
+            if len(values) and not (values.min() >= low and values.max() < high):
+                raise InvalidInput(f"{table}.{column}", f"must lie in [{low}, {high})")
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the canonical JSON form (``formulation.codec``)."""
+        from formulation.codec import encode  # noqa: PLC0415 - codec needs this module's types
+
+        return hashlib.sha256(encode(self)).hexdigest()
+
+    def schedulable_gpus(self) -> Ints:
+        """Return the number of GPUs in schedulable nodes, int64[types]."""
+        ok = self.nodes.schedulable
+        return np.bincount(
+            self.nodes.gpu_type[ok], weights=self.nodes.gpus[ok], minlength=len(self.gpu_types)
+        ).astype(np.int64)
+
+    def node_size(self) -> Ints:
+        """Return the largest node of each type among schedulable ones, int64[types]; 0: none."""
+        size = np.zeros(len(self.gpu_types), dtype=np.int64)
+        ok = self.nodes.schedulable
+        np.maximum.at(size, self.nodes.gpu_type[ok], self.nodes.gpus[ok])
+        return size
+
+    def disturbed(self) -> Bools:
+        """Return, bool[jobs], which jobs own a GPU (held or reserved) of an unschedulable node."""
+        out = np.zeros(len(self.jobs), dtype=np.bool_)
+        a = self.allocations
+        own = (a.hold != Hold.RELEASING) & (a.job >= 0)
+        out[a.job[own & ~self.nodes.schedulable[a.node]]] = True
+        return out

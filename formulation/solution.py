@@ -1,0 +1,67 @@
+"""An answer to a problem: at most one column a job, with its objective and proven bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from formulation.problem import Problem
+from formulation.tables import Floats, Ints
+
+
+class SolveStatus(StrEnum):
+    """What a solver can say of its answer. INFEASIBLE and UNKNOWN never mean "run no job"."""
+
+    OPTIMAL = "optimal"  # the answer is best, proven
+    FEASIBLE = "feasible"  # an answer, not proven best
+    INFEASIBLE = "infeasible"  # proven: the must-run jobs do not fit together
+    UNKNOWN = "unknown"  # no answer inside the budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solution:
+    """A choice of at most one column a job.
+
+    ``objective`` and ``bound`` are in the problem's integers; ``bound >= `` the optimum, always.
+    ``choice`` is int64[jobs], a column or -1; all -1 where ``status`` is INFEASIBLE or UNKNOWN.
+    ``prices`` is float64[rows], problem integers a unit of the row (LP duals), empty: not known.
+    ``work`` is solver name -> deterministic work at which it stopped, so that it can be repeated.
+    """
+
+    status: SolveStatus
+    choice: Ints
+    objective: int
+    bound: float
+    solver: str
+    prices: Floats = field(default_factory=lambda: np.zeros(0))
+    seed: int = 0
+    work: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Freeze the arrays."""
+        for name, dtype in (("choice", np.int64), ("prices", np.float64)):
+            array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @property
+    def has_answer(self) -> bool:
+        """Return whether ``choice`` is an answer at all."""
+        return self.status in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE)
+
+    @property
+    def gap(self) -> float:
+        """Return (bound - objective) / |bound|; 0: proven optimal, inf: no answer."""
+        if not self.has_answer:
+            return float("inf")
+        return max(0.0, self.bound - self.objective) / max(abs(self.bound), 1.0)
+
+
+def no_answer(problem: Problem, status: SolveStatus, solver: str, bound: float) -> Solution:
+    """Return the solution that says why there is none."""
+    return Solution(
+        status=status, choice=np.full(len(problem.jobs), -1), objective=0, bound=bound,
+        solver=solver,
+    )  # fmt: skip

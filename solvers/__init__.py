@@ -1,0 +1,1 @@
+"""Answers to a statement: exact, greedy, second opinions, and placement."""

@@ -1,0 +1,59 @@
+"""What every solver is: ``(Problem, Budget, hint) -> Solution``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from formulation.errors import InvalidInput
+from formulation.problem import Problem
+from formulation.solution import Solution
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How long a solver may work. A value; a solver reads no clock and no configuration of its own.
+
+    ``remaining_s`` returns the wall seconds left, by the caller's clock; it is asked, never stored.
+    ``work`` limits solvers by name in their own deterministic unit (CP-SAT: deterministic seconds;
+    others: 0 skips the solver, anything else lets it finish), so that a recorded round can be
+    repeated bit for bit: with it, ``remaining_s`` should be infinite.
+    """
+
+    remaining_s: Callable[[], float]
+    seed: int = 0
+    gap: float = 1e-4
+    """Stop once (bound - objective) / |bound| is at most this."""
+    workers: int = 1
+    """More than one is faster but not repeatable."""
+    work: dict[str, float] = field(default_factory=dict)
+    cancelled: Callable[[], bool] = _never
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning."""
+        if not 0 <= self.gap < 1:
+            raise InvalidInput("gap", "must lie in [0, 1)")
+        if self.workers < 1:
+            raise InvalidInput("workers", "must be at least 1")
+
+    def expired(self) -> bool:
+        """Return whether there is no time left."""
+        return self.cancelled() or self.remaining_s() <= 0
+
+
+class Solver(Protocol):
+    """Anything that answers a problem."""
+
+    @property
+    def name(self) -> str:
+        """Return the name under which its work is recorded."""
+        ...
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem`` inside ``budget``; ``hint`` is an earlier answer to the same problem."""
+        ...

@@ -1,0 +1,148 @@
+"""Builders: small, complete values with every field defaulted, so that a test names only what it is about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    GpuType,
+    Hold,
+    Jobs,
+    Nodes,
+    Snapshot,
+    Source,
+    Workload,
+)
+from formulation.throughput import build_problem
+
+TYPES = ("a100", "v100", "a40", "a10")
+
+
+def a_node(
+    name: str, gpu_type: int = 0, gpus: int = 8, rack: str = "r0", *, schedulable: bool = True
+) -> dict[str, Any]:
+    return {
+        "name": name, "gpu_type": gpu_type, "gpus": gpus, "rack": rack,
+        "schedulable": schedulable, "version": 1,
+    }  # fmt: skip
+
+
+def some_nodes(*groups: tuple[int, int, int], nodes_per_rack: int = 4) -> list[dict[str, Any]]:
+    """Return nodes for groups of (gpu_type, number of nodes, GPUs a node)."""
+    return [
+        a_node(f"{TYPES[t]}-{i}", t, gpus, f"{TYPES[t]}-rack-{i // nodes_per_rack}")
+        for t, count, gpus in groups
+        for i in range(count)
+    ]
+
+
+def an_estimate(
+    workload: int = 0, gpu_type: int = 0, gpus: int = 1, nodes: int = 1, *,
+    degree: int = 1, plan: int = 0, iter_time_s: float = 1.0,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "workload": workload, "gpu_type": gpu_type, "gpus": gpus, "nodes": nodes,
+        "pipeline_degree": degree, "plan": plan, "iter_time_s": iter_time_s,
+        "source": int(Source.MEASURED),
+    }  # fmt: skip
+
+
+def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
+    """Return a queued job; pass ``state=JobState.RUNNING, cell=(type, gpus, degree)`` for another."""
+    state: JobState = overrides.pop("state", JobState.QUEUED)
+    gpu_type, gpus, degree = overrides.pop("cell", (-1, 0, 0))
+    row: dict[str, Any] = {
+        "name": name, "version": 1, "state": STATE_CODE[state], "workload": workload,
+        "iterations_left": 1e6, "requested_gpus": 1, "requested_type": -1, "tenant": "t",
+        "queue": 1, "weight": 1.0, "guaranteed": False, "movable": True, "deadline_s": math.inf,
+        "submit_s": 0.0, "restart_s": 0.0, "generation": 0, "current_type": gpu_type,
+        "current_gpus": gpus, "current_degree": degree, "current_plan": 0,
+    }  # fmt: skip
+    unknown = set(overrides) - set(row)
+    assert not unknown, f"no such job fields: {unknown}"
+    return row | overrides
+
+
+def a_snapshot(
+    *,
+    nodes: Sequence[dict[str, Any]],
+    jobs: Sequence[dict[str, Any]],
+    estimates: Sequence[dict[str, Any]],
+    gangs: dict[int, Gang] | None = None,
+    hold: Hold = Hold.HELD,
+    workloads: int | None = None,
+    batch: int = 256,
+    round_number: int = 1,
+) -> Snapshot:
+    """Return a snapshot; ``gangs`` are the GPUs that jobs (by index) own."""
+    known = max([e["workload"] for e in estimates] + [j["workload"] for j in jobs], default=0) + 1
+    count = workloads or known
+    rows = [
+        {"job": job, "node": node, "gpu": gpu, "hold": int(hold), "generation": 1}
+        for job, gang in (gangs or {}).items()
+        for node, gpus in gang.members
+        for gpu in gpus
+    ]
+    types = max([n["gpu_type"] for n in nodes] + [e["gpu_type"] for e in estimates], default=0) + 1
+    return Snapshot(
+        cluster="test", epoch=1, round_number=round_number, now_s=1_000.0,
+        gpu_types=tuple(GpuType(name=t, memory_bytes=2**35) for t in TYPES[:types]),
+        nodes=Nodes.from_rows(list(nodes)),
+        workloads=tuple(
+            Workload(model="m", params=f"{i}B", global_batch=batch) for i in range(count)
+        ),
+        plans=("",),
+        estimates=Estimates.from_rows(list(estimates)),
+        jobs=Jobs.from_rows(list(jobs)),
+        allocations=Allocations.from_rows(rows),
+    )  # fmt: skip
+
+
+def a_random_snapshot(
+    seed: int, *, jobs: int, groups: Sequence[tuple[int, int, int]] = ((0, 4, 4), (1, 2, 8)),
+    workloads: int = 8, max_gpus: int = 16, restart_s: float = 60.0,
+) -> Snapshot:  # fmt: skip
+    """Return a cluster of queued jobs with noisy sub-linear speed-ups."""
+    rng = np.random.default_rng(seed)
+    nodes = some_nodes(*groups)
+    size = {t: gpus for t, _, gpus in groups}
+    estimates = []
+    for w in range(workloads):
+        base = rng.uniform(5, 50)
+        for t in size:
+            speed = base * rng.uniform(0.5, 2.0)
+            gpus = 1
+            while gpus <= max_gpus:
+                for degree in (1, 2, 4):
+                    if degree <= gpus:
+                        rate = speed * gpus ** rng.uniform(0.7, 0.95) * rng.uniform(0.8, 1.0)
+                        estimates.append(
+                            an_estimate(w, t, gpus, -(-gpus // size[t]), degree=degree,
+                                        iter_time_s=256 / rate)
+                        )  # fmt: skip
+                gpus *= 2
+    rows = [
+        a_job(
+            f"job-{j}", int(rng.integers(workloads)), restart_s=restart_s,
+            requested_gpus=int(2 ** rng.integers(0, int(math.log2(max_gpus)) + 1)),
+            iterations_left=float(rng.integers(100, 100_000)), submit_s=float(j),
+        )
+        for j in range(jobs)
+    ]  # fmt: skip
+    return a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=workloads)
+
+
+def a_random_problem(seed: int, **size: Any) -> Problem:
+    """Return the throughput problem of a random snapshot."""
+    return build_problem(a_random_snapshot(seed, **size), Policy())
