@@ -75,7 +75,8 @@ class Problem:
         jobs, columns = len(self.jobs), len(self.cell)
         for name, length in (
             ("job_start", jobs + 1), ("must_run", jobs), ("current", jobs), ("weight", jobs),
-            ("restart_share", jobs), ("value", columns), ("restart_price", columns), ("usage_start", columns + 1),
+            ("restart_share", jobs), ("value", columns), ("restart_price", columns),
+            ("usage_start", columns + 1),
         ):  # fmt: skip
             if len(getattr(self, name)) != length:
                 raise InvalidInput(name, f"has {len(getattr(self, name))} entries, not {length}")
