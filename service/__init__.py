@@ -1,1 +1,1 @@
-"""."""
+"""The running system: the round, gRPC servers, the agent, the command line."""

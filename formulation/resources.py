@@ -1,0 +1,227 @@
+"""The values that cross the border between the service and its store: what users name and read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from formulation.decisions import Decision
+from formulation.explain import Reason
+from formulation.lifecycle import JobState
+from formulation.snapshot import GpuType, Snapshot, Source, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What makes a call safe to repeat: its id, its method and a digest of its body (AIP-155)."""
+
+    id: str
+    method: str
+    digest: str  # SHA-256 of the deterministic encoding of the request, hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRecord:
+    """A cluster as stored."""
+
+    name: str
+    gpu_types: tuple[GpuType, ...]
+    version: int
+    created_s: float
+    nodes: int
+    gpus: int
+    last_round: int  # 0: none
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """A node as asked for; ``version`` None: whatever is stored."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    rack: str = ""
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node as stored. ``silent_s``: since its agent was heard, by the database's clock; inf: never."""
+
+    spec: NodeSpec
+    draining: bool
+    version: int
+    free_gpus: int
+    jobs: tuple[str, ...]
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job as asked for."""
+
+    name: str
+    workload: Workload
+    iterations: int
+    requested_gpus: int
+    requested_type: str = ""  # "": any
+    tenant: str = ""
+    queue: int = 1
+    weight: float = 1.0
+    guaranteed: bool = False
+    movable: bool = True
+    deadline_s: float = math.inf
+    restart_s: float = 60.0
+    labels: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    max_retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRecord:
+    """The Cell that a job runs on and its GPUs as (node, GPU indices)."""
+
+    gpu_type: str
+    gpus: int
+    pipeline_degree: int
+    plan: str
+    rate: float  # samples/s
+    generation: int
+    shares: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job as stored."""
+
+    cluster: str
+    spec: JobSpec
+    version: int
+    state: JobState
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    iterations_done: float
+    generation: int
+    retries: int
+    last_error: str
+    allocation: AllocationRecord | None
+    reason: Reason | None  # why the last round left it waiting
+    reason_round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRecord:
+    """An estimate as stored. ``iter_time_s`` inf: tried, does not run."""
+
+    workload: Workload
+    gpu_type: str
+    gpus: int
+    nodes: int  # 0 on the way in: the fewest that the cluster's nodes allow
+    pipeline_degree: int
+    plan: str
+    iter_time_s: float
+    source: Source
+    provenance: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSummary:
+    """What is known of a round beside its decisions. Numbers in units of the objective."""
+
+    cluster: str
+    number: int  # 0: a dry run
+    epoch: int
+    created_s: float
+    options: dict[str, str | float | int | bool]
+    status: str
+    outcome: str  # committed, dry_run, refused
+    objective: float
+    bound: float
+    gap: float
+    placed_score: float
+    greedy_objective: float
+    verified: bool
+    violations: tuple[str, ...]
+    snapshot_digest: str
+    solver: str
+    work: tuple[tuple[str, float], ...]
+    prices: dict[str, float]
+    used_gpus: dict[str, int]
+    seconds: dict[str, float]
+    running: int
+    waiting: int
+    started: int
+    suspended: int
+    changed: int
+    samples_per_s: float
+    unit: str
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """A decision as stored, by names."""
+
+    job: str
+    kind: str
+    allocation: AllocationRecord | None
+    reason: Reason | None
+    restart_price: float
+    applied: bool
+    skipped: str  # why it was not applied; "" where it was
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A round with its decisions."""
+
+    summary: RoundSummary
+    decisions: tuple[DecisionRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCommit:
+    """What the round loop asks the store to commit, all or nothing."""
+
+    snapshot: Snapshot
+    decisions: tuple[Decision, ...]  # empty where the round was refused
+    summary: RoundSummary
+    request: Request | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedGang:
+    """What an agent says of one member of a gang. ``phase``: starting running stopping succeeded failed."""
+
+    job: str
+    generation: int
+    node: str
+    phase: str
+    iterations_done: float = -1.0  # of the whole job, from the leading member; negative: not known
+    iter_time_s: float = 0.0  # 0: not known
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredGang:
+    """A gang that should run, whole; an agent is sent the members on its own nodes."""
+
+    spec: JobSpec
+    generation: int
+    allocation: AllocationRecord
+    iterations_done: float
+
+    @property
+    def leader(self) -> str:
+        """Return the node of the member that reports progress."""
+        return self.allocation.shares[0][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """All gangs that should run on an agent's nodes at a revision of the cluster's allocations."""
+
+    revision: int
+    gangs: tuple[DesiredGang, ...]

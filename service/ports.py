@@ -1,0 +1,220 @@
+"""What the service needs of the world, as protocols: a store and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import (
+    ClusterRecord,
+    Desired,
+    EstimateRecord,
+    JobRecord,
+    JobSpec,
+    NodeRecord,
+    NodeSpec,
+    ObservedGang,
+    Request,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+)
+from formulation.snapshot import GpuType, Snapshot
+
+
+class Clock(Protocol):
+    """Monotonic seconds, for budgets and durations; never for what is stored."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds since an arbitrary origin."""
+        ...
+
+
+class Writer(Protocol):
+    """Changes inside one transaction of ``Store.write``. A version of None matches any."""
+
+    def upsert_cluster(
+        self, name: str, gpu_types: Sequence[GpuType], version: int | None
+    ) -> ClusterRecord:
+        """Create the cluster or replace its GPU types.
+
+        Raises:
+            InvalidInput: a type that nodes or Cells still use is missing.
+            StaleEtag: ``version`` is not the stored one.
+        """
+        ...
+
+    def upsert_nodes(self, cluster: str, nodes: Sequence[NodeSpec]) -> list[NodeRecord]:
+        """Create or change nodes, all or none.
+
+        Raises:
+            NotFound, StaleEtag.
+            InvalidInput: unknown GPU type, or a count outside 1..64.
+            NotAllowed: a node whose GPUs are held would change type or lose GPUs.
+        """
+        ...
+
+    def drain_nodes(
+        self, cluster: str, names: Sequence[str], *, draining: bool
+    ) -> list[NodeRecord]:
+        """Mark nodes as draining, or not. Raises NotFound."""
+        ...
+
+    def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
+        """Queue jobs, all or none.
+
+        Raises:
+            NotFound: the cluster. AlreadyExists: a job.
+            InvalidInput: unknown GPU type; or the workload has Cells here and none fits the cluster.
+        """
+        ...
+
+    def update_job(self, cluster: str, spec: JobSpec, fields: Sequence[str],
+                   version: int | None) -> JobRecord:  # fmt: skip
+        """Change the named fields (of JobSpec) of a job. Raises NotFound, StaleEtag, NotAllowed (it ended)."""
+        ...
+
+    def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
+        """Apply a user's event (cancel, hold, release). Raises NotFound, StaleEtag, NotAllowed."""
+        ...
+
+    def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
+        """Create or replace estimates; return how many. Raises NotFound, InvalidInput (unknown GPU type)."""
+        ...
+
+
+class Store(Protocol):
+    """Where everything is kept. Every method is one transaction, and safe to call from any thread."""
+
+    def write(
+        self,
+        request: Request | None,
+        work: Callable[[Writer], bytes],
+        *,
+        validate_only: bool = False,
+    ) -> bytes:
+        """Run ``work`` in one transaction and return the bytes it returns.
+
+        With a request id those bytes are kept: the same request again returns them without running
+        ``work``. With ``validate_only`` everything is checked and rolled back.
+
+        Raises:
+            RequestIdReused: the id was used with another method or body.
+        """
+        ...
+
+    def get_cluster(self, cluster: str) -> ClusterRecord:
+        """Return a cluster. Raises NotFound."""
+        ...
+
+    def list_clusters(self, after: str, limit: int) -> list[ClusterRecord]:
+        """Return clusters whose name sorts after ``after``, by name."""
+        ...
+
+    def get_node(self, cluster: str, name: str) -> NodeRecord:
+        """Return a node. Raises NotFound."""
+        ...
+
+    def list_nodes(self, cluster: str, after: str, limit: int) -> list[NodeRecord]:
+        """Return nodes whose name sorts after ``after``, by name. Raises NotFound (the cluster)."""
+        ...
+
+    def get_job(self, cluster: str, name: str) -> JobRecord:
+        """Return a job. Raises NotFound."""
+        ...
+
+    def list_jobs(
+        self, cluster: str, states: Sequence[JobState], after: int, limit: int
+    ) -> tuple[list[JobRecord], int]:
+        """Return jobs in order of submission from the cursor ``after`` (0: the start), and the next
+        cursor (0: no more). Empty ``states``: all. Raises NotFound (the cluster)."""
+        ...
+
+    def job_history(self, cluster: str, name: str) -> list[tuple[float, str, str]]:
+        """Return (seconds since 1970, event, state after) of a job, oldest first. Raises NotFound."""
+        ...
+
+    def list_estimates(
+        self, cluster: str, model: str, params: str, global_batch: int, after: int, limit: int
+    ) -> tuple[list[EstimateRecord], int]:
+        """Return estimates (of one workload; empty model: of all) from a cursor, and the next cursor."""
+        ...
+
+    def expire(self, cluster: str) -> list[str]:
+        """Release what nodes held that were silent for longer than lease plus margin; return job names.
+
+        By the database's clock. Jobs go through LOST; the dead node's GPUs need no report, those of the
+        gang's members on live nodes do.
+        """
+        ...
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        """Read everything a round may look at in one REPEATABLE READ transaction. Raises NotFound."""
+        ...
+
+    def commit(self, commit: RoundCommit) -> RoundRecord:
+        """Commit a round, all or nothing; the first statement advances the epoch or gives up.
+
+        Each decision is guarded by its job's and nodes' versions: what changed during the solve is left
+        alone and recorded as not applied.
+
+        Raises:
+            RoundSuperseded: the epoch moved on; nothing was written.
+        """
+        ...
+
+    def replayed_round(self, request: Request) -> RoundRecord | None:
+        """Return the round that ``request`` committed before, if any. Raises RequestIdReused."""
+        ...
+
+    def get_round(self, cluster: str, number: int) -> RoundRecord:
+        """Return a round with its decisions. Raises NotFound."""
+        ...
+
+    def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
+        """Return rounds with a number below ``before`` (0: all), newest first. Raises NotFound."""
+        ...
+
+    def round_snapshot(self, cluster: str, number: int) -> Snapshot:
+        """Return the snapshot that a round was decided on. Raises NotFound."""
+        ...
+
+    def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
+        """Take or renew the lease of the periodic round loop, by the database's clock."""
+        ...
+
+    def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
+        """Register an agent and its nodes; a newer incarnation takes the nodes over.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type, or other GPUs than stored while held.
+        """
+        ...
+
+    def heartbeat(self, cluster: str, agent: str, incarnation: str) -> None:
+        """Renew the lease of the agent's nodes. Raises NotAllowed: another incarnation took over."""
+        ...
+
+    def observe(
+        self,
+        cluster: str,
+        agent: str,
+        incarnation: str,
+        gangs: Sequence[ObservedGang],
+        revision: int,
+    ) -> bool:
+        """Take in what runs on the agent's nodes; return whether the desired state changed by it.
+
+        A releasing GPU whose job and generation is absent from ``gangs`` is free, if ``revision`` is not
+        older than its release. Reports of an older generation change nothing. Raises NotAllowed.
+        """
+        ...
+
+    def desired(self, cluster: str, agent: str) -> Desired:
+        """Return the gangs of the agent's nodes whose every GPU, on every node, is held."""
+        ...
+
+    def ready(self) -> None:
+        """Check connection and schema. Raises Unavailable, NotMigrated."""
+        ...
