@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from formulation.decisions import Decision
+from formulation.decisions import CHANGES_GPUS, Decision
 from formulation.explain import Reason
 from formulation.lifecycle import JobState
 from formulation.snapshot import GpuType, Snapshot, Source, Workload
@@ -225,3 +225,24 @@ class Desired:
 
     revision: int
     gangs: tuple[DesiredGang, ...]
+
+
+def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -> DecisionRecord:
+    """Return ``decision`` by names; ``skipped`` says why it was not applied, if it was not."""
+    job, jobs = decision.job, snapshot.jobs
+    allocation = None
+    if decision.gang is not None:
+        fresh = decision.kind in CHANGES_GPUS
+        allocation = AllocationRecord(
+            gpu_type=snapshot.gpu_types[decision.gpu_type].name,
+            gpus=decision.gpus,
+            pipeline_degree=decision.pipeline_degree,
+            plan=snapshot.plans[decision.plan],
+            rate=decision.rate,
+            generation=int(jobs.generation[job]) + (1 if fresh else 0),
+            shares=tuple((snapshot.nodes.name[n], gpus) for n, gpus in decision.gang.members),
+        )
+    return DecisionRecord(
+        job=jobs.name[job], kind=decision.kind, allocation=allocation, reason=decision.reason,
+        restart_price=decision.restart_price, applied=not skipped, skipped=skipped,
+    )  # fmt: skip

@@ -1,0 +1,218 @@
+"""The round loop: the only place where a round has effects. Load, plan, commit; nothing is held between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from importlib.metadata import version
+
+from formulation.decisions import CHANGES_GPUS, DecisionKind
+from formulation.errors import DeadlineTooShort
+from formulation.resources import (
+    Request,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+    decision_record,
+)
+from formulation.snapshot import Snapshot
+from service.ports import Clock, Store
+from service.rounds import Outcome, RoundOptions, plan_round
+from solvers.base import Budget
+from solvers.registry import make_solver
+
+log = logging.getLogger(__name__)
+
+RESERVE = 1.5
+"""Time kept back for placing, checking and committing, as a multiple of what they last took."""
+
+FIRST_RESERVE = 0.2
+"""Before anything was measured: the share of the deadline that is kept back."""
+
+_VERSIONS = tuple(f"{name} {version(name)}" for name in ("tessera", "ortools", "scipy", "numpy"))
+
+
+class _Phases:
+    """Seconds by phase, by the given clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._last = clock, clock.monotonic_s()
+        self.seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        """Book the time since the last mark under ``phase``."""
+        now = self._clock.monotonic_s()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+class RoundLoop:
+    """Decides and commits rounds. Any number may run at once, in any number of replicas."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._took: dict[
+            str, dict[str, float]
+        ] = {}  # by cluster: seconds of the last round's phases
+
+    def schedule(
+        self,
+        cluster: str,
+        options: RoundOptions,
+        *,
+        remaining_s: Callable[[], float],
+        dry_run: bool,
+        request: Request | None,
+        cancelled: Callable[[], bool],
+    ) -> RoundRecord:
+        """Decide a round and, unless ``dry_run``, commit it. Blocks.
+
+        ``remaining_s`` is what is left of the caller's deadline (inf: none).
+
+        Raises:
+            NotFound: the cluster. InvalidInput: the options.
+            DeadlineTooShort: too little time for loading, greedy, checking and committing; nothing was
+                written.
+            RoundSuperseded: another replica committed first; nothing was written.
+        """
+        solver, policy = make_solver(options.solver), options.policy()
+        if request is not None and (done := self._store.replayed_round(request)) is not None:
+            return done
+        took = self._took.get(cluster, {})
+        self._require(remaining_s(), sum(t for phase, t in took.items() if phase != "solve"))
+        phases = _Phases(self._clock)
+        if not dry_run and (lost := self._store.expire(cluster)):
+            log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
+        snapshot = self._store.snapshot(cluster)
+        phases.mark("load")
+        after = sum(took.get(phase, 0.0) for phase in ("place", "check", "commit")) * RESERVE
+        if not took:
+            after = FIRST_RESERVE * remaining_s() if remaining_s() < float("inf") else 0.0
+        self._require(remaining_s(), after)
+        started_s = self._clock.monotonic_s()
+
+        def solve_s() -> float:
+            spent_s = self._clock.monotonic_s() - started_s
+            return min(remaining_s() - after, options.solve_limit_s - spent_s)
+
+        budget = Budget(
+            remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
+            cancelled=cancelled,
+        )  # fmt: skip
+        outcome = plan_round(snapshot, policy, solver, budget, phases.mark)
+        self._require(remaining_s(), took.get("commit", 0.0))
+        if cancelled():
+            raise DeadlineTooShort("the call was cancelled before the round was committed")
+        summary = summarise(snapshot, outcome, options, phases.seconds)
+        if dry_run:
+            return _uncommitted(snapshot, outcome, replace(summary, outcome="dry_run"))
+        record = self._store.commit(
+            RoundCommit(
+                snapshot=snapshot, decisions=outcome.decisions, summary=summary, request=request
+            )
+        )
+        phases.mark("commit")
+        self._took[cluster] = phases.seconds
+        _report(record)
+        seconds = record.summary.seconds | {"commit": phases.seconds["commit"]}
+        return replace(record, summary=replace(record.summary, seconds=seconds))
+
+    def replay(
+        self,
+        cluster: str,
+        number: int,
+        options: RoundOptions | None,
+        *,
+        remaining_s: Callable[[], float],
+        cancelled: Callable[[], bool],
+    ) -> tuple[RoundRecord, bool]:
+        """Solve a stored round's snapshot again; return it, and whether its decisions are the same.
+
+        Without ``options``, as recorded: the deterministic work at which each solver stopped takes the
+        place of the clock, so that the decisions are the same.
+        """
+        record = self._store.get_round(cluster, number)
+        snapshot = self._store.round_snapshot(cluster, number)
+        if options is None:
+            recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
+            options = replace(recorded, work=record.summary.work, solve_limit_s=float("inf"))
+        started_s = self._clock.monotonic_s()
+
+        def solve_s() -> float:
+            if options.work:
+                return float("inf")
+            spent_s = self._clock.monotonic_s() - started_s
+            return min(remaining_s(), options.solve_limit_s - spent_s)
+
+        phases = _Phases(self._clock)
+        budget = Budget(
+            remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
+            cancelled=cancelled,
+        )  # fmt: skip
+        outcome = plan_round(
+            snapshot, options.policy(), make_solver(options.solver), budget, phases.mark
+        )
+        summary = summarise(snapshot, outcome, options, phases.seconds)
+        again = _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
+        same = [(d.job, d.kind, d.allocation) for d in again.decisions] == [
+            (d.job, d.kind, d.allocation) for d in record.decisions
+        ]
+        return again, same
+
+    @staticmethod
+    def _require(remaining_s: float, needed_s: float) -> None:
+        if remaining_s <= needed_s:
+            raise DeadlineTooShort(
+                f"{max(remaining_s, 0.0):.3f} s are left, and loading, greedy, checking and committing"
+                f" need {needed_s:.3f} s; nothing was changed: call again with a longer deadline"
+            )
+
+
+def summarise(
+    snapshot: Snapshot, outcome: Outcome, options: RoundOptions, seconds: dict[str, float]
+) -> RoundSummary:
+    """Return the round's summary as it stands before the commit."""
+    problem, solution, scale = outcome.problem, outcome.solution, outcome.problem.scale
+    kinds = [d.kind for d in outcome.decisions]
+    used = problem.used(solution.choice).tolist()
+    chosen = asdict(options)
+    chosen.pop("work")
+    return RoundSummary(
+        cluster=snapshot.cluster, number=0, epoch=snapshot.epoch, created_s=snapshot.now_s,
+        options=chosen, status=solution.status, outcome="refused" if outcome.violations else "",
+        objective=solution.objective / scale, bound=solution.bound / scale, gap=solution.gap,
+        placed_score=outcome.placed_score, greedy_objective=outcome.greedy_objective / scale,
+        verified=not outcome.violations,
+        violations=tuple(f"{v.rule}: {v.detail}" for v in outcome.violations),
+        snapshot_digest=snapshot.digest(), solver=solution.solver, work=solution.work,
+        prices={
+            row.name: float(price) / scale
+            for row, price in zip(problem.rows, solution.prices, strict=bool(len(solution.prices)))
+        },
+        used_gpus={row.name: n for row, n in zip(problem.rows, used, strict=True)},
+        seconds=dict(seconds),
+        running=sum(d.gang is not None for d in outcome.decisions),
+        waiting=sum(d.gang is None for d in outcome.decisions),
+        started=kinds.count(DecisionKind.START), suspended=kinds.count(DecisionKind.SUSPEND),
+        changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
+        samples_per_s=sum(d.rate for d in outcome.decisions), unit=problem.unit,
+        versions=_VERSIONS,
+    )  # fmt: skip
+
+
+def _uncommitted(snapshot: Snapshot, outcome: Outcome, summary: RoundSummary) -> RoundRecord:
+    return RoundRecord(
+        summary=summary, decisions=tuple(decision_record(snapshot, d) for d in outcome.decisions)
+    )
+
+
+def _report(record: RoundRecord) -> None:
+    s = record.summary
+    facts = {"cluster": s.cluster, "round": s.number, "gap": s.gap, "seconds": s.seconds}
+    if s.outcome == "refused":
+        log.error(
+            "round refused: %s", "; ".join(s.violations), extra={"action": "round_refused", **facts}
+        )
+    else:
+        log.info("round committed", extra={"action": "round_committed", **facts})
