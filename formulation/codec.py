@@ -1,7 +1,8 @@
 """JSON for snapshots, problems and solutions, so that a round can be stored, shared and replayed.
 
 Canonical: the same value gives the same bytes (sorted keys, shortest float that reads back equal).
-Non-finite floats are written as the strings "inf", "-inf" and "nan", since JSON has none.
+Non-finite floats are written as {"float": "inf"}, or as strings inside an array of floats, since JSON
+has none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from formulation.cells import Cells
+from formulation.cells import Cells, Shapes
 from formulation.errors import InvalidInput
 from formulation.problem import Problem, Row
 from formulation.snapshot import Allocations, Estimates, GpuType, Jobs, Nodes, Snapshot, Workload
@@ -26,7 +27,7 @@ FORMAT = 1
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
-        Allocations, Cells, Estimates, GpuType, Jobs, Nodes, Problem, Row, Snapshot, Solution,
+        Allocations, Cells, Estimates, GpuType, Jobs, Nodes, Problem, Row, Shapes, Snapshot, Solution,
         Workload,
     )
 }  # fmt: skip
@@ -48,7 +49,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return {"enum": type(value).__name__, "value": value.value}
     if isinstance(value, float):
-        return _plain_float(value)
+        return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, tuple):
         if all(isinstance(v, str) for v in value):
             return list(value)
@@ -63,7 +64,9 @@ def _value(plain: Any) -> Any:
     if isinstance(plain, list):
         return tuple(_value(v) for v in plain)
     if not isinstance(plain, dict):
-        return float(plain) if plain in ("inf", "-inf", "nan") else plain
+        return plain
+    if "float" in plain:
+        return float(plain["float"])
     if "enum" in plain:
         return _ENUMS[plain["enum"]](plain["value"])
     if "is" in plain:

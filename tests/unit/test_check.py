@@ -1,0 +1,126 @@
+"""The checker finds each broken rule, and only that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulation.check import placement_violations, score, violations
+from formulation.lifecycle import JobState
+from formulation.placement import Gang, Placement
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from formulation.solution import Solution, SolveStatus
+from formulation.throughput import build_problem
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+ESTIMATES = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.6)]
+
+
+def a_round() -> tuple[Snapshot, Problem, Solution, Placement]:
+    """Return two jobs of 2 and 4 GPUs on two 4-GPU nodes; the first runs and must run."""
+    gangs = {0: Gang(members=((0, (0, 1)),))}
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)), estimates=ESTIMATES, gangs=gangs,
+        jobs=[a_job("j", state=JobState.RUNNING, cell=(0, 2, 1), guaranteed=True), a_job("k")],
+    )  # fmt: skip
+    problem = build_problem(snapshot, Policy())
+    choice = np.array([0, 3])
+    objective = int(problem.value[choice].sum())
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, objective=objective, bound=objective, solver="t"
+    )
+    gangs = {**gangs, 1: Gang(members=((1, (0, 1, 2, 3)),))}
+    return snapshot, problem, solution, Placement(gangs=gangs)
+
+
+def test_a_right_round_has_no_violation() -> None:
+    snapshot, problem, solution, placement = a_round()
+    assert violations(problem, solution) == []
+    assert placement_violations(snapshot, problem, solution, placement) == []
+    assert score(problem, solution) == pytest.approx(solution.objective / problem.scale)
+    assert score(problem, solution, placement) == pytest.approx(score(problem, solution))
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("one choice a job", {"choice": [0]}),
+        ("must run", {"choice": [-1, 3]}),
+        ("own column", {"choice": [0, 1]}),
+        ("objective", {"objective": 1}),
+        ("bound", {"bound": 1.0}),
+    ],
+)
+def test_a_broken_solution_is_found(rule: str, change: dict[str, object]) -> None:
+    _, problem, solution, _ = a_round()
+    found = violations(problem, replace(solution, **change))  # type: ignore[arg-type]
+    assert rule in {v.rule for v in found}
+
+
+def test_an_overdrawn_row_is_found() -> None:
+    _, problem, solution, _ = a_round()
+    tight = replace(problem, rows=(replace(problem.rows[0], capacity=5),))
+    assert [v.rule for v in violations(tight, solution)] == ["capacity"]
+
+
+def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
+    return Gang(members=members)
+
+
+@pytest.mark.parametrize(
+    ("rule", "gangs"),
+    [
+        ("all or nothing", {0: gang((0, (0, 1)))}),
+        ("gang", {0: gang((0, (0, 1))), 1: gang((1, (0, 1, 2)))}),
+        ("GPU once", {0: gang((0, (0, 1))), 1: gang((0, (1, 2)), (1, (0, 1)))}),
+        ("GPU exists", {0: gang((0, (0, 1))), 1: gang((1, (1, 2, 3, 4)))}),
+        ("node once", {0: gang((0, (0, 1))), 1: gang((1, (0, 1)), (1, (2, 3)))}),
+        ("equal shares", {0: gang((0, (0, 1))), 1: gang((0, (2,)), (1, (0, 1, 2)))}),
+        ("kept in place", {0: gang((0, (2, 3))), 1: gang((1, (0, 1, 2, 3)))}),
+    ],
+)
+def test_a_broken_placement_is_found(rule: str, gangs: dict[int, Gang]) -> None:
+    snapshot, problem, solution, _ = a_round()
+    found = placement_violations(snapshot, problem, solution, Placement(gangs=gangs))
+    assert rule in {v.rule for v in found}
+
+
+def _retyped(s: Snapshot) -> Snapshot:
+    nodes = replace(s.nodes, gpu_type=np.array([0, 1]))
+    return replace(s, gpu_types=s.gpu_types * 2, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("schedulable node", lambda s: replace(s, nodes=replace(s.nodes, schedulable=np.array([True, False])))),
+        ("one GPU type", _retyped),
+        ("may run", lambda s: replace(s, jobs=replace(s.jobs, state=np.array([3, 1])))),
+    ],
+)  # fmt: skip
+def test_a_placement_against_the_snapshot_is_found(
+    rule: str, change: Callable[[Snapshot], Snapshot]
+) -> None:
+    snapshot, problem, solution, placement = a_round()
+    found = placement_violations(change(snapshot), problem, solution, placement)
+    assert rule in {v.rule for v in found}
+
+
+def test_a_worse_shape_is_worth_its_own_rate() -> None:
+    _, problem, solution, placement = a_round()
+    spread = Placement(gangs={0: placement.gangs[0], 1: gang((0, (2, 3)), (1, (0, 1)))})
+    value = problem.value / problem.scale
+    assert score(problem, solution, spread) == pytest.approx(value[0] + 0.9 * value[3])
+
+
+def test_a_migration_is_charged_its_restart() -> None:
+    _, problem, solution, placement = a_round()
+    share = replace(problem, restart_share=np.array([0.25, 0.0]))
+    moved = Placement(gangs=placement.gangs, migrated=frozenset({0}))
+    lost = score(share, solution, placement) - score(share, solution, moved)
+    assert lost == pytest.approx(0.25 * problem.value[0] / problem.scale)

@@ -1,0 +1,67 @@
+"""JSON of rounds: what is written reads back equal, and what is broken is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from formulation.codec import decode, encode
+from formulation.errors import InvalidInput
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from formulation.solution import Solution, SolveStatus
+from formulation.throughput import build_problem
+from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
+
+
+def test_a_snapshot_reads_back_equal_infinities_included() -> None:
+    snapshot = a_random_snapshot(1, jobs=5)
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert math.isinf(again.jobs.deadline_s[0])
+    for table in ("nodes", "estimates", "jobs", "allocations"):
+        assert getattr(again, table).equals(getattr(snapshot, table))
+    assert again.digest() == snapshot.digest()
+
+
+def test_a_job_may_be_called_inf() -> None:
+    snapshot = a_snapshot(nodes=[], jobs=[a_job("inf"), a_job("nan")], estimates=[])
+    assert decode(encode(snapshot)).jobs.name == ("inf", "nan")
+
+
+def test_a_problem_reads_back_and_means_the_same() -> None:
+    problem = a_random_problem(2, jobs=5)
+    again = decode(encode(problem))
+    assert isinstance(again, Problem)
+    assert encode(again) == encode(problem)
+    assert again.value.tolist() == problem.value.tolist()
+
+
+def test_a_solution_reads_back() -> None:
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=np.array([3, -1]), objective=7, bound=math.inf, solver="s",
+        prices=np.array([0.5]), work=(("s", 1.0),),
+    )  # fmt: skip
+    again = decode(encode(solution))
+    assert isinstance(again, Solution)
+    assert (again.status, again.bound, again.work) == (solution.status, math.inf, solution.work)
+
+
+def test_the_problem_of_a_stored_snapshot_is_the_same_problem() -> None:
+    snapshot = a_random_snapshot(3, jobs=8)
+    before, after = (build_problem(s, Policy()) for s in (snapshot, decode(encode(snapshot))))
+    assert encode(before) == encode(after)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b'{"format":99,"body":1}', b'{"format":1}',
+     b'{"format":1,"body":{"is":"Nothing"}}', b'{"format":1,"body":{"is":"Nodes","name":["a"]}}',
+     b'{"format":1,"body":{"x":[1],"y":[2]}}', b'{"format":1,"body":{"q":[1]}}'],
+)  # fmt: skip
+def test_what_is_not_a_stored_value_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        decode(text)

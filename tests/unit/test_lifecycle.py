@@ -1,0 +1,48 @@
+"""The table of job states."""
+
+from __future__ import annotations
+
+import pytest
+
+from formulation.errors import NotAllowed
+from formulation.lifecycle import (
+    LEAVING,
+    TERMINAL,
+    TRANSITIONS,
+    JobEvent,
+    JobState,
+    advance,
+    allowed,
+    successors,
+)
+
+
+def test_every_state_but_the_terminal_ones_can_be_left() -> None:
+    left = {before for before, _ in TRANSITIONS}
+    assert left == set(JobState) - TERMINAL
+
+
+def test_every_state_can_be_reached_from_queued() -> None:
+    seen, todo = set(), [JobState.QUEUED]
+    while todo:
+        state = todo.pop()
+        if state not in seen:
+            seen.add(state)
+            todo.extend(successors()[state])
+    assert seen == set(JobState)
+
+
+def test_every_state_that_is_not_terminal_can_be_cancelled_or_is_ending() -> None:
+    ending = {JobState.CANCELLING, JobState.FAILING}
+    for state in set(JobState) - TERMINAL - ending:
+        assert allowed(state, JobEvent.CANCEL), state
+
+
+def test_a_leaving_job_ends_its_leaving_when_its_agents_report_it_gone() -> None:
+    for state in LEAVING:
+        assert advance(state, JobEvent.GONE) not in LEAVING
+
+
+def test_a_transition_that_is_not_in_the_table_is_refused_with_both_names() -> None:
+    with pytest.raises(NotAllowed, match="succeeded cannot cancel"):
+        advance(JobState.SUCCEEDED, JobEvent.CANCEL)

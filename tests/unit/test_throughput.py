@@ -1,0 +1,150 @@
+"""The throughput statement: normalisation, restart price, current columns, promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput, ProblemTooLarge
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.problem import VALUE_SCALE, Problem
+from formulation.snapshot import Snapshot
+from formulation.throughput import build_problem
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+
+CELLS = [
+    an_estimate(gpus=1, iter_time_s=4.0),
+    an_estimate(gpus=2, iter_time_s=2.5),
+    an_estimate(gpus=4, iter_time_s=1.6),
+    an_estimate(gpu_type=1, gpus=2, iter_time_s=5.0),
+]
+
+
+def stated(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) -> Problem:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4), (1, 2, 4)),
+        jobs=jobs,
+        estimates=CELLS,
+        **rest,
+    )
+    return build_problem(snapshot, policy or Policy())
+
+
+def values(problem: Problem, job: int = 0) -> list[float]:
+    span = problem.columns_of(job)
+    return [round(v, 6) for v in (problem.value[span.start : span.stop] / problem.scale).tolist()]
+
+
+def test_a_rate_is_measured_against_the_best_at_the_requested_count() -> None:
+    assert values(stated(a_job("j", requested_gpus=2))) == [0.625, 1.0, 1.5625, 0.5]
+
+
+def test_without_a_cell_at_that_count_it_is_measured_against_the_best_of_all() -> None:
+    assert max(values(stated(a_job("j", requested_gpus=3)))) == 1.0
+
+
+def test_raw_throughput_is_samples_per_second() -> None:
+    problem = stated(a_job("j", requested_gpus=2), policy=Policy(raw_throughput=True))
+    assert problem.unit == "samples/s"
+    assert values(problem)[:2] == [64.0, 102.4]
+
+
+def test_weights_multiply() -> None:
+    assert values(stated(a_job("j", requested_gpus=2, weight=3.0)))[1] == 3.0
+
+
+def test_a_start_is_charged_its_restart_seconds_over_an_hour() -> None:
+    problem = stated(a_job("j", requested_gpus=2, restart_s=360.0))
+    assert values(problem)[1] == pytest.approx(0.9)
+    assert problem.restart_price[1] == 0.1 * VALUE_SCALE
+
+
+def test_near_its_end_a_restart_costs_more_but_never_everything() -> None:
+    """100 iterations at 2.5 s are left: 60 s of restart are 0.24 of them; 600 s are capped."""
+    soon = a_job("j", requested_gpus=2, iterations_left=100.0, restart_s=60.0)
+    assert values(stated(soon))[1] == pytest.approx(1 - 60 / 250)
+    assert values(stated(soon | {"restart_s": 600.0}))[1] == pytest.approx(0.1)
+
+
+def running(**more: Any) -> dict[str, Any]:
+    return a_job(
+        "j", requested_gpus=2, restart_s=360.0, state=JobState.RUNNING, cell=(0, 2, 1), **more
+    )
+
+
+GANG = {0: Gang(members=((0, (0, 1)),))}
+
+
+def test_keeping_the_cell_costs_no_restart() -> None:
+    problem = stated(running(), gangs=GANG)
+    assert problem.current.tolist() == [1]
+    assert values(problem) == [0.5625, 1.0, 1.40625, 0.45]
+
+
+def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
+    worse = an_estimate(gpus=4, degree=2, iter_time_s=3.0)
+    job = a_job("j", state=JobState.RUNNING, cell=(0, 4, 2))
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)), jobs=[job, a_job("k")], estimates=[*CELLS, worse],
+        gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
+    )  # fmt: skip
+    problem = build_problem(snapshot, Policy())
+    assert len(problem.columns_of(0)) == len(problem.columns_of(1)) + 1
+    assert problem.cells.pipeline_degree[problem.cell[problem.current[0]]] == 2
+
+
+def test_a_job_on_a_draining_node_cannot_stay_and_restarts_wherever_it_goes() -> None:
+    nodes = some_nodes((0, 2, 4), (1, 2, 4))
+    nodes[0]["schedulable"] = False
+    snapshot = a_snapshot(nodes=nodes, jobs=[running()], estimates=CELLS, gangs=GANG)
+    problem = build_problem(snapshot, Policy())
+    assert problem.current.tolist() == [-1]
+    assert problem.capacity.tolist() == [4, 8]
+
+
+@pytest.mark.parametrize("state", [JobState.HELD, JobState.CANCELLING, JobState.HOLDING])
+def test_jobs_that_may_not_run_have_no_columns(state: JobState) -> None:
+    assert len(stated(a_job("j", state=state)).cell) == 0
+
+
+def test_a_launched_guaranteed_job_must_run_and_a_waiting_one_need_not() -> None:
+    problem = stated(running(guaranteed=True), a_job("k", guaranteed=True), gangs=GANG)
+    assert problem.must_run.tolist() == [True, False]
+
+
+def test_a_job_without_estimates_has_no_columns() -> None:
+    problem = stated(a_job("j", workload=1), a_job("k"))
+    assert [len(problem.columns_of(j)) for j in (0, 1)] == [0, 4]
+
+
+def test_no_jobs_and_no_nodes_are_a_problem_too() -> None:
+    empty = a_snapshot(nodes=[], jobs=[], estimates=[])
+    assert len(build_problem(empty, Policy()).jobs) == 0
+
+
+def test_a_weight_that_would_overflow_is_refused() -> None:
+    with pytest.raises(ProblemTooLarge, match="2\\^53"):
+        stated(a_job("j", weight=1e12))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_columns_are_grouped_by_job_and_stay_inside_the_cluster(seed: int) -> None:
+    snapshot: Snapshot = a_random_snapshot(seed, jobs=40)
+    problem = build_problem(snapshot, Policy())
+    assert np.all(np.diff(problem.column_job) >= 0)
+    assert np.all(problem.cells.gpus[problem.cell] <= problem.capacity[problem.row])
+    own = snapshot.jobs.workload[problem.column_job]
+    assert np.array_equal(problem.cells.workload[problem.cell], own)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"restart_horizon_s": 0.0}, {"max_restart_share": 1.0}, {"defragment_every_rounds": -1}],
+)
+def test_a_policy_without_meaning_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        Policy(**options)  # type: ignore[arg-type]
