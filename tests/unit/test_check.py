@@ -90,6 +90,10 @@ def test_a_broken_placement_is_found(rule: str, gangs: dict[int, Gang]) -> None:
     assert rule in {v.rule for v in found}
 
 
+def _half_drained(s: Snapshot) -> Snapshot:
+    return replace(s, nodes=replace(s.nodes, schedulable=np.array([True, False])))
+
+
 def _retyped(s: Snapshot) -> Snapshot:
     nodes = replace(s.nodes, gpu_type=np.array([0, 1]))
     return replace(s, gpu_types=s.gpu_types * 2, nodes=nodes)
@@ -98,7 +102,7 @@ def _retyped(s: Snapshot) -> Snapshot:
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        ("schedulable node", lambda s: replace(s, nodes=replace(s.nodes, schedulable=np.array([True, False])))),
+        ("schedulable node", _half_drained),
         ("one GPU type", _retyped),
         ("may run", lambda s: replace(s, jobs=replace(s.jobs, state=np.array([3, 1])))),
     ],

@@ -1,0 +1,103 @@
+"""``tessera bench``: one subcommand for each registered case, and a smoke run of them all."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import benchmarks.cases  # noqa: F401 - registers the cases
+from benchmarks.registry import CASES, Case, execute
+
+out, err = Console(), Console(stderr=True)
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``bench`` to the command line."""
+    bench = typer.Typer(help="Measure Tessera; every case prints its figures and their bounds.")
+    bench.callback(invoke_without_command=True)(_all)
+    for found in CASES.values():
+        bench.command(found.name, help=inspect.getdoc(found.run))(_command(found))
+    app.add_typer(bench, name="bench")
+
+
+def _all(
+    context: typer.Context,
+    smoke: Annotated[
+        bool, typer.Option(help="Run every case, small; exit 1 if one breaks.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if not smoke:
+        for found in CASES.values():
+            summary = (inspect.getdoc(found.run) or "").splitlines()[0]
+            out.print(f"[bold]{found.name}[/]  {summary}", highlight=False)
+        return
+    for found in CASES.values():
+        err.print(f"bench {found.name} (smoke)")
+        _show(execute(found, found.smoke, ["bench", "--smoke"]))
+
+
+def _command(found: Case) -> Callable[..., None]:
+    """Return a command with the case's own options, ``--json`` and ``--check``."""
+    own = inspect.signature(found.run, eval_str=True)
+    extra = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False,
+            annotation=Annotated[bool, typer.Option(flag, help=text)],
+        )
+        for name, flag, text in (
+            ("as_json", "--json", "Print one JSON object and nothing else."),
+            ("check", "--check", "Exit 1 where a bound does not hold."),
+        )
+    ]  # fmt: skip
+
+    def command(**options: Any) -> None:
+        as_json, check = options.pop("as_json"), options.pop("check")
+        result = execute(found, options, sys.argv[1:])
+        if as_json:
+            sys.stdout.write(json.dumps(result) + "\n")
+        else:
+            _show(result)
+        if check and not result["ok"]:
+            raise typer.Exit(1)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values()]
+    command.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*parameters, *extra], return_annotation=None
+    )
+    command.__annotations__ = {p.name: p.annotation for p in [*parameters, *extra]}
+    return command
+
+
+def _show(result: dict[str, Any]) -> None:
+    if "skipped" in result:
+        out.print(f"{result['bench']}: skipped, {result['skipped']}", highlight=False)
+        return
+    if rows := result.get("table"):
+        table = Table(*(str(k) for k in rows[0]))
+        for row in rows:
+            table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+        out.print(table)
+    figures = Table(
+        "figure", "value", "bound", "holds", title=f"{result['bench']} at {result['commit']}"
+    )
+    for name, value in result["figures"].items():
+        bound = result["bounds"].get(name)
+        limit = f"{bound['comparison']} {bound['limit']}" if bound else ""
+        holds = "" if not bound else "yes" if _holds(result["bench"], name, value) else "[red]no[/]"
+        figures.add_row(
+            name, f"{value:.5g}" if isinstance(value, float) else str(value), limit, holds
+        )
+    out.print(figures)
+
+
+def _holds(bench: str, name: str, value: float) -> bool:
+    return CASES[bench].bounds[name].holds(value)

@@ -1,0 +1,14 @@
+"""Progress of long work, on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import track
+
+
+def steps(count: int, what: str) -> Iterator[int]:
+    """Return 0 to count - 1 with a progress bar on standard error."""
+    console = Console(stderr=True)
+    yield from track(range(count), description=what, console=console, transient=True)

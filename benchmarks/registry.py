@@ -1,0 +1,118 @@
+"""The registry of benchmarks: a case is a function of typed options that returns figures."""
+
+from __future__ import annotations
+
+import operator
+import shlex
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+Figure = float | int | bool
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
+
+
+class Skip(Exception):
+    """The case cannot run here; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What a figure must satisfy, e.g. ``<= 0.2``; the benchmark's docstring says why that limit."""
+
+    comparison: str
+    limit: Figure
+
+    def holds(self, figure: Figure) -> bool:
+        """Return whether ``figure`` satisfies the bound; NaN never does."""
+        return _COMPARE[self.comparison](figure, self.limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run found. ``table`` has one dictionary a row, where the benchmark compares."""
+
+    seed: int
+    figures: dict[str, Figure]
+    table: list[dict[str, Figure | str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A registered benchmark."""
+
+    name: str
+    run: Callable[..., Report]
+    bounds: dict[str, Bound]
+    smoke: dict[str, Any]
+    """Options under which it ends within seconds, for ``make verify``."""
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    name: str, *, smoke: dict[str, Any], **bounds: tuple[str, Figure]
+) -> Callable[[Callable[..., Report]], Callable[..., Report]]:
+    """Register the decorated function as benchmark ``name``."""
+
+    def register(run: Callable[..., Report]) -> Callable[..., Report]:
+        CASES[name] = Case(
+            name=name, run=run, smoke=smoke,
+            bounds={k: Bound(comparison=c, limit=v) for k, (c, v) in bounds.items()},
+        )  # fmt: skip
+        return run
+
+    return register
+
+
+def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
+    """Run a case; return the object that ``--json`` prints."""
+    shown = {
+        "bench": found.name,
+        "command": shlex.join(["tessera", *arguments]),
+        "commit": commit(),
+    }
+    try:
+        report = found.run(**options)
+    except Skip as reason:
+        return {**shown, "skipped": str(reason), "figures": {}, "bounds": {}, "ok": True}
+    bounds = {k: b for k, b in found.bounds.items() if k in report.figures}
+    result: dict[str, Any] = {
+        **shown,
+        "seed": report.seed,
+        "figures": report.figures,
+        "bounds": {k: {"comparison": b.comparison, "limit": b.limit} for k, b in bounds.items()},
+        "ok": all(b.holds(report.figures[k]) for k, b in bounds.items()),
+    }
+    if report.table:
+        result["table"] = report.table
+    return result
+
+
+def commit() -> str:
+    """Return the commit that is measured, with "+" where the tree differs; "unknown" outside git."""
+
+    def git(*words: str) -> str | None:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return "unknown"
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
