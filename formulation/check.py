@@ -66,6 +66,7 @@ def placement_violations(
 
     Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
     exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
+    A job that keeps its Cell keeps its GPUs unless it is migrated; a pinned one is never migrated.
     """
     found: list[Violation] = []
     holder: dict[tuple[int, int], str] = {}
@@ -98,9 +99,10 @@ def placement_violations(
             for index in indices:
                 if not 0 <= index < snapshot.nodes.gpus[node]:
                     bad("GPU exists", f"{label} has no GPU {index}")
-                other = holder.setdefault((node, index), name)
-                if other != name:
+                if (node, index) in holder:
+                    other = holder[node, index]
                     bad("GPU once", f"GPU {index} of {label}: {other} and {name}")
+                holder[node, index] = name
         if len({node for node, _ in gang.members}) != len(gang.members):
             bad("node once", f"{name} lists a node twice")
         whole = sum(len(i) == snapshot.nodes.gpus[n] for n, i in gang.members)
@@ -109,6 +111,14 @@ def placement_violations(
         keeps = int(problem.current[job]) == int(solution.choice[job])
         if keeps and job not in placement.migrated and now.get(job) != gang:
             bad("kept in place", f"{name} keeps its Cell but is given other GPUs")
+        if job in placement.migrated:
+            owned = now.get(job)
+            if not keeps or owned == gang:
+                bad("migrated", f"{name} does not keep its Cell on other GPUs, so it is not migrated")
+            elif not snapshot.jobs.movable[job] and owned is not None and owned.gpus == want:
+                bad("pinned", f"{name} may not be moved")
+    for job in sorted(placement.migrated - set(placement.gangs)):
+        bad("migrated", f"{problem.jobs[job]} is migrated but has no GPUs")
     return found
 
 

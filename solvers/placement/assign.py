@@ -1,0 +1,96 @@
+"""Placement of a solution: big gangs first, each where it fits best, and what to do where blocks lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from formulation.placement import Placement
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from formulation.solution import Solution
+from solvers.placement.board import Board
+from solvers.placement.placed import Placed, outcome, shortage
+from solvers.placement.promises import displace, fall_back
+from solvers.placement.search import Effort, best_change
+
+MAX_TRIALS: Final = 500
+"""Sets of moves tried in a round: a tenth of a second. The periodic pass has more."""
+
+
+def place(
+    snapshot: Snapshot,
+    problem: Problem,
+    solution: Solution,
+    *,
+    deadline_expired: Callable[[], bool],
+) -> Placed:
+    """Give each chosen job its GPUs; a job whose Cell finds none gets the next best, or waits.
+
+    Once ``deadline_expired`` no more moves are looked for; all jobs are still placed. A must-run job is
+    left without GPUs only where there is no way known; the checker then refuses the round.
+    """
+    if not solution.has_answer:
+        return Placed(solution=solution, placement=Placement())
+    board = Board(snapshot, problem)
+    wanted = {job: column for job, column in enumerate(solution.choice.tolist()) if column >= 0}
+    pending = [
+        job
+        for job, column in wanted.items()
+        if column != board.current[job] or not board.keep(job, column)
+    ]
+    failed = _place_directly(board, pending, wanted)
+    effort = Effort(deadline_expired, MAX_TRIALS)
+    return outcome(board, solution, wanted, _settle(board, failed, wanted, effort))
+
+
+def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) -> list[int]:
+    """Seat jobs at their Cells' shapes, big gangs first; return those that do not fit."""
+
+    def order(job: int) -> tuple[int, bool, int, int]:
+        column = wanted[job]
+        return (-board.gpus[column], not board.must_run[job], -board.value[column], job)
+
+    failed = []
+    for job in sorted(pending, key=order):
+        column = wanted[job]
+        spots = board.find(job, column, board.nodes[column])
+        if spots is None:
+            failed.append(job)
+        else:
+            board.put(job, column, spots)
+    return failed
+
+
+def _settle(
+    board: Board, failed: list[int], wanted: dict[int, int], effort: Effort
+) -> dict[int, str]:
+    """Give each job that did not fit its most valuable way; return why its Cell did not fit.
+
+    Must-run jobs first, then by value. Jobs that lose their GPUs to a must-run job queue up again.
+    """
+
+    def order(job: int) -> tuple[bool, int, int]:
+        return (not board.must_run[job], -board.value[wanted[job]], job)
+
+    reasons: dict[int, str] = {}
+    queue = sorted(failed, key=order)
+    while queue:
+        job = queue.pop(0)
+        promised = board.must_run[job]
+        reasons.setdefault(job, shortage(board, wanted[job]))
+        columns = board.problem.columns_of(job)
+        change = best_change(board, job, columns, wanted[job], effort, required=promised)
+        if change is None and promised:
+            change = displace(board, job) or fall_back(board, job, wanted)
+        if change is None:
+            continue
+        for other, seat in change.seats.items():
+            if seat is not None and seat[0] != wanted[other]:
+                reasons.setdefault(
+                    other, f"{board.problem.jobs[job]}, which must run, needs its GPUs"
+                )
+        board.reseat(change.seats)
+        bumped = {other for other, seat in change.seats.items() if seat is None}
+        queue = sorted(bumped.union(queue), key=order)
+    return reasons

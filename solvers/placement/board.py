@@ -1,0 +1,170 @@
+"""The board: which job runs which column on which GPUs, what that is worth, and how to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from formulation.check import migration_price, placed_value
+from formulation.placement import Gang, current_gangs
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from solvers.placement.blocks import indices_of, mask_of
+from solvers.placement.free import FreeGpus, Spots
+
+Seat = tuple[int, Spots]
+"""A job's column and GPUs."""
+
+
+def spots_of(gang: Gang) -> Spots:
+    """Return the gang as masks."""
+    return tuple((node, mask_of(indices)) for node, indices in gang.members)
+
+
+def gang_of(spots: Spots) -> Gang:
+    """Return masks as a gang."""
+    return Gang(members=tuple((node, indices_of(mask)) for node, mask in spots))
+
+
+class Board:
+    """A placement under construction. ``seats`` holds the jobs that have GPUs; ``used`` the rows."""
+
+    def __init__(self, snapshot: Snapshot, problem: Problem) -> None:
+        self.snapshot, self.problem = snapshot, problem
+        self.free = FreeGpus(snapshot)
+        self.seats: dict[int, Seat] = {}
+        self.now = {job: spots_of(gang) for job, gang in current_gangs(snapshot).items()}
+        self.on: list[set[int]] = [set() for _ in snapshot.nodes.name]  # jobs of each node
+        cells, cell = problem.cells, problem.cell
+        self.gpus: list[int] = cells.gpus[cell].tolist()  # these five: of each column
+        self.gpu_type: list[int] = cells.gpu_type[cell].tolist()
+        self.nodes: list[int] = cells.nodes[cell].tolist()
+        self.value: list[int] = problem.value.tolist()
+        self._row: list[int] = problem.row.tolist()
+        self._amount: list[int] = problem.amount.tolist()
+        self._usage: list[int] = problem.usage_start.tolist()
+        self.current: list[int] = problem.current.tolist()  # these three: of each job
+        self.must_run: list[bool] = problem.must_run.tolist()
+        self.movable: list[bool] = snapshot.jobs.movable.tolist()
+        self._spare: list[int] = problem.capacity.tolist()
+        self._worth: dict[tuple[int, int], float] = {}
+
+    def usage(self, column: int) -> Iterator[tuple[int, int]]:
+        """Return (row, amount) of ``column``."""
+        span = slice(self._usage[column], self._usage[column + 1])
+        return zip(self._row[span], self._amount[span], strict=True)
+
+    def put(self, job: int, column: int, spots: Spots) -> None:
+        """Seat ``job``, which has no seat, on GPUs that are free."""
+        self.free.take(spots)
+        self.seats[job] = (column, spots)
+        for node, _ in spots:
+            self.on[node].add(job)
+        for row, amount in self.usage(column):
+            self._spare[row] -= amount
+
+    def lift(self, job: int) -> Seat | None:
+        """Take ``job`` off its GPUs; return the seat it had."""
+        seat = self.seats.pop(job, None)
+        if seat is not None:
+            column, spots = seat
+            self.free.give(spots)
+            for node, _ in spots:
+                self.on[node].discard(job)
+            for row, amount in self.usage(column):
+                self._spare[row] += amount
+        return seat
+
+    def reseat(self, seats: dict[int, Seat | None]) -> None:
+        """Give these jobs these seats (None: it waits), whatever they have now."""
+        for job in seats:
+            self.lift(job)
+        for job, seat in seats.items():
+            if seat is not None:
+                self.put(job, *seat)
+
+    def affords(self, column: int) -> bool:
+        """Return whether every coupling row has room for ``column``."""
+        return all(self._spare[row] >= amount for row, amount in self.usage(column))
+
+    def keep(self, job: int, column: int) -> bool:
+        """Seat ``job`` where it is, if its GPUs are all there and free; return whether it did."""
+        spots = self.now.get(job, ())
+        whole = sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
+        if not whole or not self.free.are_free(spots):
+            return False
+        if any(self.free.gpu_type[node] != self.gpu_type[column] for node, _ in spots):
+            return False
+        self.put(job, column, spots)
+        return True
+
+    def find(self, job: int, column: int, max_nodes: int, *, aligned: bool = True) -> Spots | None:
+        """Return the best free GPUs for ``job`` on at most ``max_nodes`` nodes, fewest nodes first.
+
+        Shapes on which the Cell is known not to run are passed over.
+        """
+        kind, gpus = self.gpu_type[column], self.gpus[column]
+        if self.free.total[kind] < gpus:
+            return None
+        near = dict(self.now.get(job, ()))
+        for layout in self.free.layouts(kind, gpus):
+            if layout.nodes > max_nodes or not self.runs_on(column, layout.nodes):
+                continue
+            spots = self.free.find(kind, layout, near, aligned=aligned)
+            if spots and len(spots) <= max_nodes and self.runs_on(column, len(spots)):
+                return spots
+        return None
+
+    def runs_on(self, column: int, nodes: int) -> bool:
+        """Return whether the Cell of ``column`` runs over ``nodes`` nodes."""
+        return nodes <= self.nodes[column] or self.problem.cells.rate_on(
+            int(self.problem.cell[column]), nodes
+        ) > 0  # fmt: skip
+
+    def worth_on(self, column: int, nodes: int) -> float:
+        """Return the value of ``column`` over ``nodes`` nodes (problem's integers)."""
+        key = (column, nodes)
+        if key not in self._worth:
+            self._worth[key] = placed_value(self.problem, column, nodes)
+        return self._worth[key]
+
+    def pinned(self, job: int, column: int) -> bool:
+        """Return whether ``job`` may run ``column`` only on the GPUs that it has."""
+        if self.movable[job] or column != self.current[job]:
+            return False
+        spots = self.now.get(job, ())
+        return sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
+
+    def moved(self, job: int) -> bool:
+        """Return whether ``job`` keeps its Cell on other GPUs than it has."""
+        seat = self.seats.get(job)
+        return seat is not None and seat[0] == self.current[job] and seat[1] != self.now.get(job)
+
+    def kept(self, job: int) -> bool:
+        """Return whether ``job`` keeps its Cell and its GPUs."""
+        seat = self.seats.get(job)
+        return seat is not None and seat[0] == self.current[job] and seat[1] == self.now.get(job)
+
+    def worth(self, job: int) -> float:
+        """Return what ``job`` is worth where it is: 0 waiting, less the restart price if moved."""
+        seat = self.seats.get(job)
+        if seat is None:
+            return 0.0
+        column, spots = seat
+        price = migration_price(self.problem, job, column) if self.moved(job) else 0.0
+        return self.worth_on(column, len(spots)) - price
+
+    def degraded(self) -> frozenset[int]:
+        """Return the jobs on more nodes than their Cell's shape has."""
+        return frozenset(
+            job for job, (column, spots) in self.seats.items() if len(spots) > self.nodes[column]
+        )
+
+    def choice(self) -> list[int]:
+        """Return the column of each job; -1: it waits."""
+        choice = np.full(len(self.problem.jobs), -1, dtype=np.int64)
+        for job, (column, _) in self.seats.items():
+            choice[job] = column
+        found: list[int] = choice.tolist()
+        return found

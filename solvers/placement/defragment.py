@@ -1,0 +1,71 @@
+"""The periodic pass: moves within Cells that gain more than the restarts they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from solvers.placement.board import Board, spots_of
+from solvers.placement.placed import Placed, outcome
+from solvers.placement.search import Effort, best_change
+
+MAX_TRIALS: Final = 5000
+"""Sets of moves tried in a pass, about a second."""
+
+MAX_SWEEPS: Final = 3
+"""Times that the jobs are gone through: a move may make room for another."""
+
+
+def _never() -> bool:
+    return False
+
+
+def defragment(
+    snapshot: Snapshot,
+    problem: Problem,
+    placed: Placed,
+    *,
+    deadline_expired: Callable[[], bool] = _never,
+) -> Placed:
+    """Mend what fragmentation cost: jobs on worse shapes, and jobs whose Cell could not be placed.
+
+    Each is given a better seat, directly or by moving others within their Cells, where that gains more
+    than the migration prices of all that move. The score never falls. Pinned jobs stay.
+    """
+    if not placed.solution.has_answer:
+        return placed
+    board = Board(snapshot, problem)
+    choice = placed.solution.choice.tolist()
+    for job, gang in placed.placement.gangs.items():
+        board.put(job, choice[job], spots_of(gang))
+    wanted = {job: column for job, column in enumerate(choice) if column >= 0} | placed.wanted
+    effort = Effort(deadline_expired, MAX_TRIALS)
+    for _ in range(MAX_SWEEPS):
+        if not _sweep(board, wanted, effort) or effort.over:
+            break
+    return outcome(board, placed.solution, wanted, placed.unplaced)
+
+
+def _sweep(board: Board, wanted: dict[int, int], effort: Effort) -> bool:
+    """Look once at each job that lost to fragmentation, greatest loss first; return whether one gained."""
+
+    def loss(job: int) -> float:
+        return board.value[wanted[job]] - board.worth(job)
+
+    denied = {job for job, column in wanted.items() if board.seats.get(job, (-1, ()))[0] != column}
+    gained = False
+    for job in sorted(denied | board.degraded(), key=lambda job: (-loss(job), job)):
+        seat = board.seats.get(job)
+        if seat is not None and seat[0] == wanted[job]:
+            columns = range(seat[0], seat[0] + 1)
+        else:
+            columns = board.problem.columns_of(job)
+        change = best_change(board, job, columns, wanted[job], effort)
+        if change is not None:
+            board.reseat(change.seats)
+            gained = True
+        if effort.over:
+            break
+    return gained

@@ -1,0 +1,258 @@
+"""The free GPUs of a cluster, and where in them a gang of a given layout fits best."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from formulation.snapshot import Snapshot
+from solvers.placement.blocks import carve, signature, waste
+
+Spots = tuple[tuple[int, int], ...]
+"""The GPUs of a gang as (node, mask), by rising node."""
+
+_BREAKS_A_WHOLE_NODE = 1 << 40
+"""Added to the cost of a share that takes part of a wholly free node: more than any waste."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A shape: ``count`` nodes with ``each`` GPUs, and ``rest`` GPUs on one node more (0: none).
+
+    ``whole``: the ``count`` nodes have exactly ``each`` GPUs and are taken whole. ``mixed``: whole nodes
+    of any sizes, largest first, then what is left on one node; ``rest`` is then the total.
+    """
+
+    count: int
+    each: int
+    rest: int
+    whole: bool = False
+    mixed: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes (of ``mixed``: at least)."""
+        return self.count + (self.rest > 0)
+
+
+def layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
+    """Return the layouts of ``gpus`` GPUs on nodes of these sizes (largest first), fewest nodes first.
+
+    One share; whole nodes of one size and a remainder; whole nodes of mixed sizes; equal
+    power-of-two shares, larger first.
+    """
+    if not sizes:
+        return []
+    top = sizes[0]
+    found = [Layout(0, 0, gpus)] if gpus <= top else []
+    for size in sizes:
+        if gpus > size:
+            found.append(Layout(gpus // size, size, gpus % size, whole=True))
+    equal = []
+    share = 1 << max(0, (top - 1).bit_length() - 1)  # the largest power of two below the node size
+    while share:
+        if gpus % share == 0 and gpus > share:
+            equal.append(Layout(gpus // share, share, 0))
+        share //= 2
+    found.sort(key=lambda layout: layout.nodes)
+    if len(sizes) > 1 and gpus > top:
+        found.append(Layout(0, 0, gpus, mixed=True))
+    return found + equal
+
+
+class FreeGpus:
+    """Free GPUs of the schedulable nodes: a mask a node, nodes of one type bucketed by block sizes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        nodes = snapshot.nodes
+        racks = {name: code for code, name in enumerate(sorted(set(nodes.rack)))}
+        self.rack = [racks[name] for name in nodes.rack]
+        self.size: list[int] = nodes.gpus.tolist()
+        self.gpu_type: list[int] = nodes.gpu_type.tolist()
+        self.usable: list[bool] = nodes.schedulable.tolist()
+        self.mask = [0] * len(nodes)
+        types = len(snapshot.gpu_types)
+        self.of_type: list[list[int]] = [[] for _ in range(types)]
+        self.total = [0] * types  # free GPUs
+        self._buckets: list[dict[tuple[int, tuple[int, ...]], list[int]]]
+        self._buckets = [{} for _ in range(types)]
+        self._layouts: dict[tuple[int, int], list[Layout]] = {}
+        for node, size in enumerate(self.size):
+            if self.usable[node]:
+                self.of_type[self.gpu_type[node]].append(node)
+                self._set(node, (1 << size) - 1)
+        self.sizes = [
+            tuple(sorted({self.size[node] for node in of_type}, reverse=True))
+            for of_type in self.of_type
+        ]
+
+    def _set(self, node: int, mask: int) -> None:
+        """Make ``mask`` the free GPUs of ``node``; nodes without any are in no bucket."""
+        kind, size, before = self.gpu_type[node], self.size[node], self.mask[node]
+        buckets = self._buckets[kind]
+        if before:
+            key = (size, signature(before))
+            bucket = buckets[key]
+            del bucket[bisect_left(bucket, node)]
+            if not bucket:
+                del buckets[key]
+        if mask:
+            insort(buckets.setdefault((size, signature(mask)), []), node)
+        self.mask[node] = mask
+        self.total[kind] += mask.bit_count() - before.bit_count()
+
+    def take(self, spots: Spots) -> None:
+        """Take these GPUs, which must be free."""
+        for node, mask in spots:
+            if mask & ~self.mask[node]:
+                raise AssertionError(f"GPUs of node {node} are given out twice")
+            self._set(node, self.mask[node] & ~mask)
+
+    def give(self, spots: Spots) -> None:
+        """Give these GPUs back."""
+        for node, mask in spots:
+            self._set(node, self.mask[node] | mask)
+
+    def are_free(self, spots: Spots) -> bool:
+        """Return whether all these GPUs are free and their nodes schedulable."""
+        return all(self.mask[node] & mask == mask for node, mask in spots)
+
+    def layouts(self, gpu_type: int, gpus: int) -> list[Layout]:
+        """Return the layouts of ``gpus`` GPUs of this type, fewest nodes first."""
+        key = (gpu_type, gpus)
+        if key not in self._layouts:
+            self._layouts[key] = layouts(gpus, self.sizes[gpu_type])
+        return self._layouts[key]
+
+    def find(
+        self, gpu_type: int, layout: Layout, near: Mapping[int, int], *, aligned: bool = True
+    ) -> Spots | None:
+        """Return the best free GPUs of this layout: one rack first, then the tightest fit.
+
+        ``near`` maps nodes on which the job is already to its GPUs there: these are preferred.
+        """
+        if layout.nodes > len(self.of_type[gpu_type]):
+            return None
+        if layout.mixed:
+            return self._find_mixed(gpu_type, layout.rest, near)
+        if layout.count == 0:
+            spot = self._share(gpu_type, layout.rest, near, aligned=aligned)
+            return (spot,) if spot else None
+        fallback: list[int] | None = None
+        for nodes in self._choices(gpu_type, layout, near, aligned):
+            if not layout.rest:
+                return self._spots(nodes, layout, near, aligned)
+            racks = frozenset(self.rack[node] for node in nodes)
+            rest = self._share(
+                gpu_type, layout.rest, near, aligned=aligned, without=nodes, racks=racks
+            )
+            if rest:
+                return tuple(sorted((*self._spots(nodes, layout, near, aligned), rest)))
+            fallback = fallback or nodes
+        if fallback is None:
+            return None
+        rest = self._share(gpu_type, layout.rest, near, aligned=aligned, without=fallback)
+        return (
+            tuple(sorted((*self._spots(fallback, layout, near, aligned), rest))) if rest else None
+        )
+
+    def _find_mixed(self, gpu_type: int, gpus: int, near: Mapping[int, int]) -> Spots | None:
+        """Take whole free nodes, largest first, then what is left on one node more."""
+        nodes: list[int] = []
+        for size in self.sizes[gpu_type]:
+            bucket = self._buckets[gpu_type].get((size, signature((1 << size) - 1)), [])
+            chosen = sorted(bucket, key=lambda node: (node not in near, self.rack[node], node))
+            chosen = chosen[: gpus // size]
+            nodes += chosen
+            gpus -= size * len(chosen)
+        whole = [(node, self.mask[node]) for node in nodes]
+        if gpus:
+            rest = self._share(gpu_type, gpus, near, without=nodes)
+            if rest is None:
+                return None
+            whole.append(rest)
+        return tuple(sorted(whole))
+
+    def _cost(self, node: int, gpus: int, taken: int) -> int:
+        """Return what a share of ``gpus`` destroys on ``node`` (and on its whole bucket)."""
+        mask = self.mask[node]
+        breaks = gpus < self.size[node] == mask.bit_count()
+        return waste(mask, taken) + (_BREAKS_A_WHOLE_NODE if breaks else 0)
+
+    def _take_on(self, node: int, gpus: int, near: Mapping[int, int], aligned: bool) -> int:
+        """Return the mask of a share on ``node``, of the job's own GPUs there if they suffice."""
+        mask = self.mask[node]
+        own = carve(mask & near[node], gpus, aligned) if node in near else 0
+        return own or carve(mask, gpus, aligned)
+
+    def _share(
+        self, gpu_type: int, gpus: int, near: Mapping[int, int], *, aligned: bool = True,
+        without: list[int] | None = None, racks: frozenset[int] | None = None,
+    ) -> tuple[int, int] | None:  # fmt: skip
+        """Return the (node, mask) that a share of ``gpus`` fits tightest, an own node before others."""
+        banned = without or []
+
+        def allowed(node: int) -> bool:
+            return node not in banned and (racks is None or self.rack[node] in racks)
+
+        best: tuple[int, int, int] | None = None  # cost, free GPUs, node
+        for node in near:
+            if self.usable[node] and self.gpu_type[node] == gpu_type and allowed(node):
+                taken = carve(self.mask[node], gpus, aligned)
+                key = (self._cost(node, gpus, taken), self.mask[node].bit_count(), node)
+                if taken and (best is None or key < best):
+                    best = key
+        if best is None:
+            for bucket in self._buckets[gpu_type].values():
+                taken = carve(self.mask[bucket[0]], gpus, aligned)
+                if not taken:
+                    continue
+                cost, free = self._cost(bucket[0], gpus, taken), self.mask[bucket[0]].bit_count()
+                if best is not None and (cost, free) > best[:2]:
+                    continue
+                node = bucket[0] if without is None else next(filter(allowed, bucket), -1)
+                if node >= 0 and (best is None or (cost, free, node) < best):
+                    best = (cost, free, node)
+        return (best[2], self._take_on(best[2], gpus, near, aligned)) if best else None
+
+    def _spots(
+        self, nodes: list[int], layout: Layout, near: Mapping[int, int], aligned: bool
+    ) -> Spots:
+        return tuple((n, self._take_on(n, layout.each, near, aligned)) for n in sorted(nodes))
+
+    def _choices(
+        self, gpu_type: int, layout: Layout, near: Mapping[int, int], aligned: bool
+    ) -> Iterator[list[int]]:
+        """Yield sets of nodes for the equal shares of ``layout``: single racks, then several."""
+        each, want = layout.each, layout.count
+        racks: dict[int, list[tuple[bool, int, int]]] = {}  # rack -> (not own, cost, node)
+        for (size, _), bucket in self._buckets[gpu_type].items():
+            first = self.mask[bucket[0]]
+            if layout.whole and not size == each == first.bit_count():
+                continue
+            taken = carve(first, each, aligned)
+            if taken:
+                cost = self._cost(bucket[0], each, taken)
+                for node in bucket:
+                    racks.setdefault(self.rack[node], []).append((node not in near, cost, node))
+        if sum(map(len, racks.values())) < want:
+            return
+        for offers in racks.values():
+            offers.sort()
+
+        def fit(offers: list[tuple[bool, int, int]]) -> tuple[int, int, int, int]:
+            head = offers[:want]
+            own = sum(not other for other, _, _ in head)
+            return (-own, sum(cost for _, cost, _ in head), len(offers), head[0][2])
+
+        for offers in sorted((o for o in racks.values() if len(o) >= want), key=fit):
+            yield [node for _, _, node in offers[:want]]
+        chosen: list[int] = []
+        left = sorted(racks.values(), key=lambda o: (-len(o), fit(o)))
+        while len(chosen) < want:  # the fullest racks, then the tightest that holds the last ones
+            missing = want - len(chosen)
+            offers = min((o for o in left if len(o) >= missing), key=len, default=left[0])
+            left.remove(offers)
+            chosen += [node for _, _, node in offers[:missing]]
+        yield chosen

@@ -1,0 +1,70 @@
+"""The outcome of placement, and how a board becomes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from formulation.placement import Placement
+from formulation.solution import Solution, SolveStatus
+from solvers.placement.board import Board, gang_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A solution that has been brought down to GPUs, changed where its Cells found no place."""
+
+    solution: Solution
+    placement: Placement
+    unplaced: dict[int, str] = field(default_factory=dict)
+    """Job -> why the Cell that was chosen for it could not be placed; it runs another, or waits."""
+    degraded: frozenset[int] = frozenset()
+    """Jobs on a worse shape (more nodes) than their Cell's."""
+    wanted: dict[int, int] = field(default_factory=dict)
+    """Job -> the column that was chosen for it, where that differs from the solution's now."""
+
+
+def outcome(
+    board: Board, solution: Solution, wanted: dict[int, int], reasons: dict[int, str]
+) -> Placed:
+    """Return what ``board`` holds; ``wanted`` is the solver's choice, ``reasons`` why it failed."""
+    choice = np.array(board.choice(), dtype=np.int64)
+    objective = int(board.problem.value[choice[choice >= 0]].sum())
+    status = solution.status
+    if status is SolveStatus.OPTIMAL and objective != solution.objective:
+        status = SolveStatus.FEASIBLE
+    if not np.array_equal(choice, solution.choice):
+        solution = replace(solution, choice=choice, objective=objective, status=status)
+    denied = {job: column for job, column in wanted.items() if int(choice[job]) != column}
+    return Placed(
+        solution=solution,
+        placement=Placement(
+            gangs={job: gang_of(board.seats[job][1]) for job in sorted(board.seats)},
+            migrated=frozenset(job for job in board.seats if board.moved(job)),
+        ),
+        unplaced={job: reasons[job] for job in sorted(denied)},
+        degraded=board.degraded(),
+        wanted=denied,
+    )
+
+
+def shortage(board: Board, column: int) -> str:
+    """Return, in numbers, why the Cell of ``column`` finds no place at its own shape now."""
+    kind, gpus, free = board.gpu_type[column], board.gpus[column], board.free
+    name = board.snapshot.gpu_types[kind].name
+    if free.total[kind] < gpus:
+        return f"needs {gpus} free GPUs of type {name}; {free.total[kind]} are free"
+    layout = free.layouts(kind, gpus)[0]
+    most = max(free.mask[node].bit_count() for node in free.of_type[kind])
+    if layout.count == 0:
+        need = f"needs {gpus} free GPUs on one {name} node; the freest has {most}"
+        return need if most < gpus else f"{need}, but not in aligned blocks"
+    whole = sum(
+        free.mask[node].bit_count() == free.size[node] == layout.each for node in free.of_type[kind]
+    )
+    rest = f" and {layout.rest} GPUs on one more" if layout.rest else ""
+    return (
+        f"needs {layout.count} wholly free {name} nodes of {layout.each} GPUs{rest};"
+        f" {whole} are wholly free"
+    )

@@ -1,0 +1,289 @@
+"""Changes of a board that mend fragmentation: each is tried, valued by what it truly gains, and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+from formulation.check import migration_price
+from solvers.placement.blocks import carve
+from solvers.placement.board import Board, Seat
+from solvers.placement.free import Layout, Spots
+
+MAX_VICTIM_SETS = 8
+"""Sets of jobs to move that are tried for one column: the cheapest are found first."""
+
+MAX_NODES_LOOKED_AT = 32
+"""Nodes, beside those a layout needs, whose clearing is priced: those with most GPUs free."""
+
+Cost = Callable[[int], float | None]
+"""Job -> least cost of taking it off its GPUs (problem's integers); None: it must stay."""
+
+
+@dataclass(slots=True)
+class Effort:
+    """How much searching is left; stops for good once time is up."""
+
+    expired: Callable[[], bool]
+    trials: int
+    over: bool = field(default=False, init=False)
+
+    def spend(self) -> bool:
+        """Return whether one more trial may be made, and count it."""
+        self.over = self.over or self.trials <= 0 or self.expired()
+        self.trials -= 1
+        return not self.over
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New seats of some jobs (None: it waits) and what they gain (problem's integers)."""
+
+    gain: float
+    seats: dict[int, Seat | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a trial wants: ``job`` on ``column``, on at most ``max_nodes`` nodes."""
+
+    job: int
+    column: int
+    max_nodes: int
+    aligned: bool = True
+    displacing: bool = False  # jobs taken off that find no other place may be left waiting
+    in_place: bool = False  # on the GPUs it has now, and no others
+
+
+def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | None:
+    """Return the change that takes ``victims`` off, seats ``aim.job``, and seats the victims anew.
+
+    The board is left as it was. A victim keeps its column and gets no worse shape; one that may be
+    displaced waits if it finds no place. None: it cannot be done.
+    """
+    touched = [aim.job, *(job for job in victims if job != aim.job)]
+    before = {job: board.seats.get(job) for job in touched}
+    worth = sum(board.worth(job) for job in touched)
+    for job in touched:
+        board.lift(job)
+    change = None
+    if seat(board, aim) and all(
+        reseat_victim(board, job, before[job], aim.displacing)
+        for job in sorted(touched[1:], key=lambda job: victim_order(board, job, before[job]))
+    ):
+        after = {job: board.seats.get(job) for job in touched}
+        change = Change(sum(board.worth(job) for job in touched) - worth, after)
+    board.reseat(before)
+    return change
+
+
+def seat(board: Board, aim: Aim) -> bool:
+    """Seat ``aim.job``, which has no seat, as aimed; return whether there was room."""
+    if not board.affords(aim.column):
+        return False
+    if aim.in_place or board.pinned(aim.job, aim.column):
+        return board.keep(aim.job, aim.column)
+    spots = board.find(aim.job, aim.column, aim.max_nodes, aligned=aim.aligned)
+    if spots is None:
+        return False
+    board.put(aim.job, aim.column, spots)
+    return True
+
+
+def victim_order(board: Board, job: int, seat: Seat | None) -> tuple[bool, int, int]:
+    """Promised jobs before others, big ones before small ones."""
+    return (not board.must_run[job], -board.gpus[seat[0]] if seat else 0, job)
+
+
+def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -> bool:
+    """Seat ``job`` where it was, or as well elsewhere; return whether it has a seat or may wait."""
+    if seat is None:
+        return True
+    column, spots = seat
+    waits = displacing and not board.must_run[job]
+    if not board.affords(column):
+        return waits
+    found: Spots | None = spots if board.free.are_free(spots) else None
+    if found is None and not board.pinned(job, column):
+        found = board.find(job, column, max(board.nodes[column], len(spots)))
+    if found is None:
+        return waits
+    board.put(job, column, found)
+    return True
+
+
+def moving_cost(board: Board, job: int, column: int) -> Cost:
+    """Return the cost of moving other jobs within their Cells to make room for ``job`` on ``column``.
+
+    Only smaller jobs are asked. One that was moved already, or starts this round, moves free of
+    charge; one that may not be moved stays. ``job`` itself is in nobody's way.
+    """
+
+    def cost(victim: int) -> float | None:
+        if victim == job:
+            return 0.0
+        its = board.seats[victim][0]
+        if board.gpus[its] >= board.gpus[column]:
+            return None
+        if not board.kept(victim):
+            return 0.0
+        return migration_price(board.problem, victim, its) if board.movable[victim] else None
+
+    return cost
+
+
+def displacing_cost(board: Board, job: int, column: int) -> Cost:
+    """Return the cost of taking GPUs from others for the must-run ``job``: all that they are worth.
+
+    Other must-run jobs may only be moved.
+    """
+    moving = moving_cost(board, job, column)
+
+    def cost(victim: int) -> float | None:
+        return moving(victim) if board.must_run[victim] else board.worth(victim)
+
+    return cost
+
+
+def victim_sets(board: Board, column: int, max_nodes: int, cost: Cost) -> Iterator[tuple[int, ...]]:
+    """Yield sets of jobs to take off so that ``column`` may fit, cheapest first for each layout."""
+    seen: set[tuple[int, ...]] = {()}
+    for layout in board.free.layouts(board.gpu_type[column], board.gpus[column]):
+        if layout.nodes > max_nodes or layout.mixed or not board.runs_on(column, layout.nodes):
+            continue
+        for victims in _sets_of(board, board.gpu_type[column], layout, cost):
+            if victims not in seen:
+                seen.add(victims)
+                yield victims
+
+
+def _sets_of(board: Board, kind: int, layout: Layout, cost: Cost) -> Iterator[tuple[int, ...]]:
+    if layout.count == 0:
+        for _, _, victims in _clearings(board, kind, layout.rest, 1, cost)[:MAX_VICTIM_SETS]:
+            yield victims
+        return
+    only = layout.each if layout.whole else 0
+    chosen = _clearings(board, kind, layout.each, layout.count, cost, only)[: layout.count]
+    if len(chosen) < layout.count:
+        return
+    taken = {node for _, node, _ in chosen}
+    base = {job for _, _, victims in chosen for job in victims}
+    if not layout.rest:
+        yield tuple(sorted(base))
+        return
+    rests = _clearings(board, kind, layout.rest, layout.count + 1, cost)
+    for _, _, victims in [r for r in rests if r[1] not in taken][:MAX_VICTIM_SETS]:
+        yield tuple(sorted(base.union(victims)))
+
+
+def _clearings(
+    board: Board, kind: int, gpus: int, need: int, cost: Cost, only: int = 0
+) -> list[tuple[float, int, tuple[int, ...]]]:
+    """Return (cost, node, jobs to take off) of making room for ``gpus`` on a node, cheapest first.
+
+    Looks at the emptiest nodes (``only``: those of this size), ``need`` and some more.
+    """
+    nodes = [
+        node
+        for node in board.free.of_type[kind]
+        if board.free.size[node] >= gpus and (not only or board.free.size[node] == only)
+    ]
+    emptiest = nsmallest(
+        need + MAX_NODES_LOOKED_AT, nodes, key=lambda n: (-board.free.mask[n].bit_count(), n)
+    )
+    found = []
+    for node in emptiest:
+        clearing = _clear(board, node, gpus, cost)
+        if clearing is not None:
+            found.append((clearing[0], node, clearing[1]))
+    return sorted(found)
+
+
+def _clear(board: Board, node: int, gpus: int, cost: Cost) -> tuple[float, tuple[int, ...]] | None:
+    """Return the cheap jobs whose going makes room for ``gpus`` on ``node``; None: there is no way.
+
+    Takes off the cheapest until there is room, then puts back, dearest first, those not needed.
+    """
+    mask = board.free.mask[node]
+    offers: list[tuple[float, int, int]] = []  # cost, job, its GPUs here
+    for job in board.on[node]:
+        price = cost(job)
+        if price is not None:
+            offers.append((price, job, dict(board.seats[job][1])[node]))
+    offers.sort()
+    off: list[tuple[float, int, int]] = []
+    for offer in offers:
+        if carve(mask, gpus):
+            break
+        off.append(offer)
+        mask |= offer[2]
+    if not carve(mask, gpus):
+        return None
+    for offer in reversed(off.copy()):
+        if carve(mask & ~offer[2], gpus):
+            mask &= ~offer[2]
+            off.remove(offer)
+    return sum(price for price, _, _ in off), tuple(sorted(job for _, job, _ in off))
+
+
+def sitters(board: Board, job: int) -> tuple[int, ...]:
+    """Return the other jobs seated on GPUs that ``job`` owns now."""
+    owned = dict(board.now.get(job, ()))
+    found = {
+        other
+        for node in owned
+        for other in board.on[node]
+        if other != job and dict(board.seats[other][1])[node] & owned[node]
+    }
+    return tuple(sorted(found))
+
+
+def best_change(
+    board: Board, job: int, columns: Iterable[int], moves_for: int, effort: Effort,
+    *, required: bool = False,
+) -> Change | None:  # fmt: skip
+    """Return the most valuable way to seat ``job``, which waits or has a poorer seat now.
+
+    Of each of ``columns``, best first: where it is, the best shape, moves of others that make room
+    for the best shape (only for the column ``moves_for``), worse shapes. Only changes that gain are
+    of use; ``required``: any will do.
+    """
+    base = board.worth(job)
+    best: Change | None = None
+    for column in sorted(columns, key=lambda c: (-board.value[c], c)):
+        ceiling = board.value[column] - base
+        if best is not None and best.gain >= ceiling:
+            break
+        for change in _ways(board, job, column, column == moves_for, effort):
+            if (required or change.gain > 0) and (best is None or change.gain > best.gain):
+                best = change
+    return best
+
+
+def _ways(board: Board, job: int, column: int, moves: bool, effort: Effort) -> Iterator[Change]:
+    fewest, most = board.nodes[column], board.gpus[column]
+    seat = board.seats.get(job)
+    if seat is not None and seat[0] == column:
+        most = len(seat[1]) - 1  # only a better shape is of use
+    if most < fewest:
+        return
+    if column == board.current[job] and not board.kept(job):
+        stay = attempt(board, Aim(job, column, most, in_place=True), sitters(board, job))
+        if stay is not None:
+            yield stay
+    direct = attempt(board, Aim(job, column, fewest))
+    if direct is not None:
+        yield direct
+        return
+    if moves and not effort.over:
+        cost = moving_cost(board, job, column)
+        for victims in victim_sets(board, column, fewest, cost):
+            if not effort.spend():
+                break
+            change = attempt(board, Aim(job, column, fewest), victims)
+            if change is not None:
+                yield change
+    worse = attempt(board, Aim(job, column, most))
+    if worse is not None:
+        yield worse

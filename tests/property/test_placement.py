@@ -1,0 +1,248 @@
+"""Laws of placement over random clusters, running jobs and solutions that fit by counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TypeAlias
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.check import placement_violations, score, violations
+from formulation.lifecycle import JobState
+from formulation.placement import current_gangs
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import STATE_CODE, Allocations, Hold, Jobs, Nodes, Snapshot
+from formulation.solution import Solution, SolveStatus
+from formulation.throughput import build_problem
+from solvers.placement import Placed, defragment, place
+from solvers.placement.blocks import carve, mask_of
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+WORKLOADS = 3
+
+Round: TypeAlias = tuple[Snapshot, Problem, Solution]
+
+
+def never() -> bool:
+    return False
+
+
+def always() -> bool:
+    return True
+
+
+def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
+    """Return nodes of 1 to 16 GPUs in small racks, and queued jobs; some shapes do not run."""
+    nodes = [
+        a_node(f"n{i}", int(rng.integers(2)), int(rng.choice([1, 2, 4, 4, 6, 8, 8, 16])),
+               f"r{int(rng.integers(3))}")
+        for i in range(int(rng.integers(2, 9)))
+    ]  # fmt: skip
+    estimates = {}
+    for workload in range(WORKLOADS):
+        for gpu_type in range(2):
+            for gpus in rng.choice(COUNTS, size=4, replace=False).tolist():
+                for spread in {1, int(rng.integers(1, gpus + 1))}:
+                    dead = rng.random() < 0.2
+                    time_s = math.inf if dead else float(8 / gpus ** rng.uniform(0.5, 1.0))
+                    key = (workload, gpu_type, gpus, spread)
+                    estimates[key] = an_estimate(*key, iter_time_s=time_s)
+    rows = [
+        a_job(
+            f"j{j}", int(rng.integers(WORKLOADS)), requested_gpus=4, submit_s=float(j),
+            restart_s=float(rng.choice([0.0, 30.0, 900.0])), weight=float(rng.choice([1.0, 3.0])),
+            movable=bool(rng.random() < 0.7), guaranteed=bool(rng.random() < promised),
+        )
+        for j in range(jobs)
+    ]  # fmt: skip
+    return a_snapshot(
+        nodes=nodes, jobs=rows, estimates=[estimates[key] for key in sorted(estimates)],
+        workloads=WORKLOADS,
+    )  # fmt: skip
+
+
+def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solution:
+    """Return a random choice that fits by counts: jobs keep their column with chance ``keep``."""
+    choice = np.where(problem.must_run, problem.current, -1)
+    for job in rng.permutation(len(problem.jobs)).tolist():
+        columns = list(problem.columns_of(job))
+        rng.shuffle(columns)
+        if problem.current[job] >= 0 and rng.random() < keep:
+            columns = [int(problem.current[job])]
+        before = int(choice[job])
+        choice[job] = -1
+        spare = problem.capacity - problem.used(choice)
+        fitting = [c for c in columns if all(spare[r] >= a for r, a in problem.usage_of(c).items())]
+        choice[job] = fitting[0] if fitting else before
+    return Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, solver="random",
+        objective=int(problem.value[choice[choice >= 0]].sum()),
+        bound=float(np.abs(problem.value).sum()),
+    )  # fmt: skip
+
+
+def the_next_round(
+    rng: np.random.Generator, snapshot: Snapshot, problem: Problem, placed: Placed
+) -> Snapshot:
+    """Let the placed jobs run, end some of them, give back some GPUs, and maybe drain a node."""
+    queued = {
+        "state": STATE_CODE[JobState.QUEUED], "current_type": -1, "current_gpus": 0,
+        "current_degree": 0,
+    }  # fmt: skip
+    rows = [snapshot.jobs.row(j) | queued for j in range(len(snapshot.jobs))]
+    allocations = []
+    for job, gang in placed.placement.gangs.items():
+        ended = rng.random() < 0.25
+        if not ended:
+            cell = problem.cells.row(int(problem.cell[placed.solution.choice[job]]))
+            rows[job] |= {
+                "state": STATE_CODE[JobState.RUNNING], "current_type": cell["gpu_type"],
+                "current_gpus": cell["gpus"], "current_degree": cell["pipeline_degree"],
+            }  # fmt: skip
+        hold = Hold.RELEASING if ended else Hold.RESERVED if rng.random() < 0.2 else Hold.HELD
+        allocations += [
+            {"job": -1 if ended else job, "node": node, "gpu": gpu, "hold": int(hold),
+             "generation": 1}
+            for node, gpus in gang.members
+            for gpu in gpus
+        ]  # fmt: skip
+    nodes = [snapshot.nodes.row(n) for n in range(len(snapshot.nodes))]
+    if rng.random() < 0.3:
+        nodes[int(rng.integers(len(nodes)))]["schedulable"] = False
+    return dataclasses.replace(
+        snapshot, nodes=Nodes.from_rows(nodes), jobs=Jobs.from_rows(rows),
+        allocations=Allocations.from_rows(allocations),
+    )  # fmt: skip
+
+
+def a_round(seed: int, jobs: int, keep: float, promised: float) -> Round:
+    """Return the second or third round of a random cluster, with a random solution of it."""
+    rng = np.random.default_rng(seed)
+    snapshot = a_cluster(rng, jobs, promised)
+    for _ in range(int(rng.integers(1, 3))):
+        problem = build_problem(snapshot, Policy())
+        solution = a_solution(rng, problem, keep)
+        placed = place(snapshot, problem, solution, deadline_expired=never)
+        snapshot = the_next_round(rng, snapshot, problem, placed)
+    problem = build_problem(snapshot, Policy())
+    return snapshot, problem, a_solution(rng, problem, keep)
+
+
+def rounds_with(promised: float) -> st.SearchStrategy[Round]:
+    """Return random rounds; each job is guaranteed with chance ``promised``."""
+    return st.builds(
+        a_round, st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([0.3, 0.7, 1.0]),
+        st.just(promised),
+    )  # fmt: skip
+
+
+rounds = rounds_with(0.3)
+rounds_without_promises = rounds_with(0.0)
+
+
+def broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> set[str]:
+    """Return the rules that the outcome breaks, apart from promises (which have a law below)."""
+    found = placement_violations(snapshot, problem, placed.solution, placed.placement)
+    found += violations(problem, placed.solution)
+    return {v.rule for v in found} - {"must run"}
+
+
+def worth(problem: Problem, placed: Placed) -> float:
+    return score(problem, placed.solution, placed.placement)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(rounds)
+def test_every_placement_passes_the_checker(case: Round) -> None:
+    snapshot, problem, solution = case
+    placed = place(snapshot, problem, solution, deadline_expired=never)
+    assert broken(snapshot, problem, placed) == set()
+    for job, column in enumerate(solution.choice.tolist()):
+        denied = placed.solution.choice[job] != column
+        assert (job in placed.unplaced) == (job in placed.wanted) == denied
+    for job in placed.degraded:
+        cell = int(problem.cell[placed.solution.choice[job]])
+        assert placed.placement.gangs[job].nodes > problem.cells.nodes[cell]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(rounds)
+def test_jobs_that_keep_their_cell_move_only_as_migrated_and_pinned_ones_never(
+    case: Round,
+) -> None:
+    snapshot, problem, solution = case
+    now = current_gangs(snapshot)
+    placed = place(snapshot, problem, solution, deadline_expired=never)
+    for outcome in (placed, defragment(snapshot, problem, placed)):
+        for job, gang in outcome.placement.gangs.items():
+            if outcome.solution.choice[job] == problem.current[job] >= 0:
+                assert (gang == now[job]) != (job in outcome.placement.migrated)
+        assert all(snapshot.jobs.movable[job] for job in outcome.placement.migrated)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(rounds_without_promises)
+def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
+    snapshot, problem, solution = case
+    placed = place(snapshot, problem, solution, deadline_expired=never)
+    for gang in placed.placement.gangs.values():
+        for _, indices in gang.members:
+            assert carve(mask_of(indices), len(indices)) == mask_of(indices)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(rounds)
+def test_promised_jobs_on_sound_nodes_always_run(case: Round) -> None:
+    snapshot, problem, solution = case
+    if (problem.must_run & (problem.current < 0)).any():
+        return  # a promised job lost its node: room for it is not certain
+    placed = place(snapshot, problem, solution, deadline_expired=never)
+    assert (placed.solution.choice[problem.must_run] >= 0).all()
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(rounds_without_promises)
+def test_mending_never_scores_below_leaving_the_unplaced_waiting(
+    case: Round,
+) -> None:
+    snapshot, problem, solution = case
+    placed = place(snapshot, problem, solution, deadline_expired=never)
+    hurried = place(snapshot, problem, solution, deadline_expired=always)
+    drop = hurried.solution.choice.copy()
+    drop[[*hurried.unplaced, *(hurried.degraded - set(current_gangs(snapshot)))]] = -1
+    gangs = {j: g for j, g in hurried.placement.gangs.items() if drop[j] >= 0}
+    left = dataclasses.replace(
+        hurried,
+        solution=dataclasses.replace(
+            hurried.solution, choice=drop, objective=int(problem.value[drop[drop >= 0]].sum())
+        ),
+        placement=dataclasses.replace(hurried.placement, gangs=gangs),
+    )
+    assert broken(snapshot, problem, left) == set()
+    assert worth(problem, placed) >= worth(problem, left) - 1e-9
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(rounds)
+def test_defragmentation_never_lowers_the_score(case: Round) -> None:
+    snapshot, problem, solution = case
+    for expired in (never, always):
+        placed = place(snapshot, problem, solution, deadline_expired=expired)
+        after = defragment(snapshot, problem, placed)
+        assert broken(snapshot, problem, after) == set()
+        assert worth(problem, after) >= worth(problem, placed) - 1e-9
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(rounds)
+def test_the_same_round_is_placed_the_same(case: Round) -> None:
+    snapshot, problem, solution = case
+    first = place(snapshot, problem, solution, deadline_expired=never)
+    again = place(snapshot, problem, solution, deadline_expired=never)
+    assert first.placement == again.placement
+    assert first.unplaced == again.unplaced

@@ -1,0 +1,394 @@
+"""Placement: where gangs go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formulation.check import placement_violations, score, violations
+from formulation.lifecycle import JobState
+from formulation.placement import Gang, Placement
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import Allocations, Hold, Snapshot
+from formulation.solution import Solution, SolveStatus
+from formulation.throughput import build_problem
+from solvers.placement import Placed, defragment, place
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
+
+Members = tuple[tuple[int, tuple[int, ...]], ...]
+EIGHT = tuple(range(8))
+
+
+def never() -> bool:
+    return False
+
+
+def a_running_job(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[str, Any]:
+    return a_job(name, workload, state=JobState.RUNNING, cell=(0, gpus, 1), **overrides)
+
+
+def a_solution(problem: Problem, gpus: dict[int, int], gpu_type: int = 0) -> Solution:
+    """Return the solution that runs these jobs on these numbers of GPUs of one type."""
+    choice = np.full(len(problem.jobs), -1)
+    for job, want in gpus.items():
+        (choice[job],) = (
+            c
+            for c in problem.columns_of(job)
+            if problem.cells.gpus[problem.cell[c]] == want
+            and problem.cells.gpu_type[problem.cell[c]] == gpu_type
+        )
+    objective = int(problem.value[choice[choice >= 0]].sum())
+    return Solution(
+        status=SolveStatus.OPTIMAL, choice=choice, objective=objective,
+        bound=float(np.maximum(problem.value, 0).sum()), solver="test",
+    )  # fmt: skip
+
+
+def estimates_of(*gpus: int, gpu_type: int = 0, workload: int = 0) -> list[dict[str, Any]]:
+    """Return estimates of perfect scaling on one node each (other shapes: 0.9 a halving)."""
+    return [an_estimate(workload, gpu_type, n, 1, iter_time_s=8.0 / n) for n in gpus]
+
+
+def placed(
+    snapshot: Snapshot, gpus: dict[int, int], problem: Problem | None = None
+) -> tuple[Placed, Problem]:
+    """Place these jobs at these numbers of GPUs; check the outcome."""
+    problem = problem or build_problem(snapshot, Policy())
+    outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never)
+    checked(snapshot, problem, outcome)
+    return outcome, problem
+
+
+def checked(snapshot: Snapshot, problem: Problem, outcome: Placed) -> None:
+    assert placement_violations(snapshot, problem, outcome.solution, outcome.placement) == []
+    assert violations(problem, outcome.solution) == []
+
+
+def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
+    return Gang(members=members)
+
+
+def waiting(
+    nodes: Sequence[dict[str, Any]], *sizes: int, gangs: dict[int, Gang] | None = None
+) -> Snapshot:
+    """Return queued jobs that can run at these numbers of GPUs."""
+    return a_snapshot(
+        nodes=nodes, jobs=[a_job(f"j{i}") for i in range(4)], estimates=estimates_of(*sizes),
+        gangs=gangs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [(24, 3), (40, 5), (48, 6)])
+def test_counts_that_are_no_power_of_two_take_whole_nodes(gpus: int, nodes: int) -> None:
+    outcome, _ = placed(waiting(some_nodes((0, 6, 8)), gpus), {0: gpus})
+    members = outcome.placement.gangs[0].members
+    assert len(members) == nodes
+    assert all(indices == EIGHT for _, indices in members)
+    assert outcome.degraded == frozenset()
+
+
+def test_24_gpus_on_nodes_of_16_are_one_whole_node_and_half_of_another() -> None:
+    outcome, _ = placed(waiting(some_nodes((0, 3, 16)), 24), {0: 24})
+    assert outcome.placement.gangs[0].members == ((0, tuple(range(16))), (1, EIGHT))
+
+
+def test_six_gpus_are_a_block_of_four_and_one_of_two_on_one_node() -> None:
+    outcome, _ = placed(waiting(some_nodes((0, 1, 8)), 6, 2), {0: 6, 1: 2})
+    assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3, 4, 5)),)
+    assert outcome.placement.gangs[1].members == ((0, (6, 7)),)
+
+
+def test_nodes_of_one_rack_are_preferred() -> None:
+    nodes = [a_node("a", rack="r0"), a_node("b", rack="r1"), a_node("c", rack="r1")]
+    outcome, _ = placed(waiting(nodes, 16), {0: 16})
+    assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
+
+
+def test_a_remainder_lies_in_the_rack_of_its_whole_nodes() -> None:
+    nodes = [
+        a_node("a", rack="r0"),
+        a_node("b", rack="r1"),
+        a_node("c", rack="r1"),
+    ]
+    outcome, _ = placed(waiting(nodes, 12), {0: 12})
+    assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
+
+
+def test_a_gang_spans_racks_where_none_is_large_enough() -> None:
+    nodes = [a_node(str(i), rack=f"r{i // 2}") for i in range(4)]
+    outcome, _ = placed(waiting(nodes, 24), {0: 24})
+    assert outcome.placement.gangs[0].nodes == 3
+
+
+def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 3, 8)),
+        jobs=[a_running_job("six", 6, 1), a_job("two")],
+        estimates=[*estimates_of(2), *estimates_of(6, workload=1)],
+        gangs={0: gang((1, (0, 1, 2, 3, 4, 5)))},
+    )
+    outcome, _ = placed(snapshot, {0: 6, 1: 2})
+    assert outcome.placement.gangs[1].members == ((1, (6, 7)),)
+
+
+def test_big_gangs_are_placed_before_small_ones() -> None:
+    outcome, _ = placed(waiting(some_nodes((0, 2, 4)), 1, 2, 4), {0: 1, 1: 2, 2: 4})
+    assert outcome.placement.gangs[2].members == ((0, (0, 1, 2, 3)),)
+    assert {outcome.placement.gangs[j].members[0][0] for j in (0, 1)} == {1}
+
+
+def test_nodes_of_odd_and_differing_sizes_are_used_whole() -> None:
+    nodes = [a_node("a", gpus=6), a_node("b", gpus=4), a_node("c", gpus=6)]
+    outcome, _ = placed(waiting(nodes, 16), {0: 16})
+    assert [len(g) for _, g in outcome.placement.gangs[0].members] == [6, 4, 6]
+
+
+def test_a_drained_node_is_avoided() -> None:
+    nodes = [a_node("a", schedulable=False), a_node("b")]
+    outcome, _ = placed(waiting(nodes, 8), {0: 8})
+    assert outcome.placement.gangs[0].members == ((1, EIGHT),)
+
+
+def test_gpus_being_given_back_are_given_out() -> None:
+    snapshot = waiting(some_nodes((0, 1, 8)), 8)
+    rows = [
+        {"job": -1, "node": 0, "gpu": gpu, "hold": int(Hold.RELEASING), "generation": 1}
+        for gpu in range(8)
+    ]
+    snapshot = dataclasses.replace(snapshot, allocations=Allocations.from_rows(rows))
+    outcome, _ = placed(snapshot, {0: 8})
+    assert outcome.placement.gangs[0].members == ((0, EIGHT),)
+
+
+def test_reserved_gpus_belong_to_a_job_that_keeps_its_place() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)), hold=Hold.RESERVED,
+        jobs=[a_job("old", state=JobState.STARTING, cell=(0, 4, 1)), a_job("new")],
+        estimates=estimates_of(4), gangs={0: gang((0, (0, 1, 2, 3)))},
+    )  # fmt: skip
+    outcome, _ = placed(snapshot, {0: 4, 1: 4})
+    assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3)),)
+    assert outcome.placement.gangs[1].members == ((1, (0, 1, 2, 3)),)
+
+
+def test_a_job_that_keeps_its_cell_keeps_its_gpus_and_a_suspended_one_makes_room() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        jobs=[a_running_job("stays", 2), a_running_job("goes", 4), a_job("new")],
+        estimates=estimates_of(2, 4),
+        gangs={0: gang((1, (1, 3))), 1: gang((0, (0, 1, 2, 3)))},
+    )
+    outcome, _ = placed(snapshot, {0: 2, 2: 4})
+    assert outcome.placement == Placement(
+        gangs={0: gang((1, (1, 3))), 2: gang((0, (0, 1, 2, 3)))}, migrated=frozenset()
+    )
+
+
+def test_a_resized_job_stays_on_its_node() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 3, 8)), jobs=[a_running_job("j", 4)], estimates=estimates_of(2, 4, 8),
+        gangs={0: gang((2, (4, 5, 6, 7)))},
+    )  # fmt: skip
+    assert placed(snapshot, {0: 8})[0].placement.gangs[0].members == ((2, EIGHT),)
+    assert placed(snapshot, {0: 2})[0].placement.gangs[0].members == ((2, (4, 5)),)
+
+
+def fragmented(
+    *, movable: bool = True, restart_s: float = 36.0, sizes: tuple[int, ...] = (4,),
+    guaranteed: bool = False, slow_apart: bool = True,
+) -> Snapshot:  # fmt: skip
+    """Two nodes of four GPUs, half of each taken by a job of two; a third job wants four together."""
+    estimates = [*estimates_of(*sizes), *estimates_of(2, workload=1)]
+    if slow_apart and 4 in sizes:
+        estimates += [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
+    jobs = [
+        a_running_job(f"small{i}", 2, 1, movable=movable, restart_s=restart_s,
+                      guaranteed=guaranteed, requested_gpus=2)
+        for i in range(2)
+    ]  # fmt: skip
+    return a_snapshot(
+        nodes=some_nodes((0, 2, 4)), estimates=estimates,
+        jobs=[*jobs, a_job("big", requested_gpus=4)],
+        gangs={0: gang((0, (0, 1))), 1: gang((1, (0, 1)))},
+    )  # fmt: skip
+
+
+def test_a_small_job_moves_where_that_gains_more_than_it_costs() -> None:
+    snapshot = fragmented()
+    outcome, problem = placed(snapshot, {0: 2, 1: 2, 2: 4})
+    assert len(outcome.placement.migrated) == 1
+    assert outcome.placement.gangs[2].nodes == 1
+    assert outcome.unplaced == {}
+    assert outcome.solution.status is SolveStatus.OPTIMAL
+    moved_price = 0.01  # 36 s of an hour, of a job worth 1
+    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(3.0 - moved_price)
+
+
+def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
+    outcome, _ = placed(fragmented(movable=False), {0: 2, 1: 2, 2: 4})
+    assert outcome.placement.migrated == frozenset()
+    assert 2 not in outcome.placement.gangs
+    assert outcome.unplaced == {2: "needs 4 free GPUs on one a100 node; the freest has 2"}
+    assert outcome.solution.status is SolveStatus.FEASIBLE
+    assert outcome.solution.choice[2] == -1
+
+
+def test_a_worse_shape_is_taken_where_moving_costs_more() -> None:
+    outcome, problem = placed(fragmented(restart_s=1800.0, slow_apart=False), {0: 2, 1: 2, 2: 4})
+    assert outcome.degraded == {2}
+    assert [len(g) for _, g in outcome.placement.gangs[2].members] == [2, 2]
+    assert outcome.unplaced == {}
+    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(2.9)
+
+
+def test_a_job_gets_its_next_best_column_that_fits() -> None:
+    outcome, problem = placed(fragmented(movable=False, sizes=(1, 2, 4)), {0: 2, 1: 2, 2: 4})
+    assert outcome.placement.gangs[2].gpus == 2
+    assert set(outcome.unplaced) == {2}
+    column = int(outcome.solution.choice[2])
+    assert int(problem.cells.gpus[problem.cell[column]]) == 2
+    assert outcome.wanted[2] != column
+
+
+def test_without_time_no_moves_are_looked_for() -> None:
+    snapshot = fragmented()
+    problem = build_problem(snapshot, Policy())
+    outcome = place(
+        snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
+    )
+    assert outcome.placement.migrated == frozenset()
+    assert set(outcome.unplaced) == {2}
+
+
+def a_promise_at_risk() -> Snapshot:
+    """Guaranteed job 0 lost its node; pinned best-effort jobs 1 and 2 sit on the other two."""
+    running = [
+        a_running_job("promised", 4, guaranteed=True),
+        a_running_job("cheap", 2, 1, movable=False, weight=0.5, requested_gpus=2),
+        a_running_job("dear", 2, 1, movable=False, weight=2.0, requested_gpus=2),
+    ]
+    estimates = [*estimates_of(4), *estimates_of(2, workload=1)]
+    estimates += [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
+    return a_snapshot(
+        nodes=[a_node("lost", gpus=4, schedulable=False), a_node("b", gpus=4), a_node("c", gpus=4)],
+        jobs=running, estimates=estimates,
+        gangs={0: gang((0, (0, 1, 2, 3))), 1: gang((1, (0, 1))), 2: gang((2, (0, 1)))},
+    )  # fmt: skip
+
+
+def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() -> None:
+    outcome, _ = placed(a_promise_at_risk(), {0: 4, 1: 2, 2: 2})
+    assert outcome.placement.gangs[0].members == ((1, (0, 1, 2, 3)),)
+    assert outcome.placement.gangs[2].members == ((2, (0, 1)),)
+    assert set(outcome.unplaced) == {1}
+
+
+def test_a_promised_job_that_cannot_be_resized_stays_as_it_is() -> None:
+    """Jobs 0 and 1 are promised; job 0 is to grow to a whole node, which job 1 will not leave."""
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        jobs=[
+            a_running_job("grows", 2, guaranteed=True),
+            a_running_job("left", 1, 1, guaranteed=True, movable=False),
+            a_running_job("right", 1, 1, guaranteed=True, movable=False),
+        ],
+        estimates=[*estimates_of(2, 4), *estimates_of(1, workload=1),
+                   *(an_estimate(0, 0, 4, n, iter_time_s=np.inf) for n in (2, 4))],
+        gangs={0: gang((0, (0, 1))), 1: gang((0, (2,))), 2: gang((1, (0,)))},
+    )  # fmt: skip
+    outcome, _ = placed(snapshot, {0: 4, 1: 1, 2: 1})
+    assert outcome.placement.gangs[0] == gang((0, (0, 1)))
+    assert set(outcome.unplaced) == {0}
+
+
+def test_jobs_that_were_not_chosen_are_not_placed() -> None:
+    outcome, _ = placed(waiting(some_nodes((0, 2, 8)), 4), {1: 4})
+    assert set(outcome.placement.gangs) == {1}
+
+
+def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot:
+    """A job of four on two halves although a whole node is free."""
+    return a_snapshot(
+        nodes=some_nodes((0, 3, 4)), estimates=estimates_of(4),
+        jobs=[a_running_job("j", 4, requested_gpus=4, movable=movable, restart_s=restart_s)],
+        gangs={0: gang((0, (0, 1)), (1, (0, 1)))},
+    )  # fmt: skip
+
+
+def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
+    snapshot = a_degraded_job()
+    before, problem = placed(snapshot, {0: 4})
+    assert before.degraded == {0}
+    assert before.placement.migrated == frozenset()
+    after = defragment(snapshot, problem, before)
+    checked(snapshot, problem, after)
+    assert after.placement.migrated == {0}
+    assert after.placement.gangs[0].nodes == 1
+    assert after.degraded == frozenset()
+    gain = score(problem, after.solution, after.placement) - score(
+        problem, before.solution, before.placement
+    )
+    assert gain == pytest.approx(0.1 - 0.01)
+
+
+@pytest.mark.parametrize("obstacle", [{"movable": False}, {"restart_s": 720.0}])
+def test_defragmentation_moves_no_pinned_job_and_none_at_a_loss(obstacle: dict[str, Any]) -> None:
+    snapshot = a_degraded_job(**obstacle)
+    before, problem = placed(snapshot, {0: 4})
+    assert defragment(snapshot, problem, before).placement == before.placement
+
+
+def test_defragmentation_empties_nodes_for_a_job_that_found_no_place() -> None:
+    snapshot = fragmented()
+    problem = build_problem(snapshot, Policy())
+    before = place(
+        snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
+    )
+    after = defragment(snapshot, problem, before)
+    checked(snapshot, problem, after)
+    assert after.unplaced == {}
+    assert after.placement.gangs[2].nodes == 1
+    assert len(after.placement.migrated) == 1
+    hurried = defragment(snapshot, problem, before, deadline_expired=lambda: True)
+    assert hurried.placement == before.placement
+
+
+def test_no_answer_places_nothing() -> None:
+    snapshot = waiting(some_nodes((0, 1, 4)), 4)
+    problem = build_problem(snapshot, Policy())
+    nothing = dataclasses.replace(
+        a_solution(problem, {}), status=SolveStatus.UNKNOWN, bound=float("inf")
+    )
+    outcome = place(snapshot, problem, nothing, deadline_expired=never)
+    assert outcome.placement.gangs == {}
+    assert defragment(snapshot, problem, outcome) == outcome
+
+
+def with_gang(outcome: Placed, job: int, *members: tuple[int, tuple[int, ...]]) -> Placement:
+    return dataclasses.replace(
+        outcome.placement, gangs=outcome.placement.gangs | {job: gang(*members)}
+    )
+
+
+def rules_broken(
+    snapshot: Snapshot, problem: Problem, outcome: Placed, wrong: Placement
+) -> set[str]:
+    return {v.rule for v in placement_violations(snapshot, problem, outcome.solution, wrong)}
+
+
+def test_the_checker_finds_a_gpu_listed_twice_and_moves_that_are_not_allowed() -> None:
+    snapshot = a_degraded_job(movable=False)
+    outcome, problem = placed(snapshot, {0: 4})
+    twice = with_gang(outcome, 0, (0, (0, 0)), (1, (0, 1)))
+    assert "GPU once" in rules_broken(snapshot, problem, outcome, twice)
+    moved = with_gang(outcome, 0, (2, (0, 1, 2, 3)))
+    assert rules_broken(snapshot, problem, outcome, moved) == {"kept in place"}
+    pinned = dataclasses.replace(moved, migrated=frozenset({0}))
+    assert rules_broken(snapshot, problem, outcome, pinned) == {"pinned"}
+    idle = dataclasses.replace(outcome.placement, migrated=frozenset({0}))
+    assert rules_broken(snapshot, problem, outcome, idle) == {"migrated"}
