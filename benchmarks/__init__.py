@@ -1,1 +1,1 @@
-"""."""
+"""Clusters, workloads and measurements that Tessera is run on outside of tests."""

@@ -1,0 +1,16 @@
+"""Where published measurements are looked for; they are not part of the repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "TESSERA_DATA"
+"""Environment variable with the folder; else ``../shared/data`` beside the repository."""
+
+
+def data_dir() -> Path | None:
+    """Return the folder of data sets (one subfolder each); None where there is none."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get(VARIABLE) or beside)
+    return folder if folder.is_dir() else None
