@@ -72,7 +72,7 @@ class Writer(Protocol):
 
     def update_job(self, cluster: str, spec: JobSpec, fields: Sequence[str],
                    version: int | None) -> JobRecord:  # fmt: skip
-        """Change the named fields (of JobSpec) of a job. Raises NotFound, StaleEtag, NotAllowed (it ended)."""
+        """Change named fields (of JobSpec) of a job. Raises NotFound, StaleEtag, NotAllowed (ended)."""
         ...
 
     def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
