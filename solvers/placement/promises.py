@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from solvers.placement.board import Board, Seat
@@ -54,37 +55,53 @@ def _takings(board: Board, job: int, column: int) -> Iterator[tuple[Aim, tuple[i
 
 
 def fall_back(board: Board, job: int, wanted: dict[int, int]) -> Change | None:
-    """Return the change in which every promised job that can stay as it is does, and ``job`` runs.
+    """Return the change in which all promised jobs run, seated anew before any other job; or None.
 
-    The last resort: those promised jobs own disjoint GPUs already, so only jobs that lost theirs need
-    room; all others are seated in what is left, or wait.
+    The last resort. First each promised job that can stays as it is: they own disjoint GPUs, so only
+    those that lost theirs need room. Then only pinned ones stay; and then the same on the smallest
+    Cells that each has. All other jobs are seated in what is left, or wait.
     """
     promised = [other for other in sorted(wanted) if board.must_run[other]]
     before: dict[int, Seat | None] = {
         other: board.seats.get(other) for other in sorted({job, *promised, *board.seats})
     }
-    for other in before:
-        board.lift(other)
-    homeless = [other for other in promised if not _stays(board, other)]
-    homeless.sort(key=lambda other: (-board.gpus[wanted[other]], other))
     change = None
-    if all(_seated_somehow(board, other) for other in homeless):
-        rest = [other for other in before if not board.must_run[other]]
-        for other in sorted(rest, key=lambda o: victim_order(board, o, before[o])):
-            reseat_victim(board, other, before[other], displacing=True)
-        after = {other: board.seats.get(other) for other in before}
-        change = Change(0.0, after)
+    for smallest, pinned_only in itertools.product((False, True), (False, True)):
+        for other in before:
+            board.lift(other)
+        if _all_seated(board, promised, wanted, smallest=smallest, pinned_only=pinned_only):
+            rest = [other for other in before if not board.must_run[other]]
+            for other in sorted(rest, key=lambda o: victim_order(board, o, before[o])):
+                reseat_victim(board, other, before[other], displacing=True)
+            change = Change(0.0, {other: board.seats.get(other) for other in before})
+            break
     board.reseat(before)
     return change
 
 
-def _stays(board: Board, job: int) -> bool:
+def _all_seated(
+    board: Board, promised: list[int], wanted: dict[int, int], *, smallest: bool, pinned_only: bool
+) -> bool:
+    homeless = [
+        job
+        for job in promised
+        if not (_has_place(board, job) and not (pinned_only and board.movable[job]))
+        or not board.keep(job, board.current[job])
+    ]
+    homeless.sort(key=lambda job: (-board.gpus[wanted[job]], job))
+    return all(_seated_somehow(board, job, smallest=smallest) for job in homeless)
+
+
+def _has_place(board: Board, job: int) -> bool:
     column = board.current[job]
-    return column >= 0 and board.affords(column) and board.keep(job, column)
+    return column >= 0 and board.affords(column)
 
 
-def _seated_somehow(board: Board, job: int) -> bool:
-    columns = sorted(board.problem.columns_of(job), key=lambda c: (-board.value[c], c))
+def _seated_somehow(board: Board, job: int, *, smallest: bool) -> bool:
+    def order(column: int) -> tuple[int, int, int]:
+        return (board.gpus[column] if smallest else 0, -board.value[column], column)
+
+    columns = sorted(board.problem.columns_of(job), key=order)
     return any(
         seat(board, Aim(job, column, board.gpus[column], aligned=aligned))
         for aligned in (True, False)

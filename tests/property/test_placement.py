@@ -46,9 +46,12 @@ def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
     estimates = {}
     for workload in range(WORKLOADS):
         for gpu_type in range(2):
-            for gpus in rng.choice(COUNTS, size=4, replace=False).tolist():
-                for spread in {1, int(rng.integers(1, gpus + 1))}:
-                    dead = rng.random() < 0.2
+            rigid = rng.random() < 0.5  # runs on one shape only
+            for gpus in rng.choice(COUNTS, size=3, replace=False).tolist():
+                for spread in range(1, gpus + 1):
+                    if spread > 1 and not rigid and rng.random() < 0.7:
+                        continue  # no estimate: 0.9 a halving
+                    dead = rng.random() < (0.9 if spread > 1 and rigid else 0.1)
                     time_s = math.inf if dead else float(8 / gpus ** rng.uniform(0.5, 1.0))
                     key = (workload, gpu_type, gpus, spread)
                     estimates[key] = an_estimate(*key, iter_time_s=time_s)
@@ -69,7 +72,8 @@ def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
 def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solution:
     """Return a random choice that fits by counts: jobs keep their column with chance ``keep``."""
     choice = np.where(problem.must_run, problem.current, -1)
-    for job in rng.permutation(len(problem.jobs)).tolist():
+    shuffled = rng.permutation(len(problem.jobs)).tolist()
+    for job in sorted(shuffled, key=lambda job: not problem.must_run[job]):
         columns = list(problem.columns_of(job))
         rng.shuffle(columns)
         if problem.current[job] >= 0 and rng.random() < keep:

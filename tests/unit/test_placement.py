@@ -13,7 +13,7 @@ from formulation.check import placement_violations, score, violations
 from formulation.lifecycle import JobState
 from formulation.placement import Gang, Placement
 from formulation.policy import Policy
-from formulation.problem import Problem
+from formulation.problem import Problem, Row
 from formulation.snapshot import Allocations, Hold, Snapshot
 from formulation.solution import Solution, SolveStatus
 from formulation.throughput import build_problem
@@ -189,6 +189,27 @@ def test_a_job_that_keeps_its_cell_keeps_its_gpus_and_a_suspended_one_makes_room
     )
 
 
+def test_a_wholly_free_node_is_broken_last() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("a", gpus=4), a_node("b")],
+        jobs=[a_running_job("four", 4, 1), a_job("two")],
+        estimates=[*estimates_of(2), *estimates_of(4, workload=1)],
+        gangs={0: gang((1, (0, 1, 2, 3)))},
+    )
+    outcome, _ = placed(snapshot, {0: 4, 1: 2})
+    assert outcome.placement.gangs[1].members == ((1, (4, 5)),)
+
+
+def test_a_growing_gang_keeps_its_nodes_and_their_rack() -> None:
+    nodes = [a_node(str(i), rack=f"r{i // 4}") for i in range(8)]
+    snapshot = a_snapshot(
+        nodes=nodes, jobs=[a_running_job("j", 8)], estimates=estimates_of(8, 16),
+        gangs={0: gang((6, EIGHT))},
+    )  # fmt: skip
+    outcome, _ = placed(snapshot, {0: 16})
+    assert [node for node, _ in outcome.placement.gangs[0].members] == [4, 6]
+
+
 def test_a_resized_job_stays_on_its_node() -> None:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 3, 8)), jobs=[a_running_job("j", 4)], estimates=estimates_of(2, 4, 8),
@@ -255,6 +276,59 @@ def test_a_job_gets_its_next_best_column_that_fits() -> None:
     assert outcome.wanted[2] != column
 
 
+def test_the_next_best_column_must_fit_every_coupling_row() -> None:
+    snapshot = fragmented(movable=False, sizes=(1, 2, 4))
+    problem = build_problem(snapshot, Policy())
+    (two,) = (c for c in problem.columns_of(2) if problem.cells.gpus[problem.cell[c]] == 2)
+    at = int(problem.usage_start[two + 1])
+    forbidden = dataclasses.replace(
+        problem,
+        rows=(*problem.rows, Row(name="quota", capacity=0)),
+        row=np.insert(problem.row, at, len(problem.rows)),
+        amount=np.insert(problem.amount, at, 1),
+        usage_start=problem.usage_start + (np.arange(len(problem.cell) + 1) > two),
+    )
+    outcome, _ = placed(snapshot, {0: 2, 1: 2, 2: 4}, forbidden)
+    assert outcome.placement.gangs[2].gpus == 1
+
+
+def test_a_job_that_cannot_grow_stays_though_a_new_one_had_been_given_its_gpus() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        jobs=[
+            a_running_job("left", 1, 1, movable=False),
+            a_running_job("right", 1, 1, movable=False),
+            a_running_job("grows", 2, movable=False),
+            a_job("new", 2),
+        ],
+        estimates=[*estimates_of(2, 4), *estimates_of(1, workload=1), *estimates_of(2, workload=2),
+                   *(an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4))],
+        gangs={0: gang((0, (2,))), 1: gang((1, (0,))), 2: gang((0, (0, 1)))},
+    )  # fmt: skip
+    outcome, _ = placed(snapshot, {0: 1, 1: 1, 2: 4, 3: 2})
+    assert outcome.placement.gangs[2] == gang((0, (0, 1)))
+    assert outcome.placement.gangs[3] == gang((1, (2, 3)))
+    assert set(outcome.unplaced) == {2}
+
+
+def test_the_cheapest_job_in_the_way_is_moved() -> None:
+    """Either half of the first node could be cleared; the second node has room for one single GPU."""
+    dead = [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
+    snapshot = a_snapshot(
+        nodes=[a_node("a"), a_node("b", gpus=1)],
+        jobs=[
+            a_running_job("dear", 1, 1, weight=5.0, restart_s=36.0),
+            a_running_job("cheap", 1, 1, restart_s=36.0),
+            a_job("new", requested_gpus=4),
+        ],
+        estimates=[*estimates_of(4), *dead, *estimates_of(1, workload=1)],
+        gangs={0: gang((0, (0,))), 1: gang((0, (4,)))},
+    )
+    outcome, _ = placed(snapshot, {0: 1, 1: 1, 2: 4})
+    assert outcome.placement.migrated == {1}
+    assert outcome.placement.gangs[2].members == ((0, (4, 5, 6, 7)),)
+
+
 def test_without_time_no_moves_are_looked_for() -> None:
     snapshot = fragmented()
     problem = build_problem(snapshot, Policy())
@@ -303,6 +377,26 @@ def test_a_promised_job_that_cannot_be_resized_stays_as_it_is() -> None:
     )  # fmt: skip
     outcome, _ = placed(snapshot, {0: 4, 1: 1, 2: 1})
     assert outcome.placement.gangs[0] == gang((0, (0, 1)))
+    assert set(outcome.unplaced) == {0}
+
+
+def test_promised_jobs_shrink_before_one_of_them_goes_without() -> None:
+    """Six of eight GPUs for one would leave the other, which needs three together, without."""
+    lost = a_node("lost", gpus=16, schedulable=False)
+    apart = [an_estimate(1, 0, 3, nodes, iter_time_s=np.inf) for nodes in (2, 3)]
+    snapshot = a_snapshot(
+        nodes=[lost, a_node("b", gpus=2), a_node("c", gpus=8)],
+        jobs=[
+            a_running_job("large", 6, 0, guaranteed=True),
+            a_running_job("small", 3, 1, guaranteed=True),
+        ],
+        estimates=[*estimates_of(2, 6), *estimates_of(3, workload=1), *apart,
+                   *(an_estimate(0, 0, 6, nodes, iter_time_s=np.inf) for nodes in (2, 3, 6))],
+        gangs={0: gang((0, (0, 1, 2, 3, 4, 5))), 1: gang((0, (8, 9, 10)))},
+    )  # fmt: skip
+    outcome, _ = placed(snapshot, {0: 6, 1: 3})
+    assert outcome.placement.gangs[0].gpus == 2
+    assert outcome.placement.gangs[1].gpus == 3
     assert set(outcome.unplaced) == {0}
 
 
