@@ -1,0 +1,175 @@
+"""The server's settings: defaults, then one TOML file, then the environment; unknown keys are errors."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Final
+
+from formulation.errors import InvalidInput
+from service.rpc.agents import AgentTiming
+
+PREFIX: Final = "TESSERA_"
+"""``listen`` is TESSERA_LISTEN in the environment."""
+
+OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_SERVER"})
+"""Variables of the command line and the benchmarks. Any other unknown TESSERA_ variable is an error: a
+mistyped TESSERA_DATABASE_URL must not start an empty database."""
+
+_Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The server's settings. Printable: no secret appears in ``str`` or ``repr``."""
+
+    listen: str = "127.0.0.1:7400"
+    """Host and port, or unix:/path. Port 0: any free one."""
+    insecure_any_interface: bool = False
+    """Callers are not authenticated, so other machines are let in only where this says so."""
+    database_url: str = field(default="", repr=False)
+    """postgresql://...; empty: the embedded database."""
+    database_directory: str = ""
+    """Where the embedded database lives; empty: where it likes to."""
+    store_threads: int = 16
+    """Calls that wait for the database at once."""
+    round_threads: int = 2
+    """Rounds that are decided at once."""
+    default_deadline_s: float = 60.0
+    """What a Schedule call gets that brings no deadline."""
+    grace_s: float = 10.0
+    """How long a stopping server lets calls finish."""
+    health_period_s: float = 5.0
+    """How often the database is asked whether it is ready."""
+    poll_s: float = 5.0
+    """How often a watched job is read again where no notification came."""
+    lease_s: float = 30.0
+    margin_s: float = 15.0
+    heartbeat_s: float = 5.0
+    inspect_s: float = 20.0
+    """These four: see AgentTiming."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning or would open the server by accident."""
+        for name in ("store_threads", "round_threads"):
+            if not 1 <= getattr(self, name) <= 1000:
+                raise InvalidInput(name, "must lie in 1 to 1,000")
+        for name in ("default_deadline_s", "health_period_s", "poll_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise InvalidInput(name, "must be a positive number of seconds")
+        if not 0 <= self.grace_s < 1e6:
+            raise InvalidInput("grace_s", "must be 0 s or more")
+        self.agent_timing()
+        if not (self.insecure_any_interface or _is_local(self.listen)):
+            raise InvalidInput(
+                "listen",
+                f"{self.listen} can be reached from other machines, and callers are not authenticated;"
+                " listen on 127.0.0.1, or set insecure_any_interface if the network is trusted",
+            )
+
+    def __str__(self) -> str:
+        """Return the settings as TOML, without secrets."""
+        return "".join(f"{f.name} = {_toml(self._shown(f.name))}\n" for f in fields(self))
+
+    def agent_timing(self) -> AgentTiming:
+        """Return the rhythm of agents' streams."""
+        return AgentTiming(
+            lease_s=self.lease_s, margin_s=self.margin_s, heartbeat_s=self.heartbeat_s,
+            inspect_s=self.inspect_s,
+        )  # fmt: skip
+
+    def _shown(self, name: str) -> _Value:
+        value: _Value = getattr(self, name)
+        return _without_password(str(value)) if name == "database_url" else value
+
+
+def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
+    """Return the settings from ``file`` (if any), overridden by ``environment``.
+
+    Raises:
+        InvalidInput: unreadable, an unknown key, or a value of the wrong type or range.
+    """
+    values = _from_file(file) if file is not None else {}
+    return Config(**(values | _from_environment(environment)))  # type: ignore[arg-type] # checked
+
+
+_DEFAULTS: Final = Config()
+_TYPES: Final[dict[str, type[_Value]]] = {
+    f.name: type(getattr(_DEFAULTS, f.name)) for f in fields(Config)
+}
+
+
+def _from_file(file: Path) -> dict[str, _Value]:
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(str(file), f"is not TOML: {error}") from error
+    for key, value in found.items():
+        kind = _type_of(f"{file}: {key}", key)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise InvalidInput(f"{file}: {key}", f"must be {_said(kind)}")
+    return {key: float(value) if _TYPES[key] is float else value for key, value in found.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
+    found: dict[str, _Value] = {}
+    for variable, text in environment.items():
+        if variable.startswith(PREFIX) and variable not in OTHERS:
+            key = variable.removeprefix(PREFIX).lower()
+            found[key] = _parsed(variable, text, _type_of(variable, key))
+    return found
+
+
+def _type_of(place: str, key: str) -> type[_Value]:
+    if key not in _TYPES:
+        raise InvalidInput(place, f"is no setting; there are {', '.join(_TYPES)}")
+    return _TYPES[key]
+
+
+def _parsed(place: str, text: str, kind: type[_Value]) -> _Value:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InvalidInput(place, "must be true or false")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidInput(place, f"must be {_said(kind)}") from None
+
+
+def _said(kind: type[_Value]) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+
+
+def _is_local(listen: str) -> bool:
+    """Return whether only this machine can reach the address."""
+    if listen.startswith("unix:"):
+        return True
+    host = listen.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _without_password(url: str) -> str:
+    """Return ``url`` with every password in it masked."""
+    masked = re.sub(r"(//[^/:@]*):[^/]*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&\s]*", r"\1***", masked)
+
+
+def _toml(value: _Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

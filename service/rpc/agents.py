@@ -1,0 +1,248 @@
+"""tessera.v1.Agents: one stream for each agent; what should be goes out, what is comes in.
+
+A Desired renews the agent's own lease, and the store counts the agent's silence from its last recorded
+word. So that a node is never given away while its agent believes in its lease, nothing is sent unless a
+word of the agent was recorded less than half the margin ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
+from formulation.resources import ObservedGang
+from service.ports import Clock, Store
+from service.rpc import fields, names
+from service.rpc.calls import Calls, Subscription, Wakeups
+from service.rpc.convert import agents as convert
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import agents_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Messages = AsyncIterator[pb.AgentMessage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTiming:
+    """The rhythm of an agent's stream, in seconds."""
+
+    lease_s: float = 30.0
+    """An agent that hears nothing for this long stops its gangs; one that says nothing is cut off."""
+    margin_s: float = 15.0
+    """How much longer than the lease the store waits before it gives the agent's GPUs away."""
+    heartbeat_s: float = 5.0
+    inspect_s: float = 20.0
+    retry_s: float = 1.0
+    """Between attempts while the store is unavailable."""
+
+    def __post_init__(self) -> None:
+        """Refuse a rhythm in which leases would run out between heartbeats."""
+        if not 0 < self.heartbeat_s < self.margin_s / 2:
+            raise InvalidInput("heartbeat_s", "must be positive and less than half of margin_s")
+        if not self.margin_s <= self.lease_s:
+            raise InvalidInput("lease_s", "must be at least margin_s")
+        if not (self.inspect_s > 0 and self.retry_s > 0):
+            raise InvalidInput("inspect_s", "inspect_s and retry_s must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    revision: int
+    gangs: tuple[ObservedGang, ...]
+
+    def covers(self, older: _Observation) -> bool:
+        """Return whether nothing is lost without ``older``: each end that it tells is still told."""
+        told = {(g.job, g.generation, g.node) for g in self.gangs}
+        return all(
+            (g.job, g.generation, g.node) in told for g in older.gangs if g.phase in convert.ENDED
+        )
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What an agent said and is not recorded yet: mostly only the newest observation."""
+
+    spoke_s: float  # when the agent was last heard
+    spoke: bool = False  # since this was last recorded
+    observed: list[_Observation] = field(default_factory=list)  # oldest first
+
+    async def fill(self, messages: _Messages, stream: Subscription, clock: Clock) -> None:
+        """Take messages in until the agent closes its side."""
+        try:
+            async for message in messages:
+                if message.WhichOneof("body") == "hello":
+                    raise InvalidInput("hello", "only the first message may be a hello")
+                if message.WhichOneof("body") == "observed":
+                    gangs = convert.to_observed("observed", message.observed)
+                    self._observe(_Observation(message.observed.revision, gangs))
+                self.spoke, self.spoke_s = True, clock.monotonic_s()
+                stream.wake()
+        finally:
+            stream.wake()
+
+    def _observe(self, newest: _Observation) -> None:
+        if self.observed and newest.covers(self.observed[-1]):
+            self.observed.pop()
+        self.observed.append(newest)
+
+
+class AgentsServicer(agents_pb2_grpc.AgentsServicer):
+    """Serves agents' streams from the store."""
+
+    def __init__(
+        self, store: Store, calls: Calls, wakeups: Wakeups, clock: Clock, timing: AgentTiming
+    ) -> None:
+        self._store, self._calls, self._wakeups = store, calls, wakeups
+        self._clock, self._timing = clock, timing
+
+    async def Sync(
+        self, request_iterator: _Messages, context: _Context
+    ) -> AsyncIterator[pb.ServerMessage]:
+        """Register the agent, then keep it told and hear it out until either side goes away."""
+        if (hello := await self._hello(request_iterator)) is None:
+            return
+        session = _Session(hello, self._store, self._calls, self._clock, self._timing)
+        with self._wakeups.listen(session.cluster) as stream:
+            await session.register()
+            t = self._timing
+            yield pb.ServerMessage(
+                welcome=pb.Welcome(
+                    lease_s=t.lease_s, heartbeat_s=t.heartbeat_s, inspect_s=t.inspect_s
+                )
+            )
+            filling = session.inbox.fill(request_iterator, stream, self._clock)
+            reader = asyncio.create_task(filling)
+            try:
+                while not reader.done():
+                    if (desired := await session.step(stream)) is not None:
+                        yield pb.ServerMessage(desired=desired)
+                    await stream.wait(session.pause_s())
+                reader.result()
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+
+    async def _hello(self, messages: _Messages) -> pb.Hello | None:
+        """Return the first message; None: the agent went away without one."""
+        try:
+            async with asyncio.timeout(self._timing.lease_s):
+                first = await anext(messages, None)
+        except TimeoutError:
+            raise InvalidInput("hello", "no hello came; send it as the first message") from None
+        if first is None:
+            return None
+        if first.WhichOneof("body") != "hello":
+            raise InvalidInput("hello", "the first message must be a hello")
+        return first.hello
+
+
+class _Session:
+    """One agent's stream: what was recorded of it, and what it was sent."""
+
+    def __init__(
+        self, hello: pb.Hello, store: Store, calls: Calls, clock: Clock, timing: AgentTiming
+    ) -> None:
+        self.cluster = names.parse_cluster("hello.parent", hello.parent)
+        self._agent = names.identifier("hello.agent_id", hello.agent_id)
+        self._incarnation = fields.text("hello.incarnation", hello.incarnation, 100, required=True)
+        self._nodes = convert.to_nodes("hello.nodes", hello)
+        self._own = frozenset(node.name for node in self._nodes)
+        self._store, self._calls, self._clock, self._timing = store, calls, clock, timing
+        now_s = clock.monotonic_s()
+        self.inbox = _Inbox(spoke_s=now_s)
+        self._recorded_s = now_s  # a word of the agent was recorded, sent no later than this
+        self._due_s = now_s  # when a Desired is to be sent in any case
+        self._push = True  # the desired state may have changed since it was last read
+        self._sent: pb.Desired | None = None
+        self._failed = False  # the store was unavailable at the last step
+
+    async def register(self) -> None:
+        """Record the agent and its nodes."""
+        self._recorded_s = self._clock.monotonic_s()
+        await self._calls.run(
+            self._store.hello, self.cluster, self._agent, self._incarnation, self._nodes
+        )
+
+    async def step(self, stream: Subscription) -> pb.Desired | None:
+        """Record what the agent said; return what it should be sent now, if anything.
+
+        While the store is unavailable nothing is sent and nothing is lost.
+
+        Raises:
+            Conflict: another incarnation of the agent took over.
+            Unavailable: the agent was silent for longer than its lease.
+        """
+        self._push = stream.take_changed() or self._push
+        now_s = self._clock.monotonic_s()
+        if now_s - self.inbox.spoke_s > self._timing.lease_s:
+            raise Unavailable(
+                f"agent {self._agent} said nothing for {self._timing.lease_s:g} s; connect again"
+            )
+        try:
+            await self._take_in()
+            desired = await self._next()
+        except NotAllowed as error:
+            raise Conflict(str(error)) from error
+        except Unavailable as error:
+            if not self._failed:
+                log.warning("store unavailable: %s", error, extra={"action": "agent_stream_waits"})
+            self._failed = True
+            return None
+        self._failed = False
+        return desired
+
+    def pause_s(self) -> float:
+        """Return how long to wait for a wake-up."""
+        if self._failed:
+            return self._timing.retry_s
+        left_s = self._due_s - self._clock.monotonic_s()
+        return left_s if left_s > 0 else self._timing.heartbeat_s
+
+    async def _take_in(self) -> None:
+        inbox = self.inbox
+        if inbox.spoke:
+            spoke_s, inbox.spoke = inbox.spoke_s, False
+            try:
+                await self._calls.run(
+                    self._store.heartbeat, self.cluster, self._agent, self._incarnation
+                )
+            except Unavailable:
+                inbox.spoke = True
+                raise
+            self._recorded_s = spoke_s
+        while inbox.observed:
+            first = inbox.observed[0]
+            changed = await self._calls.run(
+                self._store.observe, self.cluster, self._agent, self._incarnation,
+                first.gangs, first.revision,
+            )  # fmt: skip
+            self._push = self._push or changed
+            if inbox.observed[0] is first:  # else a newer one took its place meanwhile
+                inbox.observed.pop(0)
+
+    async def _next(self) -> pb.Desired | None:
+        now_s = self._clock.monotonic_s()
+        due = now_s >= self._due_s
+        fresh = now_s - self._recorded_s < self._timing.margin_s / 2
+        if not (fresh and (due or self._push)):
+            return None
+        self._push = False
+        try:
+            read = await self._calls.run(self._store.desired, self.cluster, self._agent)
+        except Unavailable:
+            self._push = True
+            raise
+        desired = convert.of_desired(read, self._own)
+        if not due and desired == self._sent:
+            return None
+        self._sent = desired
+        self._due_s = now_s + self._timing.heartbeat_s
+        return desired

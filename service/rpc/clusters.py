@@ -1,0 +1,159 @@
+"""tessera.v1.Clusters: clusters, their GPU types and their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import grpc.aio
+
+from formulation.resources import NodeRecord, Request
+from service.ports import Store, Writer
+from service.rpc import fields, names
+from service.rpc.calls import Calls
+from service.rpc.convert import clusters as convert
+from service.rpc.paging import page_of
+from tessera.v1 import clusters_pb2 as pb
+from tessera.v1 import clusters_pb2_grpc
+
+MAX_NODES: Final = 100_000
+"""Nodes in one call."""
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
+    """Serves clusters and nodes from the store."""
+
+    def __init__(self, store: Store, calls: Calls, lease_s: float) -> None:
+        self._store, self._calls, self._lease_s = store, calls, lease_s
+
+    async def UpsertCluster(
+        self, request: pb.UpsertClusterRequest, context: _Context
+    ) -> pb.Cluster:
+        """Create a cluster, or replace its GPU types."""
+        return await self._calls.run(self._upsert_cluster, request)
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: _Context) -> pb.Cluster:
+        """Return a cluster."""
+        return await self._calls.run(self._get_cluster, request)
+
+    async def ListClusters(
+        self, request: pb.ListClustersRequest, context: _Context
+    ) -> pb.ListClustersResponse:
+        """Return a page of clusters, by name."""
+        return await self._calls.run(self._list_clusters, request)
+
+    async def UpsertNodes(
+        self, request: pb.UpsertNodesRequest, context: _Context
+    ) -> pb.UpsertNodesResponse:
+        """Create or change nodes, all or none."""
+        return await self._calls.run(self._upsert_nodes, request)
+
+    async def GetNode(self, request: pb.GetNodeRequest, context: _Context) -> pb.Node:
+        """Return a node."""
+        return await self._calls.run(self._get_node, request)
+
+    async def ListNodes(
+        self, request: pb.ListNodesRequest, context: _Context
+    ) -> pb.ListNodesResponse:
+        """Return a page of nodes, by name."""
+        return await self._calls.run(self._list_nodes, request)
+
+    async def DrainNodes(
+        self, request: pb.DrainNodesRequest, context: _Context
+    ) -> pb.DrainNodesResponse:
+        """Let the next round move away what runs on nodes."""
+        key = fields.request_key(request, request.request_id)
+        kept = await self._calls.run(self._drain, request, key, draining=True)
+        return pb.DrainNodesResponse.FromString(kept)
+
+    async def UndrainNodes(
+        self, request: pb.UndrainNodesRequest, context: _Context
+    ) -> pb.UndrainNodesResponse:
+        """Let rounds use nodes again."""
+        key = fields.request_key(request, request.request_id)
+        kept = await self._calls.run(self._drain, request, key, draining=False)
+        return pb.UndrainNodesResponse.FromString(kept)
+
+    def _upsert_cluster(self, request: pb.UpsertClusterRequest) -> pb.Cluster:
+        cluster = names.parse_cluster("cluster.name", request.cluster.name)
+        fields.mask_paths("update_mask", request.update_mask, ["gpu_types"])
+        gpu_types = convert.to_gpu_types("cluster.gpu_types", request.cluster.gpu_types)
+        version = fields.version_of(request.cluster.etag)
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            record = writer.upsert_cluster(cluster, gpu_types, version)
+            return convert.of_cluster(record).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.Cluster.FromString(kept)
+
+    def _get_cluster(self, request: pb.GetClusterRequest) -> pb.Cluster:
+        return convert.of_cluster(
+            self._store.get_cluster(names.parse_cluster("name", request.name))
+        )
+
+    def _list_clusters(self, request: pb.ListClustersRequest) -> pb.ListClustersResponse:
+        page = page_of(request, request.page_size, request.page_token, most=1000)
+        found = self._store.list_clusters(page.cursor, page.size + 1)
+        last = found[page.size - 1].name if len(found) > page.size else ""
+        return pb.ListClustersResponse(
+            clusters=map(convert.of_cluster, found[: page.size]), next_page_token=page.token(last)
+        )
+
+    def _upsert_nodes(self, request: pb.UpsertNodesRequest) -> pb.UpsertNodesResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("nodes", len(request.nodes), MAX_NODES)
+        specs = [
+            convert.to_node_spec(f"nodes[{i}]", cluster, node)
+            for i, node in enumerate(request.nodes)
+        ]
+        fields.distinct((f"nodes[{i}].name", spec.name) for i, spec in enumerate(specs))
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            nodes = self._messages(cluster, writer.upsert_nodes(cluster, specs))
+            return pb.UpsertNodesResponse(nodes=nodes).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.UpsertNodesResponse.FromString(kept)
+
+    def _get_node(self, request: pb.GetNodeRequest) -> pb.Node:
+        cluster, node = names.parse_node("name", request.name)
+        return convert.of_node(cluster, self._store.get_node(cluster, node), self._lease_s)
+
+    def _list_nodes(self, request: pb.ListNodesRequest) -> pb.ListNodesResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        page = page_of(request, request.page_size, request.page_token, most=10_000)
+        found = self._store.list_nodes(cluster, page.cursor, page.size + 1)
+        last = found[page.size - 1].spec.name if len(found) > page.size else ""
+        return pb.ListNodesResponse(
+            nodes=self._messages(cluster, found[: page.size]), next_page_token=page.token(last)
+        )
+
+    def _drain(
+        self,
+        request: pb.DrainNodesRequest | pb.UndrainNodesRequest,
+        key: Request | None,
+        *,
+        draining: bool,
+    ) -> bytes:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("names", len(request.names), MAX_NODES)
+        nodes = [
+            convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
+        ]
+        fields.distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
+
+        def work(writer: Writer) -> bytes:
+            records = writer.drain_nodes(cluster, nodes, draining=draining)
+            messages = self._messages(cluster, records)
+            if draining:
+                return pb.DrainNodesResponse(nodes=messages).SerializeToString()
+            return pb.UndrainNodesResponse(nodes=messages).SerializeToString()
+
+        return self._store.write(key, work, validate_only=request.validate_only)
+
+    def _messages(self, cluster: str, records: Sequence[NodeRecord]) -> list[pb.Node]:
+        return [convert.of_node(cluster, record, self._lease_s) for record in records]

@@ -1,0 +1,96 @@
+"""What agents say, and what they are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Final
+
+from formulation.errors import InvalidInput
+from formulation.resources import Desired, DesiredGang, NodeSpec, ObservedGang
+from service.rpc import fields, names
+from service.rpc.convert.clusters import MAX_GPUS_A_NODE
+from tessera.v1 import agents_pb2 as pb
+
+MAX_ERROR_CHARS: Final = 2000
+
+ENDED: Final = frozenset({"succeeded", "failed"})
+"""Phases that an agent forgets once it has told them."""
+
+_PHASES: Final = {
+    number: name.lower()
+    for name, number in pb.ObservedGang.Phase.items()
+    if number != pb.ObservedGang.PHASE_UNSPECIFIED
+}
+
+
+def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
+    """Return the nodes that an agent stands for, at least one, each once."""
+    fields.batch(field, len(hello.nodes), 100_000)
+    found = tuple(
+        NodeSpec(
+            name=names.identifier(f"{field}[{i}].node", m.node),
+            gpu_type=names.gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
+            gpus=fields.whole(f"{field}[{i}].gpus", m.gpus, 1, MAX_GPUS_A_NODE),
+            rack=fields.text(f"{field}[{i}].rack", m.rack, 100),
+        )
+        for i, m in enumerate(hello.nodes)
+    )
+    fields.distinct((f"{field}[{i}].node", n.name) for i, n in enumerate(found))
+    return found
+
+
+def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
+    """Return what runs on an agent's nodes.
+
+    Numbers that mean nothing (NaN, infinite, negative) come from the job's own output: they are taken
+    as not known, so that one job cannot end its agent's stream.
+    """
+    return tuple(
+        ObservedGang(
+            job=names.identifier(f"{field}.gangs[{i}].job", m.job),
+            generation=m.generation,
+            node=names.identifier(f"{field}.gangs[{i}].node", m.node),
+            phase=_phase(f"{field}.gangs[{i}].phase", m.phase),
+            iterations_done=m.iterations_done if _known(m.iterations_done) else -1.0,
+            iter_time_s=m.iter_time_s if _known(m.iter_time_s) else 0.0,
+            error=m.error.replace("\0", "")[:MAX_ERROR_CHARS],
+        )
+        for i, m in enumerate(observed.gangs)
+    )
+
+
+def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
+    """Return the message for the agent of ``nodes``."""
+    return pb.Desired(
+        revision=desired.revision, gangs=[_of_gang(gang, nodes) for gang in desired.gangs]
+    )
+
+
+def _of_gang(gang: DesiredGang, nodes: Collection[str]) -> pb.DesiredGang:
+    spec, cell = gang.spec, gang.allocation
+    return pb.DesiredGang(
+        job=spec.name, generation=gang.generation, leader=gang.leader,
+        shares=[
+            pb.AgentShare(node=node, gpu_indices=gpus)
+            for node, gpus in cell.shares
+            if node in nodes
+        ],
+        members=[node for node, _ in cell.shares],
+        model=spec.workload.model, params=spec.workload.params,
+        global_batch=spec.workload.global_batch, gpu_type=cell.gpu_type, gpus=cell.gpus,
+        pipeline_degree=cell.pipeline_degree, plan=cell.plan,
+        iter_time_s=spec.workload.global_batch / cell.rate if cell.rate > 0 else 0.0,
+        iterations_total=spec.iterations, iterations_done=gang.iterations_done,
+        restart_s=spec.restart_s, command=spec.command,
+    )  # fmt: skip
+
+
+def _phase(field: str, number: pb.ObservedGang.Phase.ValueType) -> str:
+    if number not in _PHASES:
+        raise InvalidInput(field, "is not a phase that this server knows; upgrade the server first")
+    return _PHASES[number]
+
+
+def _known(value: float) -> bool:
+    return math.isfinite(value) and value >= 0

@@ -1,0 +1,78 @@
+"""Clusters, GPU types and nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from formulation.resources import ClusterRecord, NodeRecord, NodeSpec
+from formulation.snapshot import GpuType
+from service.rpc import fields, names
+from tessera.v1 import clusters_pb2 as pb
+
+MAX_GPU_TYPES: Final = 256
+MAX_GPUS_A_NODE: Final = 64
+MAX_MEMORY_BYTES: Final = 2**50
+
+
+def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, ...]:
+    """Return GPU types, each name once."""
+    found = tuple(
+        GpuType(
+            name=names.gpu_type(f"{field}[{i}].name", m.name),
+            memory_bytes=fields.whole(
+                f"{field}[{i}].memory_bytes", m.memory_bytes, 1, MAX_MEMORY_BYTES
+            ),
+        )
+        for i, m in enumerate(messages)
+    )
+    fields.batch(field, len(found), MAX_GPU_TYPES)
+    fields.distinct((f"{field}[{i}].name", t.name) for i, t in enumerate(found))
+    return found
+
+
+def of_cluster(record: ClusterRecord) -> pb.Cluster:
+    """Return the message of a stored cluster."""
+    last = record.last_round
+    return pb.Cluster(
+        name=names.cluster_name(record.name),
+        gpu_types=[pb.GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in record.gpu_types],
+        etag=fields.etag_of(record.version), create_time=fields.timestamp_of(record.created_s),
+        nodes=record.nodes, gpus=record.gpus,
+        last_round=names.round_name(record.name, last) if last else "",
+    )  # fmt: skip
+
+
+def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
+    """Return the node, which must lie in ``cluster``."""
+    return NodeSpec(
+        name=to_node_id(f"{field}.name", cluster, message.name),
+        gpu_type=names.gpu_type(f"{field}.gpu_type", message.gpu_type),
+        gpus=fields.whole(f"{field}.gpus", message.gpus, 1, MAX_GPUS_A_NODE),
+        rack=fields.text(f"{field}.rack", message.rack, 100),
+        version=fields.version_of(message.etag),
+    )
+
+
+def to_node_id(field: str, cluster: str, name: str) -> str:
+    """Return the id of a node, which must lie in ``cluster``."""
+    parent, node = names.parse_node(field, name)
+    names.require_parent(field, parent, cluster)
+    return node
+
+
+def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
+    """Return the message of a stored node; silent for longer than ``lease_s``, it is unreachable."""
+    state = pb.Node.READY
+    if record.draining:
+        state = pb.Node.DRAINING
+    elif record.silent_s > lease_s:
+        state = pb.Node.UNREACHABLE
+    return pb.Node(
+        name=names.node_name(cluster, record.spec.name), gpu_type=record.spec.gpu_type,
+        gpus=record.spec.gpus, rack=record.spec.rack, state=state,
+        etag=fields.etag_of(record.version), free_gpus=record.free_gpus,
+        jobs=[names.job_name(cluster, job) for job in record.jobs],
+        silent_s=record.silent_s if math.isfinite(record.silent_s) else -1.0,
+    )  # fmt: skip

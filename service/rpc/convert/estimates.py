@@ -1,0 +1,99 @@
+"""Workloads, Cells and their estimates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Source, Workload
+from service.rpc import fields, names
+from tessera.v1 import estimates_pb2 as pb
+
+MAX_GPUS: Final = 65_536
+MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
+"""What an iteration can take; beyond, a value is a wrong unit and would drown the objective."""
+
+_SOURCES: Final = {
+    pb.EstimateSource.MEASURED: Source.MEASURED,
+    pb.EstimateSource.PROFILED: Source.PROFILED,
+    pb.EstimateSource.ANALYTIC: Source.ANALYTIC,
+}
+_SOURCE_OF: Final = {source: number for number, source in _SOURCES.items()}
+
+
+def to_workload(field: str, message: pb.Workload) -> Workload:
+    """Return what is trained."""
+    params = fields.text(f"{field}.params", message.params, 100)
+    if "/" in params:
+        raise InvalidInput(f"{field}.params", "must not contain '/'")
+    return Workload(
+        model=fields.text(f"{field}.model", message.model, 200, required=True),
+        params=params,
+        global_batch=fields.whole(f"{field}.global_batch", message.global_batch, 1, 10**9),
+    )
+
+
+def of_workload(workload: Workload) -> pb.Workload:
+    """Return the message of ``workload``."""
+    return pb.Workload(
+        model=workload.model, params=workload.params, global_batch=workload.global_batch
+    )
+
+
+def to_estimate(
+    field: str, message: pb.CellEstimate, workload_of_job: Callable[[str, str], Workload]
+) -> EstimateRecord:
+    """Return the estimate; ``workload_of_job(field, name)`` looks up the job that a Cell names."""
+    if bool(message.job) == message.HasField("workload"):
+        raise InvalidInput(field, "set exactly one of workload and job")
+    workload = (
+        workload_of_job(f"{field}.job", message.job)
+        if message.job
+        else to_workload(f"{field}.workload", message.workload)
+    )
+    cell, of = message.cell, f"{field}.cell"
+    gpus = fields.whole(f"{of}.gpus", cell.gpus, 1, MAX_GPUS)
+    return EstimateRecord(
+        workload=workload,
+        gpu_type=names.gpu_type(f"{of}.gpu_type", cell.gpu_type),
+        gpus=gpus,
+        nodes=fields.whole(f"{field}.nodes", message.nodes, 0, gpus),
+        pipeline_degree=fields.whole(f"{of}.pipeline_degree", cell.pipeline_degree, 0, gpus),
+        plan=fields.text(f"{of}.plan", cell.plan, 200),
+        iter_time_s=_iter_time_s(field, message),
+        source=_source(f"{field}.source", message.source),
+        provenance=fields.text(f"{field}.provenance", message.provenance, 1000),
+    )
+
+
+def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
+    """Return the message of a stored estimate."""
+    runs = math.isfinite(record.iter_time_s)
+    return pb.CellEstimate(
+        workload=of_workload(record.workload),
+        cell=pb.Cell(
+            gpu_type=record.gpu_type, gpus=record.gpus, pipeline_degree=record.pipeline_degree,
+            plan=record.plan,
+        ),
+        nodes=record.nodes, iter_time_s=record.iter_time_s if runs else 0.0, infeasible=not runs,
+        source=_SOURCE_OF[record.source], provenance=record.provenance,
+    )  # fmt: skip
+
+
+def _iter_time_s(field: str, message: pb.CellEstimate) -> float:
+    if message.infeasible:
+        if message.iter_time_s != 0:  # NaN too
+            raise InvalidInput(field, "set exactly one of iter_time_s and infeasible")
+        return math.inf
+    return fields.real(
+        f"{field}.iter_time_s", message.iter_time_s, MIN_ITER_TIME_S, MAX_ITER_TIME_S
+    )
+
+
+def _source(field: str, source: pb.EstimateSource.ValueType) -> Source:
+    if source not in _SOURCES:
+        raise InvalidInput(field, "must be MEASURED, PROFILED or ANALYTIC")
+    return _SOURCES[source]

@@ -1,0 +1,168 @@
+"""Jobs, their allocations and the reasons why they do not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from formulation.errors import InvalidInput
+from formulation.explain import Reason
+from formulation.lifecycle import JobState
+from formulation.resources import AllocationRecord, JobRecord, JobSpec
+from service.rpc import fields, names
+from service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
+from tessera.v1 import estimates_pb2
+from tessera.v1 import jobs_pb2 as pb
+
+MAX_ITERATIONS: Final = 10**12
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
+"""Beyond, one job's worth would overflow or drown the objective of a whole round."""
+MAX_PRIORITY: Final = 100
+MAX_RETRIES: Final = 1000
+MAX_LABELS: Final = 64
+MAX_COMMAND_CHARS: Final = 65_536
+DEFAULT_RESTART_S: Final = 60.0
+DEFAULT_RETRIES: Final = 3
+
+CHANGEABLE: Final[dict[str, str]] = {
+    "weight": "weight",
+    "priority": "queue",
+    "pinned": "movable",
+    "deadline": "deadline_s",
+    "labels": "labels",
+}
+"""Field of Job that may change after submission -> field of JobSpec."""
+
+_STATE_NUMBER: Final = {state: pb.JobState.Value(state.name) for state in JobState}
+_STATE_OF: Final = {number: state for state, number in _STATE_NUMBER.items()}
+
+
+def to_job_spec(field: str, job_id: str, message: pb.Job) -> JobSpec:
+    """Return the job as asked for; its name and its output-only fields are ignored."""
+    m = message
+    requested_type = m.requested_gpu_type and names.gpu_type(
+        f"{field}.requested_gpu_type", m.requested_gpu_type
+    )
+    restart_s, retries = DEFAULT_RESTART_S, DEFAULT_RETRIES
+    if m.HasField("restart"):
+        restart_s = fields.seconds(f"{field}.restart", m.restart)
+    if m.HasField("max_retries"):
+        retries = fields.whole(f"{field}.max_retries", m.max_retries, 0, MAX_RETRIES)
+    return JobSpec(
+        name=job_id,
+        workload=to_workload(f"{field}.workload", m.workload),
+        iterations=fields.whole(f"{field}.iterations", m.iterations, 1, MAX_ITERATIONS),
+        requested_gpus=fields.whole(f"{field}.requested_gpus", m.requested_gpus, 1, MAX_GPUS),
+        requested_type=requested_type,
+        tenant=fields.text(f"{field}.tenant", m.tenant, 100),
+        guaranteed=m.guaranteed,
+        restart_s=restart_s,
+        command=_command(f"{field}.command", list(m.command)),
+        max_retries=retries,
+        **to_changes(field, m),
+    )
+
+
+def to_changes(field: str, message: pb.Job) -> dict[str, Any]:
+    """Return the fields of JobSpec that may change after submission."""
+    deadline_s = math.inf
+    if message.HasField("deadline"):
+        deadline_s = fields.seconds_since_1970(f"{field}.deadline", message.deadline)
+    return {
+        "weight": fields.real(f"{field}.weight", message.weight or 1.0, MIN_WEIGHT, MAX_WEIGHT),
+        "queue": fields.whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
+        "movable": not message.pinned,
+        "deadline_s": deadline_s,
+        "labels": _labels(f"{field}.labels", message.labels),
+    }
+
+
+def populated(message: pb.Job) -> list[str]:
+    """Return the changeable fields of Job that ``message`` sets (what an empty update mask means)."""
+    return [f.name for f, _ in message.ListFields() if f.name in CHANGEABLE]
+
+
+def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState]:
+    """Return states to select by."""
+    for i, number in enumerate(numbers):
+        if number not in _STATE_OF:
+            raise InvalidInput(f"{field}[{i}]", "is not a state of a job")
+    return [_STATE_OF[number] for number in numbers]
+
+
+def of_spec(spec: JobSpec) -> pb.Job:
+    """Return the message of a job as asked for, without a name."""
+    message = pb.Job(
+        workload=of_workload(spec.workload), iterations=spec.iterations,
+        requested_gpus=spec.requested_gpus, requested_gpu_type=spec.requested_type,
+        tenant=spec.tenant, priority=spec.queue, weight=spec.weight, guaranteed=spec.guaranteed,
+        restart=fields.duration_of(spec.restart_s), pinned=not spec.movable, labels=spec.labels,
+        command=spec.command, max_retries=spec.max_retries,
+    )  # fmt: skip
+    if math.isfinite(spec.deadline_s):
+        message.deadline.CopyFrom(fields.timestamp_of(spec.deadline_s))
+    return message
+
+
+def of_job(record: JobRecord) -> pb.Job:
+    """Return the message of a stored job."""
+    cluster, message = record.cluster, of_spec(record.spec)
+    message.name = names.job_name(cluster, record.spec.name)
+    message.etag = fields.etag_of(record.version)
+    message.state = _STATE_NUMBER[record.state]
+    message.create_time.CopyFrom(fields.timestamp_of(record.created_s))
+    message.iterations_done = record.iterations_done
+    message.generation = record.generation
+    message.retries = record.retries
+    message.last_error = record.last_error
+    if record.started_s is not None:
+        message.start_time.CopyFrom(fields.timestamp_of(record.started_s))
+    if record.ended_s is not None:
+        message.end_time.CopyFrom(fields.timestamp_of(record.ended_s))
+    if record.allocation is not None:
+        message.allocation.CopyFrom(of_allocation(cluster, record.allocation))
+    if record.reason is not None:
+        message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round))
+    return message
+
+
+def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
+    """Return the message of an allocation."""
+    return pb.Allocation(
+        cell=estimates_pb2.Cell(
+            gpu_type=allocation.gpu_type, gpus=allocation.gpus,
+            pipeline_degree=allocation.pipeline_degree, plan=allocation.plan,
+        ),
+        rate=allocation.rate, generation=allocation.generation,
+        shares=[
+            pb.NodeShare(node=names.node_name(cluster, node), gpu_indices=gpus)
+            for node, gpus in allocation.shares
+        ],
+    )  # fmt: skip
+
+
+def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
+    """Return the message of a reason that round ``number`` gave (0: a round that is not kept)."""
+    return pb.Reason(
+        code=reason.code, message=reason.message, next_step=reason.next_step,
+        evidence=dict(reason.evidence), round=names.round_name(cluster, number) if number else "",
+    )  # fmt: skip
+
+
+def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+    if len(labels) > MAX_LABELS:
+        raise InvalidInput(field, f"must be at most {MAX_LABELS}; they are {len(labels)}")
+    for key, value in labels.items():
+        fields.text(field, key, 63, required=True)
+        fields.text(f"{field}[{key}]", value, 255)
+    return dict(labels)
+
+
+def _command(field: str, command: list[str]) -> tuple[str, ...]:
+    if sum(map(len, command)) > MAX_COMMAND_CHARS:
+        raise InvalidInput(field, f"must be at most {MAX_COMMAND_CHARS:,} characters in all")
+    for i, word in enumerate(command):
+        if "\0" in word:
+            raise InvalidInput(f"{field}[{i}]", "must not contain a zero byte")
+    return tuple(command)

@@ -1,0 +1,166 @@
+"""From the tree of errors to gRPC: one table of codes, google.rpc details, and the outermost guard."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Never
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from formulation import errors
+from solvers.base import SolverFailed
+
+log = logging.getLogger(__name__)
+
+DOMAIN: Final = "tessera"
+"""``google.rpc.ErrorInfo.domain`` of every error; the reason is the error class's token."""
+
+CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
+    errors.TesseraError: grpc.StatusCode.INTERNAL,
+    errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.RequestIdReused: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ProblemTooLarge: grpc.StatusCode.FAILED_PRECONDITION,  # stored values, not the caller's
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Conflict: grpc.StatusCode.ABORTED,
+    errors.StaleEtag: grpc.StatusCode.ABORTED,
+    errors.RoundSuperseded: grpc.StatusCode.ABORTED,
+    errors.NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.NotMigrated: grpc.StatusCode.UNAVAILABLE,  # agents and clients wait for the upgrade
+    errors.DeadlineTooShort: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.RoundRefused: grpc.StatusCode.INTERNAL,
+    SolverFailed: grpc.StatusCode.INTERNAL,
+}
+"""Each error class's canonical code; a class that is absent has its nearest ancestor's."""
+
+_MAX_MESSAGE_BYTES: Final = 600
+"""All details travel in HTTP/2 headers, which peers limit to 8 KiB; a message occurs three times."""
+
+_Behaviour = Callable[[Any, Any], Any]
+
+
+def code_of(error: errors.TesseraError) -> grpc.StatusCode:
+    """Return the canonical code of ``error``."""
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+
+
+def status_of(error: errors.TesseraError) -> status_pb2.Status:
+    """Return ``error`` as google.rpc.Status with ErrorInfo, and BadRequest where a field is wrong."""
+    facts = {key: _short(value) for key, value in error.metadata().items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)
+    details: list[Message] = [info]
+    if isinstance(error, errors.InvalidInput):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_short(error.field), description=_short(error.problem), reason=error.reason
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    packed = []
+    for detail in details:
+        packed.append(AnyMessage())
+        packed[-1].Pack(detail)
+    number, _ = code_of(error).value
+    return status_pb2.Status(code=number, message=_short(str(error)), details=packed)
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """The outermost interceptor: every error leaves as a canonical code, none with its inner text."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the method's handler, guarded."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded_unary(method, handler.unary_unary),
+                handler.request_deserializer, handler.response_serializer,
+            )  # fmt: skip
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded_stream(method, handler.unary_stream),
+                handler.request_deserializer, handler.response_serializer,
+            )  # fmt: skip
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                _guarded_stream(method, handler.stream_stream),
+                handler.request_deserializer, handler.response_serializer,
+            )  # fmt: skip
+        raise NotImplementedError(f"{method}: no method here takes a stream and gives one answer")
+
+
+def _guarded_unary(method: str, behaviour: _Behaviour) -> _Behaviour:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async with _translated(method, context):
+            return await behaviour(request, context)
+
+    return call
+
+
+def _guarded_stream(method: str, behaviour: _Behaviour) -> _Behaviour:
+    """Return a handler that closes the servicer's generator as soon as the call ends."""
+
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async with _translated(method, context):
+            answers = behaviour(request, context)
+            if inspect.isawaitable(answers):
+                await answers
+                return
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    await context.write(answer)
+
+    return call
+
+
+@contextlib.asynccontextmanager
+async def _translated(
+    method: str, context: grpc.aio.ServicerContext[Any, Any]
+) -> AsyncIterator[None]:
+    """Turn what is raised inside into an abort of the call."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except errors.TesseraError as error:
+        await _abort(method, context, error)
+    except Exception:
+        log.exception("unexpected error", extra={"action": "rpc_failed", "method": method})
+        await context.abort(
+            grpc.StatusCode.INTERNAL, f"internal error in {method}; the server's log has the cause"
+        )
+
+
+async def _abort(
+    method: str, context: grpc.aio.ServicerContext[Any, Any], error: errors.TesseraError
+) -> Never:
+    code = code_of(error)
+    if code is grpc.StatusCode.INTERNAL:
+        log.error("%s", error, exc_info=error, extra={"action": "rpc_failed", "method": method})
+    else:
+        log.info("%s: %s", code.name, error, extra={"action": "rpc_refused", "method": method})
+    status = rpc_status.to_status(status_of(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def _short(value: str) -> str:
+    """Return ``value`` cut to what fits in the headers."""
+    raw = value.encode()
+    if len(raw) <= _MAX_MESSAGE_BYTES:
+        return value
+    return raw[: _MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,69 @@
+"""grpc.health.v1, bound to the store: serving only while the store answers and its schema is right."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from grpc_health.v1 import health, health_pb2
+
+from formulation.errors import Unavailable
+from service.ports import Store
+from service.rpc.calls import Calls
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """Asks the store every ``period_s`` and tells it on, for the server ("") and each service.
+
+    The question has a thread of its own, so that a busy pool does not look like a lost database.
+    """
+
+    def __init__(self, store: Store, services: Iterable[str], period_s: float) -> None:
+        self.servicer = health.aio.HealthServicer()
+        self._store, self._period_s = store, period_s
+        self._services = ["", *services]
+        self._calls = Calls(1, "health")
+        self._ready: bool | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Ask once, then go on asking in the background."""
+        await self._check()
+        self._task = asyncio.create_task(self._repeat())
+
+    async def stop(self) -> None:
+        """Say NOT_SERVING for good, and stop asking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.servicer.enter_graceful_shutdown()
+
+    async def close(self) -> None:
+        """Give the thread back."""
+        await self._calls.close()
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            await self._check()
+
+    async def _check(self) -> None:
+        problem = ""
+        try:
+            async with asyncio.timeout(self._period_s):
+                await self._calls.run(self._store.ready)
+        except Unavailable as error:
+            problem = str(error)
+        except TimeoutError:
+            problem = f"the store did not answer in {self._period_s:g} s"
+        ready = not problem
+        if ready is not self._ready:
+            level = logging.INFO if ready else logging.ERROR
+            log.log(level, "%s", problem or "ready", extra={"action": "health", "ready": ready})
+        self._ready = ready
+        status = health_pb2.HealthCheckResponse
+        for service in self._services:
+            await self.servicer.set(service, status.SERVING if ready else status.NOT_SERVING)

@@ -1,0 +1,180 @@
+"""tessera.v1.Jobs: what users submit, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc.aio
+
+from formulation.errors import InvalidInput
+from formulation.lifecycle import TERMINAL, JobEvent
+from formulation.resources import JobRecord, JobSpec, Request
+from service.ports import Store, Writer
+from service.rpc import fields, names
+from service.rpc.calls import Calls, Wakeups
+from service.rpc.convert import jobs as convert
+from service.rpc.paging import page_of
+from tessera.v1 import jobs_pb2 as pb
+from tessera.v1 import jobs_pb2_grpc
+
+MAX_JOBS: Final = 10_000
+"""Jobs in one call."""
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Event = pb.CancelJobRequest | pb.HoldJobRequest | pb.ReleaseJobRequest
+
+
+class JobsServicer(jobs_pb2_grpc.JobsServicer):
+    """Serves jobs from the store.
+
+    ``new_id`` chooses ids for jobs that come without; ``wall_s`` is seconds since 1970, for refusing
+    deadlines that have passed; ``poll_s`` is how often a watched job is read where no wake-up came.
+    """
+
+    def __init__(
+        self, store: Store, calls: Calls, wakeups: Wakeups, *,
+        new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float,
+    ) -> None:  # fmt: skip
+        self._store, self._calls, self._wakeups = store, calls, wakeups
+        self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.Job:
+        """Queue a job."""
+        return await self._calls.run(self._submit_job, request)
+
+    async def SubmitJobs(
+        self, request: pb.SubmitJobsRequest, context: _Context
+    ) -> pb.SubmitJobsResponse:
+        """Queue jobs, all or none."""
+        return await self._calls.run(self._submit_jobs, request)
+
+    async def GetJob(self, request: pb.GetJobRequest, context: _Context) -> pb.Job:
+        """Return a job."""
+        cluster, job = names.parse_job("name", request.name)
+        return convert.of_job(await self._calls.run(self._store.get_job, cluster, job))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
+        """Return a page of jobs, in order of submission."""
+        return await self._calls.run(self._list_jobs, request)
+
+    async def UpdateJob(self, request: pb.UpdateJobRequest, context: _Context) -> pb.Job:
+        """Change weight, priority, pinned, deadline or labels."""
+        return await self._calls.run(self._update_job, request)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.Job:
+        """End a job."""
+        key = fields.request_key(request, request.request_id)
+        return await self._calls.run(self._job_event, request, key, JobEvent.CANCEL)
+
+    async def HoldJob(self, request: pb.HoldJobRequest, context: _Context) -> pb.Job:
+        """Keep a job out of rounds."""
+        key = fields.request_key(request, request.request_id)
+        return await self._calls.run(self._job_event, request, key, JobEvent.HOLD)
+
+    async def ReleaseJob(self, request: pb.ReleaseJobRequest, context: _Context) -> pb.Job:
+        """Let a held job into rounds again."""
+        key = fields.request_key(request, request.request_id)
+        return await self._calls.run(self._job_event, request, key, JobEvent.RELEASE)
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: _Context
+    ) -> AsyncIterator[pb.Job]:
+        """Send the job now and whenever it differs, until it has ended; slow readers skip versions."""
+        cluster, job = names.parse_job("name", request.name)
+        sent: JobRecord | None = None
+        with self._wakeups.listen(cluster) as changes:
+            while True:
+                record = await self._calls.run(self._store.get_job, cluster, job)
+                if record != sent:
+                    yield convert.of_job(record)
+                    sent = record
+                if record.state in TERMINAL:
+                    return
+                await changes.wait(self._poll_s)
+
+    def _submit_job(self, request: pb.SubmitJobRequest) -> pb.Job:
+        cluster = names.parse_cluster("parent", request.parent)
+        spec = self._spec("", request)
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            self._require_future("job.deadline", spec)
+            (record,) = writer.submit_jobs(cluster, [spec])
+            return convert.of_job(record).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.Job.FromString(kept)
+
+    def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("requests", len(request.requests), MAX_JOBS)
+        specs = [self._inner_spec(i, inner) for i, inner in enumerate(request.requests)]
+        fields.distinct((f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs))
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            for i, spec in enumerate(specs):
+                self._require_future(f"requests[{i}].job.deadline", spec)
+            jobs = map(convert.of_job, writer.submit_jobs(cluster, specs))
+            return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.SubmitJobsResponse.FromString(kept)
+
+    def _inner_spec(self, i: int, inner: pb.SubmitJobRequest) -> JobSpec:
+        for name in ("parent", "validate_only", "request_id"):
+            if getattr(inner, name):
+                raise InvalidInput(f"requests[{i}].{name}", "set it on the outer request only")
+        return self._spec(f"requests[{i}].", inner)
+
+    def _spec(self, prefix: str, request: pb.SubmitJobRequest) -> JobSpec:
+        name = names.identifier(f"{prefix}job_id", request.job_id or self._new_id())
+        return convert.to_job_spec(f"{prefix}job", name, request.job)
+
+    def _require_future(self, field: str, spec: JobSpec) -> None:
+        """Refuse a deadline that has passed. Inside the transaction, so that a repeated call succeeds."""
+        if spec.deadline_s <= self._wall_s():
+            raise InvalidInput(field, "has passed; name a later one, or none")
+
+    def _list_jobs(self, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        page = page_of(request, request.page_size, request.page_token, most=10_000, counts=True)
+        states = convert.to_states("states", list(request.states))
+        found, cursor = self._store.list_jobs(cluster, states, page.number, page.size)
+        return pb.ListJobsResponse(
+            jobs=map(convert.of_job, found), next_page_token=page.token(cursor)
+        )
+
+    def _update_job(self, request: pb.UpdateJobRequest) -> pb.Job:
+        cluster, job = names.parse_job("job.name", request.job.name)
+        paths = fields.mask_paths("update_mask", request.update_mask, convert.CHANGEABLE)
+        paths = paths or convert.populated(request.job)
+        if not paths:
+            raise InvalidInput("update_mask", f"names nothing to change of {[*convert.CHANGEABLE]}")
+        changes = convert.to_changes("job", request.job)
+        version = fields.version_of(request.job.etag)
+        key = fields.request_key(request, request.request_id)
+        spec = replace(self._store.get_job(cluster, job).spec, **changes)
+
+        def work(writer: Writer) -> bytes:
+            if "deadline" in paths:
+                self._require_future("job.deadline", spec)
+            changed = [convert.CHANGEABLE[path] for path in paths]
+            record = writer.update_job(cluster, spec, changed, version)
+            return convert.of_job(record).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.Job.FromString(kept)
+
+    def _job_event(self, request: _Event, key: Request | None, event: JobEvent) -> pb.Job:
+        cluster, job = names.parse_job("name", request.name)
+        version = fields.version_of(request.etag)
+
+        def work(writer: Writer) -> bytes:
+            return convert.of_job(
+                writer.job_event(cluster, job, event, version)
+            ).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.Job.FromString(kept)

@@ -1,0 +1,92 @@
+"""Resource names: ``clusters/{cluster}`` and what lies below it, parsed and formatted."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from formulation.errors import InvalidInput
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_GPU_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def identifier(field: str, text: str) -> str:
+    """Return ``text`` if it is a valid id of a cluster, node, job or agent."""
+    if not _ID.fullmatch(text):
+        raise InvalidInput(
+            field,
+            "must be 1 to 100 letters, digits, '-', '_' or '.', the first a letter or digit",
+        )
+    return text
+
+
+def gpu_type(field: str, text: str) -> str:
+    """Return ``text`` if it is a valid name of a GPU type."""
+    if not _GPU_TYPE.fullmatch(text):
+        raise InvalidInput(
+            field,
+            "must be 1 to 63 lower-case letters, digits, '-', '_' or '.', the first a letter or digit",
+        )
+    return text
+
+
+def cluster_name(cluster: str) -> str:
+    """Return ``clusters/{cluster}``."""
+    return f"clusters/{cluster}"
+
+
+def node_name(cluster: str, node: str) -> str:
+    """Return ``clusters/{cluster}/nodes/{node}``."""
+    return f"clusters/{cluster}/nodes/{node}"
+
+
+def job_name(cluster: str, job: str) -> str:
+    """Return ``clusters/{cluster}/jobs/{job}``."""
+    return f"clusters/{cluster}/jobs/{job}"
+
+
+def round_name(cluster: str, number: int) -> str:
+    """Return ``clusters/{cluster}/rounds/{number}``."""
+    return f"clusters/{cluster}/rounds/{number}"
+
+
+def parse_cluster(field: str, name: str) -> str:
+    """Return the cluster's id."""
+    (cluster,) = _parse(field, name, "clusters")
+    return cluster
+
+
+def parse_node(field: str, name: str) -> tuple[str, str]:
+    """Return the ids of the cluster and the node."""
+    cluster, node = _parse(field, name, "clusters", "nodes")
+    return cluster, node
+
+
+def parse_job(field: str, name: str) -> tuple[str, str]:
+    """Return the ids of the cluster and the job."""
+    cluster, job = _parse(field, name, "clusters", "jobs")
+    return cluster, job
+
+
+def parse_round(field: str, name: str) -> tuple[str, int]:
+    """Return the cluster's id and the round's number."""
+    cluster, number = _parse(field, name, "clusters", "rounds")
+    if not _NUMBER.fullmatch(number):
+        raise InvalidInput(field, "a round is named by its number, e.g. clusters/main/rounds/12")
+    return cluster, int(number)
+
+
+def require_parent(field: str, found: str, cluster: str) -> None:
+    """Check that a resource named in a call lies in the call's parent."""
+    if found != cluster:
+        raise InvalidInput(field, f"must lie in {cluster_name(cluster)}, the parent of this call")
+
+
+def _parse(field: str, name: str, *collections: str) -> list[str]:
+    parts = name.split("/")
+    if len(parts) != 2 * len(collections) or tuple(parts[::2]) != collections:
+        form = "/".join(f"{c}/{{{c.removesuffix('s')}}}" for c in collections)
+        raise InvalidInput(field, f"must have the form {form}")
+    return [identifier(field, part) for part in parts[1::2]]
