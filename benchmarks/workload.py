@@ -1,0 +1,114 @@
+"""A seeded stream of training jobs with the habits of production traces (Philly, ATC 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from estimator.roofline import sample_profiles
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import Workload
+from formulation.tables import Floats
+from service.importing.trace import Arrival
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How jobs arrive, how many GPUs they ask for and how long they take. Defaults: judgement.
+
+    With the defaults a job asks for 3.2 GPUs for 2.1 h on average: about the work of 1,280 GPUs.
+    """
+
+    mean_gap_s: float = 20.0
+    burst_share: float = 0.8
+    """Of gaps: they are short. Their mean is a fifth of the overall mean; the others are long."""
+    gap_sigma: float = 1.0  # of the logarithm
+    day_swing: float = 0.6
+    """The rate varies by this share over a day; least at midnight, where time 0 is."""
+    median_s: float = 1_800.0
+    duration_sigma: float = 1.7  # of the logarithm
+    shortest_s: float = 60.0
+    longest_s: float = 30 * DAY_S
+    gpus: tuple[int, ...] = (1, 2, 4, 8, 16)
+    gpu_shares: tuple[float, ...] = (0.45, 0.20, 0.20, 0.10, 0.05)
+
+
+def philly_like(
+    jobs: int,
+    seed: int,
+    *,
+    profiles: Iterable[EstimateRecord] | None = None,
+    habits: Habits = Habits(),
+) -> list[Arrival]:
+    """Return jobs by time of arrival.
+
+    Each asks for a configuration that runs according to ``profiles`` (None: the sample profiles), and has
+    as many iterations as its drawn duration allows on it. The same arguments give the same jobs.
+    """
+    known = runnable(sample_profiles() if profiles is None else profiles, habits.gpus)
+    rng = np.random.default_rng(seed)
+    arrivals = arrival_times_s(rng, jobs, habits)
+    seconds = rng.lognormal(math.log(habits.median_s), habits.duration_sigma, jobs)
+    seconds = np.clip(seconds, habits.shortest_s, habits.longest_s)
+    offered = [(n, p) for n, p in zip(habits.gpus, habits.gpu_shares, strict=True) if n in known]
+    shares = np.array([p for _, p in offered])
+    counts = rng.choice([n for n, _ in offered], size=jobs, p=shares / shares.sum())
+    found = []
+    for i, (gpus, duration_s) in enumerate(zip(counts.tolist(), seconds.tolist(), strict=True)):
+        gpu_type, work, iter_time_s = _configuration(rng, known[gpus])
+        spec = JobSpec(
+            name=f"job-{i:05d}", workload=work, requested_gpus=gpus, requested_type=gpu_type,
+            iterations=max(1, round(duration_s / iter_time_s)),
+        )  # fmt: skip
+        found.append(Arrival(float(arrivals[i]), spec))
+    return found
+
+
+def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
+    """Return rising seconds since a midnight, float64[jobs].
+
+    Gaps are a mixture of two log-normals (bursts and lulls) in a time that runs as fast as the day's rate.
+    """
+    short = rng.random(jobs) < habits.burst_share
+    long_mean = (1 - habits.burst_share / 5) / max(1 - habits.burst_share, 1e-9)
+    mean = np.where(short, 1 / 5, long_mean) * habits.mean_gap_s
+    gaps = rng.lognormal(np.log(mean) - habits.gap_sigma**2 / 2, habits.gap_sigma)
+    warped = np.cumsum(gaps)
+    # warped = t - swing * day / (2 pi) * sin(2 pi t / day): rate 1 - swing at midnight, 1 + swing at noon
+    amplitude = habits.day_swing * DAY_S / (2 * math.pi)
+    clock = np.arange(0.0, (warped[-1] if jobs else 0.0) + amplitude + 600.0, 300.0)
+    return np.interp(warped, clock - amplitude * np.sin(2 * math.pi * clock / DAY_S), clock)
+
+
+Choices = dict[str, dict[str, list[tuple[Workload, float]]]]
+"""GPU type -> model -> (workload, seconds an iteration)."""
+
+
+def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[int, Choices]:
+    """Return what runs on each of the GPU counts, at the fastest shape, degree and plan of each."""
+    fastest: dict[tuple[int, str, Workload], float] = defaultdict(lambda: math.inf)
+    for e in profiles:
+        key = (e.gpus, e.gpu_type, e.workload)
+        if e.gpus in gpus and math.isfinite(e.iter_time_s):
+            fastest[key] = min(fastest[key], e.iter_time_s)
+    found: dict[int, Choices] = {}
+    for (count, kind, work), iter_time_s in fastest.items():
+        by_model = found.setdefault(count, {}).setdefault(kind, {})
+        by_model.setdefault(work.model, []).append((work, iter_time_s))
+    return found
+
+
+def _configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:
+    """Draw a type, then a model, then one of its sizes and batches, each evenly."""
+    gpu_type = list(choices)[rng.integers(len(choices))]
+    by_model = choices[gpu_type]
+    sizes = by_model[list(by_model)[rng.integers(len(by_model))]]
+    work, iter_time_s = sizes[rng.integers(len(sizes))]
+    return gpu_type, work, iter_time_s

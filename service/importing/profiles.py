@@ -1,0 +1,77 @@
+"""Profiles: measured or estimated iteration times from a CSV file (format: README.md)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from formulation.resources import EstimateRecord
+from formulation.snapshot import BEST_FOUND, Source, Workload
+from service.importing.csvfile import Mistakes, Row, decoded, rows
+
+REQUIRED = (
+    "model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node", "iter_time_s",
+    "status",
+)  # fmt: skip
+OPTIONAL = ("pipeline_degree", "plan", "source", "provenance")
+FAILED = ("failed", "oom", "infeasible")
+MAX_COUNT = 2**31 - 1
+MAX_ITERATION_S = 1e6
+
+
+def read_profiles(path: Path) -> list[EstimateRecord]:
+    """Read a file. Raises InvalidInput (with every mistake) and OSError."""
+    return parse_profiles(path.read_bytes(), path.name)
+
+
+def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
+    """Return the estimates in their order; one that failed has ``iter_time_s`` inf.
+
+    ``file`` names the data in messages and is the provenance of rows that state none.
+
+    Raises:
+        InvalidInput: the first 20 mistakes, one a line.
+    """
+    mistakes = Mistakes(file)
+    found: list[EstimateRecord] = []
+    lines: dict[tuple[object, ...], int] = {}
+    for row in rows(decoded(data, file), mistakes, REQUIRED, OPTIONAL):
+        record = _record(row, file)
+        if not row.ok:
+            continue
+        key = (
+            record.workload, record.gpu_type, record.gpus, record.nodes, record.pipeline_degree,
+            record.plan,
+        )  # fmt: skip
+        if key in lines:
+            row.wrong("", f"must not repeat the configuration of line {lines[key]}")
+        lines.setdefault(key, row.line)
+        found.append(record)
+    mistakes.check()
+    return found
+
+
+def _record(row: Row, file: str) -> EstimateRecord:
+    status = row.choice("status", ("ok", *FAILED))
+    if status == "ok":
+        iter_time_s = row.decimal("iter_time_s", 0.0, MAX_ITERATION_S, above=True)
+    else:
+        iter_time_s = math.inf
+        if row.get("iter_time_s"):
+            row.wrong("iter_time_s", f"must be empty where status is {status}")
+    nodes = row.whole("num_nodes", 1, 100_000)
+    gpus = nodes * row.whole("gpus_per_node", 1, 64)
+    degree = row.whole("pipeline_degree", BEST_FOUND, MAX_COUNT, default=BEST_FOUND)
+    if row.ok and degree > gpus:
+        row.wrong("pipeline_degree", f"must be at most the number of GPUs, {gpus}")
+    names = [source.name.lower() for source in Source]
+    source = Source[row.choice("source", names, default="measured").upper()]
+    return EstimateRecord(
+        workload=Workload(
+            model=row.name("model"), params=row.name("params"),
+            global_batch=row.whole("global_batch", 1, MAX_COUNT),
+        ),
+        gpu_type=row.gpu_type("gpu_type"), gpus=gpus, nodes=nodes, pipeline_degree=degree,
+        plan=row.name("plan", optional=True), iter_time_s=iter_time_s, source=source,
+        provenance=row.text("provenance", 200) or file,
+    )  # fmt: skip
