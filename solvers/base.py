@@ -6,9 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from formulation.errors import InvalidInput
+from formulation.errors import InvalidInput, TesseraError
 from formulation.problem import Problem
 from formulation.solution import Solution
+
+
+class SolverFailed(TesseraError):
+    """A solver library said something that has no meaning here; report it with the problem attached."""
+
+    reason = "SOLVER_FAILED"
+
+    def __init__(self, solver: str, detail: str) -> None:
+        super().__init__(f"solver {solver} failed: {detail}; choose another solver for this round")
+        self.solver = solver
+        self.detail = detail
+
+    def metadata(self) -> dict[str, str]:
+        """Name the solver."""
+        return {"solver": self.solver}
 
 
 def _never() -> bool:
@@ -20,9 +35,9 @@ class Budget:
     """How long a solver may work. A value; a solver reads no clock and no configuration of its own.
 
     ``remaining_s`` returns the wall seconds left, by the caller's clock; it is asked, never stored.
-    ``work`` limits solvers by name in their own deterministic unit (CP-SAT: deterministic seconds;
-    others: 0 skips the solver, anything else lets it finish), so that a recorded round can be
-    repeated bit for bit: with it, ``remaining_s`` should be infinite.
+    ``work`` limits solvers by name in their own deterministic unit (cp-sat: deterministic seconds;
+    lp: rounds of column generation; others: 1), and 0 makes the portfolio skip the solver, so that
+    a recorded round can be repeated bit for bit: with it, ``remaining_s`` should be infinite.
     """
 
     remaining_s: Callable[[], float]
@@ -44,6 +59,10 @@ class Budget:
     def expired(self) -> bool:
         """Return whether there is no time left."""
         return self.cancelled() or self.remaining_s() <= 0
+
+    def skips(self, solver: str) -> bool:
+        """Return whether the recorded run did without ``solver``."""
+        return self.work.get(solver) == 0
 
 
 class Solver(Protocol):

@@ -1,0 +1,93 @@
+"""What all solvers share: measuring a choice, and making a Solution whose status follows from its bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import sparse
+
+from formulation.problem import Problem, jobwise
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Bools, Floats, Ints
+
+
+def objective_of(problem: Problem, choice: Ints) -> int:
+    """Return the value of ``choice`` (int64[jobs], column or -1) in the problem's integers."""
+    return int(problem.value[choice[choice >= 0]].sum())
+
+
+def is_answer(problem: Problem, choice: Ints) -> bool:
+    """Return whether ``choice`` has an own column or -1 a job, fits every row, and runs what must."""
+    if len(choice) != len(problem.jobs):
+        return False
+    runs = choice >= 0
+    own = (choice >= problem.job_start[:-1]) & (choice < problem.job_start[1:])
+    if np.any(runs & ~own) or np.any(problem.must_run & ~runs):
+        return False
+    return bool(np.all(problem.used(choice) <= problem.capacity))
+
+
+def usable_hint(problem: Problem, hint: Solution | None) -> Ints | None:
+    """Return the hint's choice if it answers this problem; a hint is never trusted unseen."""
+    if hint is None or not hint.has_answer or not is_answer(problem, hint.choice):
+        return None
+    return hint.choice
+
+
+def trivial_bound(problem: Problem) -> float:
+    """Return the value of every job on its best column, whatever fits: a true bound, always known."""
+    best = jobwise(np.maximum, problem.value.astype(np.float64), problem.job_start)
+    return float(np.where(problem.must_run, best, np.maximum(best, 0.0)).sum())
+
+
+def usage_matrix(problem: Problem) -> sparse.csc_array:
+    """Return how much of each row each column uses, int64[rows, columns]; one entry a row and column."""
+    matrix = sparse.csc_array(
+        (problem.amount.copy(), problem.row.copy(), problem.usage_start.copy()),
+        shape=(len(problem.rows), len(problem.cell)),
+    )
+    matrix.sum_duplicates()
+    return matrix
+
+
+def lonely_fit(problem: Problem) -> Bools:
+    """Return, bool[columns], which columns fit into the empty cluster."""
+    used = usage_matrix(problem)
+    column = np.repeat(np.arange(len(problem.cell), dtype=np.int64), np.diff(used.indptr))
+    fits = np.ones(len(problem.cell), dtype=np.bool_)
+    fits[column[used.data > problem.capacity[used.indices]]] = False
+    return fits
+
+
+def cannot_run(problem: Problem) -> Ints:
+    """Return the jobs that must run and have no column that fits even alone: proof of infeasibility."""
+    possible = np.zeros(len(problem.jobs), dtype=np.bool_)
+    possible[problem.column_job[lonely_fit(problem)]] = True
+    return np.flatnonzero(problem.must_run & ~possible)
+
+
+def answer(
+    problem: Problem, choice: Ints, *, bound: float, solver: str, prices: Floats | None = None,
+    seed: int = 0, work: tuple[tuple[str, float], ...] = (),
+) -> Solution:  # fmt: skip
+    """Return the solution of ``choice``: OPTIMAL where no integer lies between it and the bound."""
+    objective = objective_of(problem, choice)
+    whole = math.floor(bound)  # values are integers, so the optimum is one
+    return Solution(
+        status=SolveStatus.OPTIMAL if whole <= objective else SolveStatus.FEASIBLE,
+        choice=choice, objective=objective, bound=float(whole), solver=solver,
+        prices=np.zeros(0) if prices is None else prices, seed=seed, work=work,
+    )  # fmt: skip
+
+
+def without_answer(
+    problem: Problem, status: SolveStatus, *, solver: str, bound: float | None = None,
+    prices: Floats | None = None, seed: int = 0, work: tuple[tuple[str, float], ...] = (),
+) -> Solution:  # fmt: skip
+    """Return the solution that says why there is none; its bound is the trivial one unless given."""
+    return Solution(
+        status=status, choice=np.full(len(problem.jobs), -1), objective=0,
+        bound=trivial_bound(problem) if bound is None else bound, solver=solver,
+        prices=np.zeros(0) if prices is None else prices, seed=seed, work=work,
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""CBC through PuLP: a second opinion, independent of prices and cores, for small and middling rounds."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Final
+
+import numpy as np
+import pulp
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Ints
+from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
+from solvers.base import Budget, SolverFailed
+
+_STATUS: Final = {  # by PuLP's (status, sol_status)
+    (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
+    (pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible): SolveStatus.FEASIBLE,
+    (pulp.LpStatusInfeasible, pulp.LpSolutionInfeasible): SolveStatus.INFEASIBLE,
+    # CBC's "Integer infeasible": the LP has an answer, whole numbers have none
+    (pulp.LpStatusInfeasible, pulp.LpSolutionNoSolutionFound): SolveStatus.INFEASIBLE,
+    (pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound): SolveStatus.UNKNOWN,
+}
+
+
+class Cbc:
+    """Solves to the end or to the time limit: CBC tells PuLP no bound, so a gap would be worthless.
+
+    The hint is not used, on purpose. Work is 1, or 0 where the time ended first.
+    """
+
+    name = "cbc"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem``; without a proof the bound is the trivial one.
+
+        Raises:
+            SolverFailed: CBC could not run, or its answer breaks a rule.
+        """
+        del hint
+        bound = trivial_bound(problem)
+        status, choice = SolveStatus.UNKNOWN, None
+        if not budget.expired():
+            status, choice = self._run(problem, budget)
+        work = ((self.name, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)
+        if choice is None:
+            return without_answer(
+                problem, status, solver=self.name, seed=budget.seed, work=work, bound=bound
+            )
+        if status is SolveStatus.OPTIMAL:
+            bound = min(bound, float(objective_of(problem, choice)))
+        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+
+    def _run(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None]:
+        with warnings.catch_warnings():
+            # PuLP announces the names of its next major release at every call
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return self._run_quietly(problem, budget)
+
+    def _run_quietly(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None]:
+        model, x = _model(problem)
+        remaining_s = budget.remaining_s()
+        command = pulp.PULP_CBC_CMD(
+            msg=False, threads=budget.workers, options=[f"randomCbcSeed {budget.seed + 1}"],
+            timeLimit=max(remaining_s, 0.01) if math.isfinite(remaining_s) else None,
+            gapRel=0.0,
+        )  # fmt: skip
+        try:
+            model.solve(command)
+        except pulp.PulpSolverError as error:
+            raise SolverFailed(self.name, str(error)) from error
+        status = _STATUS.get((model.status, model.sol_status))
+        if status is None:
+            raise SolverFailed(self.name, f"status {model.status}, {model.sol_status}")
+        if status not in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):
+            return status, None
+        picked = np.flatnonzero([(v.value() or 0.0) > 0.5 for v in x])
+        choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+        choice[problem.column_job[picked]] = picked
+        if not is_answer(problem, choice):
+            raise SolverFailed(self.name, "its answer breaks a rule of the problem")
+        return status, choice
+
+
+def _model(problem: Problem) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
+    """Return the statement (1) to (4) in PuLP's words, and x by column."""
+    model = pulp.LpProblem("round", pulp.LpMaximize)
+    x = [pulp.LpVariable(f"x{c}", cat=pulp.LpBinary) for c in range(len(problem.cell))]
+    none = pulp.LpVariable("none", 0, 0)  # CBC refuses a model without any variable
+    model += pulp.LpAffineExpression([(none, 1), *zip(x, problem.value.tolist(), strict=True)])
+    for job in range(len(problem.jobs)):
+        total = pulp.LpAffineExpression([(none, 1), *((x[c], 1) for c in problem.columns_of(job))])
+        model += total == 1 if problem.must_run[job] else total <= 1
+    by_row: list[list[tuple[pulp.LpVariable, int]]] = [[] for _ in problem.rows]
+    for column, row, amount in zip(
+        problem.usage_column.tolist(), problem.row.tolist(), problem.amount.tolist(), strict=True
+    ):
+        by_row[row].append((x[column], amount))
+    for row, users in zip(problem.rows, by_row, strict=True):
+        model += pulp.LpAffineExpression([(none, 1), *users]) <= row.capacity
+    return model, x

@@ -1,0 +1,136 @@
+"""HiGHS's branch and bound through CVXPY and SciPy: a second opinion stated in matrices."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import warnings
+from typing import Any, Final
+
+import numpy as np
+from scipy import sparse
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Ints
+from solvers.answers import (
+    answer,
+    cannot_run,
+    is_answer,
+    objective_of,
+    trivial_bound,
+    usage_matrix,
+    without_answer,
+)
+from solvers.base import Budget, SolverFailed
+
+
+def _cvxpy() -> Any:
+    """Import CVXPY without its log lines about a newer OR-Tools, which it is not used with here."""
+    log = logging.getLogger("__cvxpy__")
+    log.addFilter(_about_no_other_solver)
+    try:
+        return importlib.import_module("cvxpy")
+    finally:
+        log.removeFilter(_about_no_other_solver)
+
+
+def _about_no_other_solver(record: logging.LogRecord) -> bool:
+    return "importing solver" not in record.getMessage()
+
+
+cp: Final = _cvxpy()
+
+_STATUS: Final = {
+    cp.OPTIMAL: SolveStatus.OPTIMAL,
+    cp.OPTIMAL_INACCURATE: SolveStatus.FEASIBLE,  # the time ended with an answer at hand
+    cp.INFEASIBLE: SolveStatus.INFEASIBLE,
+}
+_LARGEST: Final = 1e4
+
+
+class Convex:
+    """Solves (1) to (4) within the gap asked for; the hint is not used, on purpose.
+
+    Work is 1, or 0 where the time ended first.
+    """
+
+    name = "cvxpy"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem`` with HiGHS's own bound.
+
+        Raises:
+            SolverFailed: a status without a meaning here, or an answer that breaks a rule.
+        """
+        del hint
+        status, choice, bound = self._answer(problem, budget)
+        bound = min(bound, trivial_bound(problem))
+        work = ((self.name, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)
+        if choice is None:
+            return without_answer(
+                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=work
+            )
+        bound = max(bound, float(objective_of(problem, choice)))
+        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+
+    def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
+        idle = np.full(len(problem.jobs), -1, dtype=np.int64)
+        if len(cannot_run(problem)):
+            return SolveStatus.INFEASIBLE, None, math.inf
+        if not len(problem.cell):  # CVXPY has no variables of size 0
+            return SolveStatus.OPTIMAL, idle, 0.0
+        if budget.expired():
+            return SolveStatus.UNKNOWN, None, math.inf
+        unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
+        model, x = _model(problem, unit)
+        status = _run(model, budget)
+        if status in (SolveStatus.INFEASIBLE, SolveStatus.UNKNOWN) or x.value is None:
+            return status, None, math.inf
+        picked = np.flatnonzero(x.value > 0.5)
+        choice = idle
+        choice[problem.column_job[picked]] = picked
+        if not is_answer(problem, choice):
+            raise SolverFailed(self.name, "its answer breaks a rule of the problem")
+        # it minimises minus the value, in units of `unit`
+        dual = float(model.solver_stats.extra_stats["mip_dual_bound"])
+        return status, choice, float(round(-dual * unit)) if math.isfinite(dual) else math.inf
+
+
+def _model(problem: Problem, unit: float) -> tuple[Any, Any]:
+    columns = len(problem.cell)
+    x = cp.Variable(columns, boolean=True)
+    member = sparse.csr_array(
+        (np.ones(columns), (problem.column_job, np.arange(columns))),
+        shape=(len(problem.jobs), columns),
+    )
+    must = problem.must_run
+    rules = (
+        [usage_matrix(problem).astype(np.float64) @ x <= problem.capacity] if problem.rows else []
+    )
+    if must.any():
+        rules.append(member[np.flatnonzero(must)] @ x == 1)
+    if not must.all():
+        rules.append(member[np.flatnonzero(~must)] @ x <= 1)
+    return cp.Problem(cp.Maximize((problem.value / unit) @ x), rules), x
+
+
+def _run(model: Any, budget: Budget) -> SolveStatus:
+    options: dict[str, float] = {"mip_rel_gap": budget.gap}
+    remaining_s = budget.remaining_s()
+    if math.isfinite(remaining_s):
+        options["time_limit"] = max(remaining_s, 0.0)
+    try:
+        with warnings.catch_warnings():
+            # "Solution may be inaccurate": said below by the status
+            warnings.simplefilter("ignore", UserWarning)
+            model.solve(solver=cp.SCIPY, scipy_options=options)
+    except cp.SolverError as error:
+        if budget.expired() or math.isfinite(remaining_s):
+            return SolveStatus.UNKNOWN  # CVXPY's word for "out of time without an answer"
+        raise SolverFailed(Convex.name, str(error)) from error
+    status = _STATUS.get(model.status)
+    if status is None:
+        raise SolverFailed(Convex.name, f"status {model.status}")
+    return status

@@ -1,0 +1,179 @@
+"""The CP-SAT solver: model, limits, and what its answer means."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Ints
+from solvers.answers import answer, objective_of, trivial_bound, usable_hint, without_answer
+from solvers.base import Budget, SolverFailed
+from solvers.cpsat import constraints, objective, variables
+from solvers.fixing import Core, core_of, losses
+from solvers.prices import Priced, price
+
+WORK_PER_S: Final = 0.25
+"""Deterministic seconds planned for a wall second; 0.5 to 0.8 were measured, so the plan ends in time."""
+MOST_WORK: Final = 1e6
+"""Deterministic seconds where nothing else limits: a number that can be recorded."""
+FIRST_CORE: Final = 60
+"""Columns of the first core that are worse than their job's best: solved in tens of milliseconds."""
+FIRST_WORK: Final = 0.1
+"""Deterministic seconds for the first core; a core that resists is widened rather than fought."""
+GROWTH: Final = 2
+"""By how much each next core, and the work allowed for it, are larger."""
+
+_STATUS: Final = {
+    cp_model.OPTIMAL: SolveStatus.OPTIMAL,
+    cp_model.FEASIBLE: SolveStatus.FEASIBLE,
+    cp_model.INFEASIBLE: SolveStatus.INFEASIBLE,
+    cp_model.UNKNOWN: SolveStatus.UNKNOWN,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Native:
+    """What one run of CP-SAT said. ``repeatable``: no wall clock cut it short."""
+
+    status: SolveStatus
+    choice: Ints | None
+    bound: float
+    work: float
+    repeatable: bool
+
+
+class CpSat:
+    """Solves (1) to (4) exactly.
+
+    With a hint that has prices, it solves a small core first and widens it until what was left out
+    cannot matter (``solvers.fixing``); otherwise the whole problem at once. Its work is the limit of
+    deterministic seconds that it ran under, the same for every repetition; 0 where a wall clock cut it
+    short, since that cannot be repeated. It never returns less than a usable hint.
+    """
+
+    name = "cp-sat"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem``; INFEASIBLE is proven in integers."""
+        known = usable_hint(problem, hint)
+        limit = _work_limit(budget, self.name)
+        bound = trivial_bound(problem)
+        if budget.expired() or limit <= 0:
+            return self._said(problem, budget, SolveStatus.UNKNOWN, known, bound, 0.0)
+        if known is None or hint is None or len(hint.prices) != len(problem.rows):
+            core = _whole(problem)
+            native = _run(core, budget, limit, known)
+            choice, status = native.choice, native.status
+            bound, repeatable = min(bound, native.bound), native.repeatable
+        else:
+            priced = price(problem, hint.prices)
+            choice, best, repeatable = _widen(problem, priced, known, budget, limit)
+            bound, status = min(bound, best), SolveStatus.FEASIBLE
+        if choice is None or (known is not None and _less(problem, choice, known)):
+            choice = known
+        work = limit if repeatable else 0.0
+        return self._said(problem, budget, status, choice, bound, work)
+
+    def _said(
+        self, problem: Problem, budget: Budget, status: SolveStatus, choice: Ints | None,
+        bound: float, work: float,
+    ) -> Solution:  # fmt: skip
+        recorded = ((self.name, work),)
+        if choice is None:
+            return without_answer(
+                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=recorded
+            )
+        return answer(
+            problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=recorded
+        )
+
+
+def _less(problem: Problem, choice: Ints, known: Ints) -> bool:
+    return objective_of(problem, choice) < objective_of(problem, known)
+
+
+def _work_limit(budget: Budget, name: str) -> float:
+    """Return the deterministic seconds to work: as recorded, or as many as surely fit in the time."""
+    given = budget.work.get(name, MOST_WORK)
+    return min(given, max(0.0, budget.remaining_s()) * WORK_PER_S, MOST_WORK)
+
+
+def _whole(problem: Problem) -> Core:
+    return Core(
+        problem=problem, jobs=np.arange(len(problem.jobs)), columns=np.arange(len(problem.cell)),
+        fixed=np.full(len(problem.jobs), -1), offset=0, outside=-math.inf,
+    )  # fmt: skip
+
+
+def _widen(
+    problem: Problem, priced: Priced, known: Ints, budget: Budget, limit: float
+) -> tuple[Ints, float, bool]:
+    """Return (best choice, bound, whether repeatable) from ever wider cores around ``priced``.
+
+    Stops when the gap is met, the core held all that could be better, or the work is spent.
+    """
+    loss = np.sort(losses(problem, priced))
+    size = FIRST_CORE + int(np.searchsorted(loss, 1.0))
+    bound, done, allowed = priced.bound, 0.0, FIRST_WORK
+    while True:
+        needed = priced.total + priced.slack - objective_of(problem, known)
+        reach = min(needed, float(loss[size])) if size < len(loss) else needed
+        core = core_of(problem, priced, known, reach)
+        native = _run(core, budget, min(allowed, limit - done), core.lower(known))
+        done += native.work
+        if native.choice is not None and not _less(problem, native.choice, known):
+            known = native.choice
+        value = objective_of(problem, known)
+        bound = max(value, min(bound, max(native.bound, core.outside)))
+        met = bound - value <= budget.gap * max(abs(bound), 1.0)
+        proven = reach >= needed and native.status is SolveStatus.OPTIMAL
+        spent = done >= limit or not native.repeatable or budget.expired()
+        if met or proven or spent:
+            return known, bound, native.repeatable
+        size, allowed = size * GROWTH, allowed * GROWTH
+
+
+def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Native:
+    """Run CP-SAT on ``core``; the choice and the bound are the whole problem's."""
+    model = cp_model.CpModel()
+    x = variables.runs_on(model, core.problem)
+    constraints.at_most_one_column_a_job(model, x, core.problem)
+    constraints.must_run_jobs_run(model, x, core.problem)
+    constraints.capacity(model, x, core.problem)
+    objective.maximise_value(model, x, core.problem, core.offset)
+    if known is not None:
+        variables.hint_choice(model, x, known)
+    solver = _solver(budget, limit)
+    native = solver.solve(model)
+    status = _STATUS.get(native)
+    if status is None:
+        raise SolverFailed(CpSat.name, f"status {solver.status_name(native)}")
+    work = float(solver.response_proto.deterministic_time)
+    ended = status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE) or work >= limit
+    choice, bound = None, math.inf
+    if status in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):
+        picked = np.flatnonzero([solver.boolean_value(v) for v in x])
+        mine = np.full(len(core.problem.jobs), -1, dtype=np.int64)
+        mine[core.problem.column_job[picked]] = picked
+        choice = core.lift(mine)
+        bound = float(round(solver.best_objective_bound))
+    return _Native(status=status, choice=choice, bound=bound, work=work, repeatable=ended)
+
+
+def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = budget.workers
+    solver.parameters.random_seed = budget.seed
+    solver.parameters.linearization_level = 2  # without all cuts, cores of 500 columns take seconds
+    solver.parameters.relative_gap_limit = budget.gap
+    solver.parameters.max_deterministic_time = limit
+    remaining_s = budget.remaining_s()
+    if math.isfinite(remaining_s):
+        solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
+    return solver

@@ -1,0 +1,20 @@
+"""The decision variables: x[c] is true where column c's job runs on column c."""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from formulation.problem import Problem
+from formulation.tables import Ints
+
+
+def runs_on(model: cp_model.CpModel, problem: Problem) -> list[cp_model.IntVar]:
+    """Add x[c] in {0, 1} for each column (4)."""
+    return [model.new_bool_var("") for _ in range(len(problem.cell))]
+
+
+def hint_choice(model: cp_model.CpModel, x: list[cp_model.IntVar], choice: Ints) -> None:
+    """Suggest ``choice`` (int64[jobs]) as a complete first answer."""
+    chosen = set(choice[choice >= 0].tolist())
+    for column, variable in enumerate(x):
+        model.add_hint(variable, column in chosen)

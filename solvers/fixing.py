@@ -1,0 +1,102 @@
+"""Reduced-cost fixing: the small core of a problem that prices leave undecided.
+
+Let p >= 0 be prices, ``total`` their Lagrangian bound, and ``loss[c] = best[job of c] - margin[c] >= 0``;
+a job's loss of idling is ``best[j]``. Any answer is worth at most ``total`` less the losses of
+what it chooses: its value is the sum of its margins plus p . usage, and p . usage <= p . capacity. So
+an answer with a choice of loss above ``reach`` is worth less than ``total - reach``. Leave those
+choices out, and
+
+    optimum <= max(optimum of the rest, total - reach)
+
+holds for every ``reach``. With ``reach = total - (value of a known answer)`` nothing better than the
+known answer is left out, and the rest decides the problem exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulation.problem import Problem, Row
+from formulation.tables import Bools, Floats, Ints, ranges
+from solvers.answers import objective_of
+from solvers.prices import Priced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Core:
+    """What is left to decide. The known answer's choices are always part of it.
+
+    ``problem`` holds the undecided jobs; ``jobs`` and ``columns`` say which of the whole problem they are.
+    ``fixed`` is int64[jobs of the whole]: the decided choices, -1 elsewhere; ``offset`` their value.
+    ``outside`` bounds every answer with a choice that was left out; -inf: none was.
+    """
+
+    problem: Problem
+    jobs: Ints
+    columns: Ints
+    fixed: Ints
+    offset: int
+    outside: float
+
+    def lift(self, choice: Ints) -> Ints:
+        """Return the whole problem's choice for ``choice`` of the core."""
+        whole = self.fixed.copy()
+        runs = choice >= 0
+        whole[self.jobs[runs]] = self.columns[choice[runs]]
+        return whole
+
+    def lower(self, choice: Ints) -> Ints:
+        """Return the core's choice for ``choice`` of the whole, which must be made of its columns."""
+        mine = choice[self.jobs]
+        return np.where(mine >= 0, np.searchsorted(self.columns, mine), -1)
+
+
+def losses(problem: Problem, priced: Priced) -> Floats:
+    """Return what each column falls short of its job's best choice, float64[columns], >= 0."""
+    return priced.best[problem.column_job] - priced.margin
+
+
+def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core:
+    """Return the core of choices whose loss is at most ``reach``, and of those of ``known``."""
+    keep = losses(problem, priced) <= reach
+    keep[known[known >= 0]] = True
+    may_idle = ((priced.best <= reach) | (known < 0)) & ~problem.must_run
+    left_out = not keep.all() or not np.array_equal(may_idle, ~problem.must_run)
+    count = np.bincount(problem.column_job[keep], minlength=len(problem.jobs))
+    settled = (count == 1) & ~may_idle
+    open_jobs = np.flatnonzero((count > 0) & ~settled)
+    fixed = np.where(settled, known, -1)
+    room = problem.capacity - problem.used(fixed)
+    columns = np.flatnonzero(keep & np.isin(problem.column_job, open_jobs))
+    return Core(
+        problem=_restricted(problem, open_jobs, columns, ~may_idle, room), jobs=open_jobs,
+        columns=columns, fixed=fixed, offset=objective_of(problem, fixed),
+        outside=priced.total + priced.slack - reach if left_out else -np.inf,
+    )  # fmt: skip
+
+
+def _restricted(
+    problem: Problem, jobs: Ints, columns: Ints, must_run: Bools, capacity: Ints
+) -> Problem:
+    """Return ``problem`` with only these jobs, columns and capacities."""
+    count = np.bincount(problem.column_job[columns], minlength=len(problem.jobs))[jobs]
+    uses = np.diff(problem.usage_start)[columns]
+    entries = ranges(problem.usage_start[columns], uses)
+    names = problem.jobs
+    return replace(
+        problem,
+        jobs=tuple(names[j] for j in jobs.tolist()),
+        job_start=np.append(0, np.cumsum(count)),
+        cell=problem.cell[columns], value=problem.value[columns],
+        restart_price=problem.restart_price[columns],
+        rows=tuple(
+            Row(name=row.name, capacity=room)
+            for row, room in zip(problem.rows, capacity.tolist(), strict=True)
+        ),
+        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
+        amount=problem.amount[entries], must_run=must_run[jobs],
+        current=np.full(len(jobs), -1), restart_share=problem.restart_share[jobs],
+        weight=problem.weight[jobs],
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Cheap to exact: greedy, then the LP, then CP-SAT on the core; the best verified answer wins."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from formulation.check import violations
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Floats, Ints
+from solvers.answers import answer, objective_of, trivial_bound, without_answer
+from solvers.base import Budget, Solver, SolverFailed
+from solvers.cpsat import CpSat
+from solvers.greedy import Greedy
+from solvers.relaxation import Relaxation
+
+_LOG = logging.getLogger(__name__)
+
+_RESERVE = {Relaxation.name: 0.5, CpSat.name: 0.1}
+"""Share of the time left that a stage must leave to those after it, and to verification."""
+
+
+@dataclass(slots=True)
+class _Best:
+    """The best of all stages so far; every part of it holds by itself."""
+
+    bound: float
+    choice: Ints | None = None
+    objective: int = 0
+    prices: Floats = field(default_factory=lambda: np.zeros(0))
+    infeasible: bool = False
+
+    def gap_met(self, gap: float) -> bool:
+        """Return whether nothing is left to gain."""
+        if self.choice is None:
+            return self.infeasible
+        return self.bound - self.objective <= gap * max(abs(self.bound), 1.0)
+
+
+class Portfolio:
+    """Runs its stages in order, each hinting the next, until the gap is met or the time is over.
+
+    The first stage always runs and always ends, so there is an answer however short the budget is.
+    Every answer is checked by ``formulation.check`` before it counts; one that breaks a rule is dropped
+    with its bound, and logged.
+
+    ``work`` holds every stage's work. A stage that did not run, failed, or was cut short by the wall
+    clock has work 0 and its answer does not count, so ``Budget(remaining_s=lambda: math.inf,
+    work=dict(solution.work))`` with the same seed and gap repeats the run bit for bit. That holds
+    for one worker; with more the answer of a stage cut short counts too.
+    """
+
+    name = "portfolio"
+
+    def __init__(self, stages: Sequence[Solver] | None = None) -> None:
+        self._stages = tuple(stages or (Greedy(), Relaxation(), CpSat()))
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem``, never worse than greedy; INFEASIBLE only where a stage proved it."""
+        best = _Best(bound=trivial_bound(problem))
+        work: dict[str, float] = {}
+        for position, stage in enumerate(self._stages):
+            work[stage.name] = 0.0
+            if position and (
+                best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired()
+            ):
+                continue
+            told = _solution(problem, best, budget, work) if best.choice is not None else hint
+            found = _run(stage, problem, _share(budget, stage.name), told)
+            if found is None:
+                continue
+            work[stage.name] = dict(found.work).get(stage.name, 0.0)
+            if work[stage.name] > 0 or budget.workers > 1:
+                _merge(best, problem, found)
+        return _solution(problem, best, budget, work)
+
+
+def _share(budget: Budget, stage: str) -> Budget:
+    """Return the budget of one stage: what is left, less what later stages need."""
+    left = budget.remaining_s()
+    kept = _RESERVE.get(stage, 0.0) * left if math.isfinite(left) else 0.0
+    return replace(budget, remaining_s=lambda: budget.remaining_s() - kept)
+
+
+def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:
+    """Return the stage's solution if it breaks no rule, else log why not and return None."""
+    try:
+        found = stage.solve(problem, budget, hint)
+    except SolverFailed as error:
+        _LOG.warning("%s", error, extra={"action": "solver-failed", "solver": stage.name})
+        return None
+    broken = violations(problem, found) if found.has_answer else []
+    if broken:
+        _LOG.error(
+            "dropped the answer of %s: %s", stage.name, "; ".join(v.detail for v in broken[:3]),
+            extra={"action": "answer-dropped", "solver": stage.name, "violations": len(broken)},
+        )  # fmt: skip
+        return None
+    return found
+
+
+def _merge(best: _Best, problem: Problem, found: Solution) -> None:
+    if found.status is SolveStatus.INFEASIBLE:
+        best.infeasible = best.choice is None
+        return
+    best.bound = min(best.bound, found.bound)
+    if len(found.prices):
+        best.prices = found.prices
+    if found.has_answer and (best.choice is None or found.objective > best.objective):
+        best.choice, best.objective = found.choice, objective_of(problem, found.choice)
+
+
+def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:
+    recorded = tuple(work.items())
+    if best.choice is None:
+        status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
+        return without_answer(
+            problem, status, solver=Portfolio.name, bound=best.bound, prices=best.prices,
+            seed=budget.seed, work=recorded,
+        )  # fmt: skip
+    return answer(
+        problem, best.choice, bound=best.bound, solver=Portfolio.name, prices=best.prices,
+        seed=budget.seed, work=recorded,
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""The linear relaxation by column generation: a true bound, prices, and a rounded answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
+
+from formulation.problem import Problem, jobwise
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Bools, Floats, Ints
+from solvers.answers import (
+    answer,
+    is_answer,
+    lonely_fit,
+    objective_of,
+    trivial_bound,
+    usable_hint,
+    usage_matrix,
+    without_answer,
+)
+from solvers.base import Budget, SolverFailed
+from solvers.greedy import Greedy, improve, shares
+from solvers.prices import Priced, price
+
+_LARGEST = 1e4
+"""The LP sees values of at most this size, where HiGHS's absolute tolerances mean something."""
+_TOLERANCE = 1e-6
+"""Margins closer than this, in the LP's units, are equal (HiGHS works to 1e-7)."""
+_CLOSE = 0.01
+"""Stop generating columns once the bound is this share of the wanted gap above the LP's optimum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relaxed:
+    """What the LP says. ``x`` is float64[columns], 0 for those that never entered."""
+
+    status: SolveStatus  # OPTIMAL: solved; INFEASIBLE; UNKNOWN: no round was finished
+    rounds: int
+    x: Floats
+    best: Priced | None = None
+
+    @property
+    def prices(self) -> Floats:
+        """Return the prices of the best bound, float64[rows]; empty: none."""
+        return np.zeros(0) if self.best is None else self.best.prices
+
+
+class Relaxation:
+    """Solves (1) to (3) with 0 <= x <= 1 and rounds the answer.
+
+    The bound is recomputed from the duals (``solvers.prices``), never taken from the LP's
+    floating-point optimum. Its work counts finished rounds of column generation.
+    """
+
+    name = "lp"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem`` with prices; without a usable hint it starts from greedy's answer.
+
+        Out of time before the first round, the answer is the hint's, with the trivial bound and work 0.
+        """
+        start = usable_hint(problem, hint)
+        if start is None:
+            start = usable_hint(problem, Greedy().solve(problem, budget))
+        relaxed = relax(problem, budget, start)
+        bound = trivial_bound(problem)
+        if relaxed.best is not None:
+            bound = min(bound, relaxed.best.bound)
+        work = ((self.name, float(relaxed.rounds)),)
+        choice = start
+        if relaxed.status is SolveStatus.OPTIMAL:
+            choice = rounded(problem, relaxed, start)
+        if choice is None:
+            missing = relaxed.status is SolveStatus.INFEASIBLE
+            return without_answer(
+                problem, SolveStatus.INFEASIBLE if missing else SolveStatus.UNKNOWN, bound=bound,
+                solver=self.name, prices=relaxed.prices, seed=budget.seed, work=work,
+            )  # fmt: skip
+        return answer(
+            problem, choice, bound=bound, solver=self.name, prices=relaxed.prices,
+            seed=budget.seed, work=work,
+        )  # fmt: skip
+
+
+def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
+    """Solve the LP over a growing set of columns until no column's margin asks to enter.
+
+    Each round solves the LP over the columns so far, prices all columns with its duals, and adds each
+    job's best column where it beats what the job has. The Lagrangian bound holds after any round, so
+    that being cut short costs tightness, not truth; a round cut short itself counts for nothing.
+    """
+    chosen = _first_columns(problem, start)
+    unit = max(float(np.abs(problem.value).max(initial=0)), 1.0) / _LARGEST
+    usage = usage_matrix(problem)
+    best: Priced | None = None
+    x, rounds, most = np.zeros(len(problem.cell)), 0, budget.work.get(Relaxation.name, math.inf)
+    while rounds < most and not budget.expired():
+        columns = np.flatnonzero(chosen)
+        solved = _solve_over(problem, usage, columns, unit, budget.remaining_s())
+        if solved is SolveStatus.UNKNOWN:
+            break
+        rounds += 1
+        if isinstance(solved, SolveStatus):
+            return Relaxed(status=solved, rounds=rounds, x=x)
+        part, prices = solved
+        x = np.zeros(len(problem.cell))
+        x[columns] = part
+        priced = price(problem, prices)
+        if best is None or priced.total < best.total:
+            best = priced
+        entering = _entering(problem, priced, chosen, _TOLERANCE * unit)
+        left = best.total - float(part @ problem.value[columns])
+        if not entering.any() or left <= _CLOSE * budget.gap * abs(best.total):
+            break
+        chosen |= entering
+    status = SolveStatus.OPTIMAL if rounds else SolveStatus.UNKNOWN
+    return Relaxed(status=status, rounds=rounds, x=x, best=best)
+
+
+def _first_columns(problem: Problem, start: Ints | None) -> Bools:
+    """Return the start's columns, each job's best value per share, and all columns of must-run jobs.
+
+    With all columns of the must-run jobs present, an infeasible LP proves that they do not fit.
+    """
+    possible = lonely_fit(problem)
+    chosen = problem.must_run[problem.column_job] & possible
+    if start is not None:
+        chosen[start[start >= 0]] = True
+    size = shares(problem) @ usage_matrix(problem)
+    density = np.where(possible, problem.value / np.maximum(size, 1e-9), -np.inf)
+    top = jobwise(np.maximum, density, problem.job_start)
+    chosen |= possible & (problem.value > 0) & (density == top[problem.column_job])
+    return chosen
+
+
+def _solve_over(
+    problem: Problem, usage: sparse.csc_array, columns: Ints, unit: float, time_s: float
+) -> tuple[Floats, Floats] | SolveStatus:
+    """Return x over ``columns`` and the prices of all rows, or why there is none."""
+    jobs, position = np.unique(problem.column_job[columns], return_inverse=True)
+    some = np.arange(len(columns))
+    member = sparse.csr_array(
+        (np.ones(len(columns)), (position, some)), shape=(len(jobs), len(columns))
+    )
+    must = problem.must_run[jobs]
+    if problem.must_run.sum() > must.sum():
+        return SolveStatus.INFEASIBLE  # a must-run job without a column that fits
+    if not len(columns):
+        return np.zeros(0), np.zeros(len(problem.rows))
+    rows: Any = sparse.vstack([usage[:, columns].astype(np.float64), member[~must]], format="csr")
+    equal: Any = member[must] if must.any() else None  # the stubs know dense matrices only
+    found = linprog(
+        -problem.value[columns] / unit,
+        A_ub=rows,
+        b_ub=np.concatenate([problem.capacity, np.ones(int((~must).sum()))]),
+        A_eq=equal,
+        b_eq=np.ones(int(must.sum())) if must.any() else None,
+        bounds=(0, None),
+        method="highs-ds",
+        options={"time_limit": time_s} if math.isfinite(time_s) else {},
+    )
+    if found.status == 0:
+        duals = -np.asarray(found.ineqlin.marginals)[: len(problem.rows)] * unit
+        return np.asarray(found.x), np.maximum(duals, 0.0)
+    if found.status in (1, 2):
+        return SolveStatus.UNKNOWN if found.status == 1 else SolveStatus.INFEASIBLE
+    raise SolverFailed(Relaxation.name, f"HiGHS status {found.status}: {found.message}")
+
+
+def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float) -> Bools:
+    """Return, bool[columns], each job's best column where it beats the job's chosen ones and idling."""
+    margin = np.where(chosen, priced.margin, -np.inf)
+    has = jobwise(np.maximum, margin, problem.job_start)
+    has = np.where(problem.must_run, has, np.maximum(has, 0.0))
+    job = problem.column_job
+    return (priced.margin > has[job] + tolerance) & (priced.margin >= priced.best[job])
+
+
+def rounded(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | None:
+    """Return the better of ``start`` and the LP's answer made whole; None: neither is an answer.
+
+    A job takes the column whose x exceeds one half; few jobs have none, since an LP vertex has at
+    most as many fractional jobs as coupling rows. The rest is steps of best gain per price.
+    """
+    choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+    likely = np.flatnonzero(relaxed.x > 0.5)
+    choice[problem.column_job[likely]] = likely
+    candidates = [] if start is None else [start]
+    weight = relaxed.prices if relaxed.prices.any() else shares(problem)
+    if is_answer(problem, choice):
+        candidates.append(improve(problem, choice, weight))
+    candidates += [improve(problem, c, weight) for c in candidates[:1] if start is not None]
+    return max(candidates, key=lambda c: objective_of(problem, c), default=None)

@@ -1,0 +1,139 @@
+"""Laws of every solver, on small random problems whose optimum is known by trying all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.check import violations
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from solvers.base import Budget, Solver
+from solvers.cbc import Cbc
+from solvers.convex import Convex
+from solvers.cpsat import CpSat
+from solvers.cpsat import model as cpsat_model
+from solvers.fixing import core_of
+from solvers.greedy import Greedy
+from solvers.portfolio import Portfolio
+from solvers.prices import price
+from solvers.relaxation import Relaxation
+from tests.support.problems import a_problem, brute_force, problems, same
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+FEW = settings(max_examples=25, deadline=None, derandomize=True)
+SOME = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def _solved(solver: Solver, problem: Problem, hint: Solution | None = None) -> Solution:
+    """Solve and hold what must hold of every solution."""
+    found = solver.solve(problem, EXACT, hint)
+    best = brute_force(problem)
+    assert dict(found.work).keys() >= {solver.name} or solver.name == "portfolio"
+    if not found.has_answer:
+        assert np.all(found.choice == -1)
+        assert found.status is SolveStatus.UNKNOWN or best is None
+    else:
+        assert violations(problem, found) == []
+        assert best is not None
+        assert found.objective <= best
+        assert found.status is not SolveStatus.OPTIMAL or found.objective == best
+    assert best is None or found.bound >= best
+    return found
+
+
+def _exact(solver: Solver, problem: Problem, hint: Solution | None = None) -> None:
+    found, best = _solved(solver, problem, hint), brute_force(problem)
+    assert found.status is (SolveStatus.INFEASIBLE if best is None else SolveStatus.OPTIMAL)
+    assert found.objective == (best or 0)
+
+
+@SOME
+@given(problems())
+def test_greedy_answers_truly_and_keeps_what_runs_if_that_fits(problem: Problem) -> None:
+    found = _solved(Greedy(), problem)
+    alive = a_problem([], [1]) if not len(problem.cell) else problem
+    now = problem.current[problem.current >= 0]
+    stays = bool(np.all(problem.used(problem.current) <= problem.capacity))
+    if alive is problem and stays and not np.any(problem.must_run & (problem.current < 0)):
+        assert found.has_answer
+        assert found.objective >= int(problem.value[now].sum())
+
+
+@SOME
+@given(problems())
+def test_the_relaxation_bounds_truly_and_its_prices_are_not_negative(problem: Problem) -> None:
+    found = _solved(Relaxation(), problem)
+    assert np.all(found.prices >= 0)
+
+
+@SOME
+@given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3))
+def test_any_prices_bound_truly(problem: Problem, prices: list[float]) -> None:
+    best = brute_force(problem)
+    priced = price(problem, np.array(prices[: len(problem.rows)]))
+    assert best is None or priced.bound >= best
+
+
+@SOME
+@given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(0, 30))
+def test_a_core_loses_nothing_that_its_outside_does_not_bound(
+    problem: Problem, prices: list[float], reach: float
+) -> None:
+    known = Greedy().solve(problem, EXACT)
+    best = brute_force(problem)
+    if not known.has_answer or best is None:
+        return
+    priced = price(problem, np.array(prices[: len(problem.rows)]))
+    core = core_of(problem, priced, known.choice, reach)
+    inside = brute_force(core.problem)
+    assert inside is not None, "the known answer is always part of the core"
+    assert np.array_equal(core.lift(core.lower(known.choice)), known.choice)
+    assert best <= max(inside + core.offset, core.outside)
+    assert inside + core.offset <= best
+
+
+@SOME
+@given(problems())
+def test_cp_sat_is_exact(problem: Problem) -> None:
+    _exact(CpSat(), problem)
+
+
+@SOME
+@given(problems())
+def test_cp_sat_is_exact_on_widening_cores(problem: Problem) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpsat_model, "FIRST_CORE", 1)
+        _exact(CpSat(), problem, Relaxation().solve(problem, EXACT))
+
+
+@SOME
+@given(problems())
+def test_the_portfolio_is_exact_and_never_below_greedy(problem: Problem) -> None:
+    _exact(Portfolio(), problem)
+    greedy = Greedy().solve(problem, EXACT)
+    assert not greedy.has_answer or Portfolio().solve(problem, EXACT).objective >= greedy.objective
+
+
+@FEW
+@given(problems())
+def test_the_portfolio_repeats_from_its_recorded_work(problem: Problem) -> None:
+    first = Portfolio().solve(problem, Budget(remaining_s=lambda: 60.0, seed=3))
+    again = Budget(remaining_s=lambda: math.inf, seed=3, work=dict(first.work))
+    assert same(first, Portfolio().solve(problem, again))
+
+
+@FEW
+@given(problems(jobs=4))
+def test_cbc_agrees_with_trying_all(problem: Problem) -> None:
+    _exact(Cbc(), problem)
+
+
+@SOME
+@given(problems())
+def test_cvxpy_agrees_with_trying_all(problem: Problem) -> None:
+    _exact(Convex(), problem)

@@ -1,0 +1,290 @@
+"""Solvers, case by case."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pulp
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from solvers import cbc, convex, registry
+from solvers.answers import answer, trivial_bound
+from solvers.base import Budget, SolverFailed
+from solvers.cbc import Cbc
+from solvers.convex import Convex
+from solvers.cpsat import CpSat
+from solvers.cpsat import model as cpsat_model
+from solvers.greedy import Greedy
+from solvers.portfolio import Portfolio
+from solvers.relaxation import Relaxation
+from tests.support.builders import a_random_problem
+from tests.support.problems import a_problem, same
+
+ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
+EXPIRED = Budget(remaining_s=lambda: 0.0)
+EXACT = ("cp-sat", "cbc", "cvxpy", "portfolio")
+GROUPS = ((0, 80, 4), (1, 20, 16), (2, 160, 2), (3, 160, 2))
+"""1,280 GPUs of four types."""
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_an_empty_problem_is_answered_by_nothing(name: str) -> None:
+    found = registry.solver(name).solve(a_problem([], [4]), ALWAYS)
+    assert found.status is SolveStatus.OPTIMAL
+    assert (len(found.choice), found.objective, found.bound) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_problem_without_rows_runs_every_job_at_its_best(name: str) -> None:
+    found = registry.solver(name).solve(a_problem([[(3, {}), (5, {})], [(2, {})]], []), ALWAYS)
+    assert found.choice.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_nothing_fits_into_no_capacity(name: str) -> None:
+    found = registry.solver(name).solve(a_problem([[(5, {0: 1})], [(7, {0: 2})]], [0]), ALWAYS)
+    assert found.has_answer
+    assert found.choice.tolist() == [-1, -1]
+    assert found.bound >= 0
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_one_job_takes_the_best_column_that_fits(name: str) -> None:
+    problem = a_problem([[(3, {0: 1}), (9, {0: 8}), (6, {0: 4})]], [4])
+    assert registry.solver(name).solve(problem, ALWAYS).choice.tolist() == [2]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_job_that_may_wait_is_never_run_at_a_loss(name: str) -> None:
+    found = registry.solver(name).solve(a_problem([[(-5, {0: 1})], [(2, {0: 1})]]), ALWAYS)
+    assert found.choice.tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_job_that_must_run_is_run_even_at_a_loss(name: str) -> None:
+    problem = a_problem([[(-5, {0: 4}), (-9, {0: 1})], [(2, {0: 1})]], [4], must_run=[0])
+    found = registry.solver(name).solve(problem, ALWAYS)
+    assert found.choice.tolist() in ([0, -1], [1, 2])
+    assert name not in EXACT or found.objective == -5
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_must_run_job_that_fits_nowhere_is_proven_infeasible(name: str) -> None:
+    found = registry.solver(name).solve(a_problem([[(5, {0: 9})]], [8], must_run=[0]), ALWAYS)
+    assert found.status is SolveStatus.INFEASIBLE
+    assert found.choice.tolist() == [-1]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_must_run_jobs_that_do_not_fit_together_are_proven_infeasible(name: str) -> None:
+    # the LP fits (three halves of 3 in 5): only whole numbers show it
+    problem = a_problem([[(5, {0: 3}), (5, {1: 3})]] * 3, [5, 4], must_run=[0, 1, 2])
+    assert registry.solver(name).solve(problem, ALWAYS).status is SolveStatus.INFEASIBLE
+    assert Greedy().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
+    assert Relaxation().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_smaller_jobs_beat_the_densest_one(name: str) -> None:
+    problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
+    found = registry.solver(name).solve(problem, ALWAYS)
+    assert (found.objective, found.bound, found.status) == (110, 110, SolveStatus.OPTIMAL)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_expired_budget_never_means_run_no_job(name: str) -> None:
+    problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
+    found = registry.solver(name).solve(problem, EXPIRED)
+    if name == "portfolio":
+        assert found.objective == Greedy().solve(problem, ALWAYS).objective
+        assert dict(found.work) == {"greedy": 1.0, "lp": 0.0, "cp-sat": 0.0}
+    else:
+        assert found.status is SolveStatus.UNKNOWN
+        assert dict(found.work) == {name: 0.0}
+
+
+def test_a_cancelled_round_still_has_greedys_answer() -> None:
+    budget = Budget(remaining_s=lambda: math.inf, cancelled=lambda: True)
+    problem = a_random_problem(1, jobs=30)
+    assert Portfolio().solve(problem, budget).objective == Greedy().solve(problem, ALWAYS).objective
+
+
+def test_an_unknown_solver_is_refused_with_the_known_names() -> None:
+    with pytest.raises(InvalidInput, match="portfolio, greedy, lp, cp-sat, cbc, cvxpy"):
+        registry.solver("simplex")
+
+
+# greedy
+
+
+def test_greedy_upgrades_where_the_next_gpu_gains_most() -> None:
+    problem = a_problem([[(10, {0: 1}), (19, {0: 2})], [(10, {0: 1}), (11, {0: 2})]], [3])
+    assert Greedy().solve(problem, ALWAYS).choice.tolist() == [1, 2]
+
+
+def test_greedy_retypes_a_job_to_free_what_another_needs() -> None:
+    first = [(10, {0: 4}), (12, {1: 4})]
+    problem = a_problem([first, [(9, {0: 4})]], [4, 4], current={0: 0})
+    assert Greedy().solve(problem, ALWAYS).choice.tolist() == [1, 2]
+
+
+def test_greedy_is_at_least_its_hint() -> None:
+    problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
+    pair = answer(problem, np.array([0, 1, -1]), bound=200, solver="me")
+    assert Greedy().solve(problem, ALWAYS).objective == 99
+    assert Greedy().solve(problem, ALWAYS, pair).objective == 110
+
+
+@pytest.mark.parametrize("choice", [[0, 1, 2], [1, -1, -1], [0]])
+def test_a_hint_that_is_no_answer_is_not_believed(choice: list[int]) -> None:
+    problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
+    liar = Solution(
+        status=SolveStatus.OPTIMAL, choice=np.array(choice), objective=999, bound=999,
+        solver="me", prices=np.zeros(1),
+    )  # fmt: skip
+    for name in registry.names():
+        assert registry.solver(name).solve(problem, ALWAYS, liar).objective in (99, 110)
+
+
+def test_must_run_jobs_stay_where_packing_anew_would_fail() -> None:
+    # cheapest first puts both on row 0, where only one of them fits beside the third
+    jobs = [[(5, {0: 2}), (5, {1: 3})], [(5, {0: 2}), (5, {1: 3})], [(5, {0: 4})]]
+    problem = a_problem(jobs, [4, 6], must_run=[0, 1, 2], current={0: 1, 1: 1, 2: 0})
+    assert Greedy().solve(problem, ALWAYS).choice.tolist() == [1, 3, 4]
+
+
+# the relaxation
+
+
+def test_prices_are_what_a_unit_of_the_row_is_worth() -> None:
+    problem = a_problem([[(60, {0: 1})], [(50, {0: 1})], [(40, {0: 1})]], [2])
+    found = Relaxation().solve(problem, ALWAYS)
+    assert 40 <= found.prices[0] <= 50
+    assert found.status is SolveStatus.OPTIMAL
+
+
+def test_the_relaxations_work_is_its_rounds_and_limits_it() -> None:
+    problem = a_random_problem(2, jobs=300, groups=GROUPS)
+    whole = Relaxation().solve(problem, ALWAYS)
+    rounds = dict(whole.work)["lp"]
+    short = Relaxation().solve(
+        problem, Budget(remaining_s=lambda: math.inf, gap=0.0, work={"lp": rounds - 1})
+    )
+    assert rounds > 1
+    assert dict(short.work)["lp"] == rounds - 1
+    assert trivial_bound(problem) >= short.bound >= whole.bound
+
+
+def test_a_round_cut_short_by_the_clock_counts_for_nothing() -> None:
+    seconds = iter([1.0, 1e-9])
+    problem = a_random_problem(2, jobs=300, groups=GROUPS)
+    found = Relaxation().solve(problem, Budget(remaining_s=lambda: next(seconds)))
+    assert dict(found.work) == {"lp": 0.0}
+    assert found.objective == Greedy().solve(problem, ALWAYS).objective
+    assert found.bound == trivial_bound(problem)
+
+
+# CP-SAT and the portfolio
+
+
+def test_cp_sat_cut_short_by_the_clock_says_that_it_cannot_be_repeated() -> None:
+    problem = a_random_problem(2, jobs=1000, groups=GROUPS)
+    start = Relaxation().solve(problem, ALWAYS)
+    seconds: Iterator[float] = iter([1.0, 1.0])  # plans with a second, then has none
+    budget = Budget(remaining_s=lambda: next(seconds, 1e-6), gap=0.0)
+    found = CpSat().solve(problem, budget, start)
+    assert dict(found.work) == {"cp-sat": 0.0}
+    assert found.objective >= start.objective
+
+
+def test_more_deterministic_work_gives_no_worse_answer_and_repeats() -> None:
+    problem = a_random_problem(2, jobs=300, groups=GROUPS)
+    start = Relaxation().solve(problem, ALWAYS)
+
+    def after(work: float) -> Solution:
+        budget = Budget(remaining_s=lambda: math.inf, work={"cp-sat": work})
+        return CpSat().solve(problem, budget, start)
+
+    little, more = after(0.01), after(0.2)
+    assert start.objective <= little.objective <= more.objective
+    assert more.bound <= little.bound <= start.bound
+    assert same(little, after(0.01))
+
+
+def test_three_hundred_jobs_on_1280_gpus_come_within_a_thousandth_of_the_bound() -> None:
+    problem = a_random_problem(3, jobs=300, groups=GROUPS)
+    budget = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 1.0})
+    found = Portfolio().solve(problem, budget)
+    greedy = Greedy().solve(problem, budget)
+    assert found.gap <= 1e-3
+    assert found.objective > greedy.objective
+    assert len(found.prices) == len(problem.rows)
+    assert same(found, Portfolio().solve(problem, budget))
+
+
+class Wrong:
+    """Claims that every job runs on its first column."""
+
+    name = "wrong"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        del budget, hint
+        return answer(
+            problem, problem.job_start[:-1], bound=0, solver=self.name, work=((self.name, 1.0),)
+        )
+
+
+class Broken:
+    """Fails as a solver library would."""
+
+    name = "broken"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        raise SolverFailed(self.name, "status 77")
+
+
+def test_an_answer_that_breaks_a_rule_is_dropped_with_its_bound_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
+    with caplog.at_level(logging.WARNING):
+        found = Portfolio((Greedy(), Wrong(), Broken(), CpSat())).solve(problem, ALWAYS)
+    assert (found.objective, found.bound) == (110, 110)
+    actions = [getattr(record, "action", None) for record in caplog.records]
+    assert actions == ["answer-dropped", "solver-failed"]
+
+
+@pytest.mark.parametrize("name", ["cp-sat", "cbc", "cvxpy"])
+def test_a_status_without_a_meaning_here_is_an_error(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {"cp-sat": cpsat_model, "cbc": cbc, "cvxpy": convex}
+    monkeypatch.setattr(modules[name], "_STATUS", {})
+    with pytest.raises(SolverFailed, match=name):
+        registry.solver(name).solve(a_problem([[(5, {0: 1})]]), ALWAYS)
+
+
+@pytest.mark.parametrize("make", [Cbc, Convex])
+def test_second_opinions_agree_on_a_middling_round(make: Callable[[], Cbc | Convex]) -> None:
+    problem = a_random_problem(5, jobs=24, groups=((0, 2, 4), (1, 1, 8)))
+    best = CpSat().solve(problem, ALWAYS)
+    assert make().solve(problem, ALWAYS).objective == best.objective
+
+
+def test_a_second_opinion_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: pulp.LpProblem, *_: object) -> int:
+        self.status, self.sol_status = pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+        for variable in self.variables():
+            variable.varValue = 0
+        return 0
+
+    monkeypatch.setattr(pulp.LpProblem, "solve", stopped)
+    found = Cbc().solve(a_problem([[(5, {0: 1})]]), Budget(remaining_s=lambda: 9.0))
+    assert (found.status, found.bound) == (SolveStatus.FEASIBLE, 5)
+    assert dict(found.work) == {"cbc": 0.0}
