@@ -9,14 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from db.embedded import embedded
+from db import embedded
+from db.engine import connect
 from db.migrate import upgrade
 from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
 
@@ -30,7 +31,7 @@ OPTIONS = [
 class Stack:
     """A running Tessera and its stubs."""
 
-    address: str
+    addresses: tuple[str, ...]  # of the replicas; the stubs call the first
     database_url: str
     folder: Path
     jobs: jobs_pb2_grpc.JobsStub
@@ -40,33 +41,41 @@ class Stack:
 
 
 @contextmanager
-def running() -> Iterator[Stack]:
-    """Start a database and a server in a temporary folder; stop and remove both at the end."""
-    with tempfile.TemporaryDirectory(prefix="tessera-bench-") as name:
-        folder = Path(name)
-        with embedded(folder / "pg") as url:
-            upgrade(url)
-            address = f"127.0.0.1:{free_port()}"
-            log = (folder / "server.log").open("wb")
-            with log, _server(address, url, log.fileno()) as process:
-                channel = grpc.insecure_channel(address, options=OPTIONS)
-                with channel:
-                    _wait_until_serving(channel, process, folder / "server.log")
-                    yield Stack(
-                        address=address, database_url=url, folder=folder,
-                        jobs=jobs_pb2_grpc.JobsStub(channel),
-                        clusters=clusters_pb2_grpc.ClustersStub(channel),
-                        estimates=estimates_pb2_grpc.EstimatesStub(channel),
-                        scheduler=scheduler_pb2_grpc.SchedulerStub(channel),
-                    )  # fmt: skip
+def running(replicas: int = 1) -> Iterator[Stack]:
+    """Start a database and servers in a temporary folder; stop and remove them at the end."""
+    with ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(
+                # PostgreSQL stops when this process ends, so it may still write while its files go
+                tempfile.TemporaryDirectory(prefix="tessera-bench-", ignore_cleanup_errors=True)
+            )
+        )
+        url = embedded.start(folder / "pg")
+        upgrade(connect(url))
+        channels = []
+        for k in range(replicas):
+            address, log = f"127.0.0.1:{free_port()}", folder / f"server-{k}.log"
+            process = stack.enter_context(_server(address, url, log))
+            channel = stack.enter_context(grpc.insecure_channel(address, options=OPTIONS))
+            _wait_until_serving(channel, process, log)
+            channels.append((address, channel))
+        channel = channels[0][1]
+        yield Stack(
+            addresses=tuple(address for address, _ in channels), database_url=url, folder=folder,
+            jobs=jobs_pb2_grpc.JobsStub(channel),
+            clusters=clusters_pb2_grpc.ClustersStub(channel),
+            estimates=estimates_pb2_grpc.EstimatesStub(channel),
+            scheduler=scheduler_pb2_grpc.SchedulerStub(channel),
+        )  # fmt: skip
 
 
 @contextmanager
-def _server(address: str, url: str, log: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli.main", "serve", "--listen", address],
-        env={**os.environ, "TESSERA_DATABASE_URL": url}, stdout=log, stderr=log,
-    )  # fmt: skip
+def _server(address: str, url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli.main", "serve", "--listen", address],
+            env={**os.environ, "TESSERA_DATABASE_URL": url}, stdout=out, stderr=out,
+        )  # fmt: skip
     try:
         yield process
     finally:

@@ -24,7 +24,7 @@ from benchmarks.progress import steps
 from benchmarks.registry import Report, Skip, case
 from benchmarks.stack import running
 from service.importing.profiles import read_profiles
-from service.importing.trace import read_trace
+from service.importing.trace import Arrival, read_trace
 
 ROUND_S = 300.0
 
@@ -66,12 +66,13 @@ def philly_rounds(
     """
     estimates = read_profiles(_found(profiles, "alpa_optimal.csv"))
     arrivals = read_trace(_found(trace, "trace_philly.csv"), limit=jobs)
-    table, below, broken = [], 0, 0
+    table: list[dict[str, float]] = []
+    below, broken = 0, 0
     types, nodes = arena_table1()
     with running() as stack:
         make_cluster(stack, types, nodes)
         add_estimates(stack, estimates)
-        with Fleet(stack.address, CLUSTER, nodes, "fleet") as fleet:
+        with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
             now_s, todo, done = 0.0, sorted(arrivals, key=lambda a: a.arrival_s), ["first"]
             for _ in steps(rounds, "rounds"):
                 arrived = _due(todo, now_s)
@@ -110,5 +111,5 @@ def philly_rounds(
             "greedy_worst_share": min(shares),
             "solve_p50_s": statistics.median(row["solve_s"] for row in table),
         },
-        table=table,
+        table=[dict(row) for row in table],
     )

@@ -46,7 +46,7 @@ def rpc(
     with running() as stack:
         make_cluster(stack, types, nodes)
         add_estimates(stack, sample_profiles())
-        with Fleet(stack.address, CLUSTER, nodes, "fleet") as fleet:
+        with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
             submit(stack, workload[:jobs])
             for k in steps(rounds, "rounds"):
                 started_s = time.monotonic()

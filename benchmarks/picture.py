@@ -1,0 +1,96 @@
+"""The demo's picture: throughput round by round, and which job holds which GPU."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from tessera.v1 import jobs_pb2
+
+if TYPE_CHECKING:
+    from benchmarks.demo import Pair
+
+
+def draw(
+    file: Path,
+    pairs: Sequence[Pair],
+    jobs: Sequence[jobs_pb2.Job],
+    nodes: Sequence[tuple[str, str, int]],
+) -> None:
+    """Write a PNG: ILP beside greedy by round; running and waiting; the GPUs, one colour a job.
+
+    ``nodes`` are (name, GPU type, GPUs).
+    """
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1, 1.6))
+    _throughput(figure.add_subplot(grid[0, 0]), pairs)
+    _counts(figure.add_subplot(grid[0, 1]), pairs)
+    _gpus(figure.add_subplot(grid[1, :]), jobs, nodes)
+    figure.savefig(file, dpi=110)
+
+
+def _throughput(axes: Any, pairs: Sequence[Pair]) -> None:
+    at = np.arange(len(pairs)) + 1.0
+    axes.bar(at - 0.2, [p.ilp.placed_score for p in pairs], 0.4, label="ILP", color="#1f6f8b")
+    axes.bar(at + 0.2, [p.greedy.placed_score for p in pairs], 0.4, label="greedy", color="#d9a441")
+    axes.set(title="normalised throughput of the same snapshots", xlabel="round", xticks=at)
+    axes.legend(loc="lower right")
+
+
+def _counts(axes: Any, pairs: Sequence[Pair]) -> None:
+    at = np.arange(len(pairs)) + 1
+    axes.stackplot(
+        at,
+        [p.ilp.running for p in pairs],
+        [p.ilp.waiting for p in pairs],
+        labels=["running", "waiting"],
+        colors=["#3c8d5a", "#c9c9c9"],
+    )
+    axes.set(title="jobs", xlabel="round", xticks=at, xlim=(1, max(2, len(pairs))))
+    axes.legend(loc="lower right")
+
+
+def _gpus(axes: Any, jobs: Sequence[jobs_pb2.Job], nodes: Sequence[tuple[str, str, int]]) -> None:
+    """One cell a GPU: nodes of a type from left to right, 32 GPUs a column of cells."""
+    rows = 32
+    kinds = list(dict.fromkeys(kind for _, kind, _ in nodes))
+    place: dict[str, tuple[int, int]] = {}  # node -> (strip, first GPU in it)
+    total = dict.fromkeys(kinds, 0)
+    for name, kind, gpus in nodes:
+        place[name] = (kinds.index(kind), total[kind])
+        total[kind] += gpus
+    widths = [-(-total[kind] // rows) for kind in kinds]
+    starts = np.cumsum([0, *(w + 1 for w in widths)])
+    image = np.ones((rows, int(starts[-1]) - 1, 3))
+    for kind, start, width in zip(kinds, starts, widths, strict=False):
+        image[:, start : start + width] = 0.88
+        axes.text(start + width / 2 - 0.5, -1.2, f"{kind}: {total[kind]} GPUs", ha="center")
+    for job in jobs:
+        if job.state not in (jobs_pb2.STARTING, jobs_pb2.RUNNING):
+            continue
+        colour = _colour(job.name)
+        for share in job.allocation.shares:
+            strip, first = place[share.node.rpartition("/")[2]]
+            for index in share.gpu_indices:
+                gpu = first + index
+                image[gpu % rows, starts[strip] + gpu // rows] = colour
+    axes.imshow(image, aspect="auto", interpolation="nearest")
+    axes.set_title("GPUs after the last round, one colour a job, grey is free", pad=22)
+    axes.set_axis_off()
+
+
+def _colour(name: str) -> tuple[float, float, float]:
+    """Return a colour that depends on the name only."""
+    digest = zlib.crc32(name.encode())
+    colour = mpl.colors.hsv_to_rgb(
+        ((digest % 997) / 997, 0.45 + (digest >> 10) % 7 / 14, 0.65 + (digest >> 20) % 6 / 20)
+    )
+    return float(colour[0]), float(colour[1]), float(colour[2])

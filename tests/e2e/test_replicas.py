@@ -1,0 +1,92 @@
+"""Two replicas race: every round is committed once, and no GPU is ever given twice."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import pytest
+
+from benchmarks.clusters import tiny
+from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from benchmarks.fleet import Fleet
+from benchmarks.stack import running
+from benchmarks.workload import philly_like
+from estimator.roofline import sample_profiles
+from tessera.v1 import clusters_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+ROUNDS = 200
+
+
+class Replica(threading.Thread):
+    """Calls Schedule on one replica until the cluster has had its rounds."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.address = address
+        self.won: list[str] = []
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        with grpc.insecure_channel(self.address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            request = scheduler_pb2.ScheduleRequest(
+                parent=PARENT, options=scheduler_pb2.RoundOptions(solver="greedy")
+            )
+            number = 0
+            while number < ROUNDS:
+                try:
+                    name = stub.Schedule(request, timeout=30).name
+                    self.won.append(name)
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.ABORTED:
+                        raise
+                    name = str(error.details()).rpartition(": ")[2].removesuffix(" won")
+                    self.lost.append(name)
+                number = int(name.rpartition("/")[2])
+
+
+@pytest.mark.slow
+def test_two_replicas_racing_give_no_gpu_and_no_round_twice() -> None:
+    types, nodes = tiny()
+    jobs = [spec for _, spec in philly_like(60, seed=1)]
+    with running(replicas=2) as stack:
+        make_cluster(stack, types, nodes)
+        add_estimates(stack, sample_profiles())
+        submit(stack, jobs)
+        with Fleet(stack.addresses[1], CLUSTER, nodes, "fleet") as fleet:
+            replicas = [Replica(address) for address in stack.addresses]
+            for replica in replicas:
+                replica.start()
+            while any(replica.is_alive() for replica in replicas):
+                fleet.advance(300.0)
+                replicas[0].join(0.05)
+        won = [name for replica in replicas for name in replica.won]
+        assert len(won) == len(set(won)) >= ROUNDS
+        assert all(replica.won for replica in replicas)
+        lost = [name for replica in replicas for name in replica.lost]
+        assert lost, "the replicas never met: the race was not one"
+        assert set(lost) <= set(won)
+        rounds = list_rounds(stack.scheduler)
+        assert sorted(int(r.name.rpartition("/")[2]) for r in rounds) == list(
+            range(1, len(rounds) + 1)
+        )
+        assert {r.name for r in rounds} == set(won)
+        assert all(r.outcome == "committed" and r.verified for r in rounds)
+        listed = stack.clusters.ListNodes(
+            clusters_pb2.ListNodesRequest(parent=PARENT, page_size=1000)
+        )
+        assert all(0 <= node.free_gpus <= node.gpus for node in listed.nodes)
+
+
+def list_rounds(stub: scheduler_pb2_grpc.SchedulerStub) -> list[scheduler_pb2.Round]:
+    found: list[scheduler_pb2.Round] = []
+    token = ""
+    while True:
+        answer = stub.ListRounds(
+            scheduler_pb2.ListRoundsRequest(parent=PARENT, page_size=100, page_token=token)
+        )
+        found.extend(answer.rounds)
+        token = answer.next_page_token
+        if not token:
+            return found
