@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from formulation.check import placement_violations, score, violations
 from formulation.lifecycle import JobState
-from formulation.placement import current_gangs
+from formulation.placement import Placement, current_gangs
 from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import STATE_CODE, Allocations, Hold, Jobs, Nodes, Snapshot
@@ -225,7 +225,7 @@ def test_mending_never_scores_below_leaving_the_unplaced_waiting(
         solution=dataclasses.replace(
             hurried.solution, choice=drop, objective=int(problem.value[drop[drop >= 0]].sum())
         ),
-        placement=dataclasses.replace(hurried.placement, gangs=gangs),
+        placement=Placement(gangs=gangs, migrated=hurried.placement.migrated & set(gangs)),
     )
     assert broken(snapshot, problem, left) == set()
     assert worth(problem, placed) >= worth(problem, left) - 1e-9
