@@ -114,7 +114,7 @@ def placement_violations(
         if job in placement.migrated:
             owned = now.get(job)
             if not keeps or owned == gang:
-                bad("migrated", f"{name} does not keep its Cell on other GPUs, so it is not migrated")
+                bad("migrated", f"{name} does not keep its Cell, or has not moved")
             elif not snapshot.jobs.movable[job] and owned is not None and owned.gpus == want:
                 bad("pinned", f"{name} may not be moved")
     for job in sorted(placement.migrated - set(placement.gangs)):
