@@ -20,7 +20,7 @@ from formulation.snapshot import Snapshot
 from service.ports import Clock, Store
 from service.rounds import Outcome, RoundOptions, plan_round
 from solvers.base import Budget
-from solvers.registry import make_solver
+from solvers.registry import solver as make_solver
 
 log = logging.getLogger(__name__)
 

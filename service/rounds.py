@@ -109,6 +109,7 @@ def plan_round(
         prices=solution.prices,
         bound=max(solution.bound, placed.solution.objective),
     )
+    problem, given_up = _release_unplaced(problem, solution, given_up)
     mark("place")
     broken = [
         *violations(problem, solution),
@@ -148,6 +149,18 @@ def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -
     if np.isfinite(found.bound) and greedy.objective <= found.bound <= greedy.bound:
         return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
     return greedy
+
+
+def _release_unplaced(
+    problem: Problem, solution: Solution, given_up: frozenset[int]
+) -> tuple[Problem, frozenset[int]]:
+    """Give up the promises that found no blocks although placement displaced all that it may."""
+    lost = problem.must_run & (solution.choice < 0)
+    if not lost.any():
+        return problem, given_up
+    return replace(problem, must_run=problem.must_run & ~lost), given_up | set(
+        np.flatnonzero(lost).tolist()
+    )
 
 
 def _keep_promises(problem: Problem, budget: Budget) -> tuple[Problem, frozenset[int], Solution]:
