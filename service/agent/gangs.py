@@ -1,0 +1,117 @@
+"""What an agent is told to run and what it says of it, as values, as JSON on disk and as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from tessera.v1 import agents_pb2 as pb
+
+
+class Phase(StrEnum):
+    """How far a gang is on this agent's nodes."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+LIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
+"""Phases in which a gang occupies its GPUs."""
+
+Key = tuple[str, int]
+"""Job and generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """A generation of a job, as seen from one agent. Times are simulated seconds for the replay runtime."""
+
+    job: str
+    generation: int
+    shares: tuple[tuple[str, tuple[int, ...]], ...]  # (node, GPU indices), this agent's nodes only
+    leader: str  # node whose agent runs the process and reports progress
+    members: tuple[str, ...]  # all nodes in rank order
+    model: str = ""
+    params: str = ""
+    global_batch: int = 0
+    gpu_type: str = ""
+    gpus: int = 0
+    pipeline_degree: int = 0
+    plan: str = ""
+    iter_time_s: float  # expected
+    iterations_total: float
+    iterations_done: float = 0.0  # known to the server; a checkpoint may be further on
+    restart_s: float = 0.0
+    command: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """Return job and generation."""
+        return self.job, self.generation
+
+    @property
+    def led_here(self) -> bool:
+        """Return whether the leading member is on this agent's nodes."""
+        return any(node == self.leader for node, _ in self.shares)
+
+    @property
+    def devices(self) -> frozenset[tuple[str, int]]:
+        """Return the (node, GPU index) pairs that it occupies here."""
+        return frozenset((node, gpu) for node, gpus in self.shares for gpu in gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is said of one member. ``iterations_done`` negative and ``iter_time_s`` 0: not known."""
+
+    job: str
+    generation: int
+    node: str
+    phase: Phase
+    iterations_done: float = -1.0
+    iter_time_s: float = 0.0
+    error: str = ""
+
+
+def gang_to_json(gang: Gang) -> dict[str, Any]:
+    """Return ``gang`` as a JSON object."""
+    return asdict(gang)
+
+
+def gang_from_json(value: dict[str, Any]) -> Gang:
+    """Return the gang that ``gang_to_json`` described."""
+    tuples = {name: tuple(value[name]) for name in ("members", "command")}
+    shares = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
+    return Gang(**{**value, **tuples, "shares": shares})
+
+
+def gang_from_message(message: pb.DesiredGang) -> Gang:
+    """Return the gang that the server described."""
+    m = message
+    return Gang(
+        job=m.job, generation=m.generation,
+        shares=tuple((share.node, tuple(share.gpu_indices)) for share in m.shares),
+        leader=m.leader, members=tuple(m.members), model=m.model, params=m.params,
+        global_batch=m.global_batch, gpu_type=m.gpu_type, gpus=m.gpus,
+        pipeline_degree=m.pipeline_degree, plan=m.plan, iter_time_s=m.iter_time_s,
+        iterations_total=m.iterations_total, iterations_done=m.iterations_done,
+        restart_s=m.restart_s, command=tuple(m.command),
+    )  # fmt: skip
+
+
+def observed_message(reports: Iterable[Report], revision: int) -> pb.AgentMessage:
+    """Return the message that says what runs here, seen under ``revision`` of the desired state."""
+    gangs = [
+        pb.ObservedGang(
+            job=r.job, generation=r.generation, node=r.node,
+            phase=pb.ObservedGang.Phase.Value(r.phase.name), iterations_done=r.iterations_done,
+            iter_time_s=r.iter_time_s, error=r.error,
+        )
+        for r in reports
+    ]  # fmt: skip
+    return pb.AgentMessage(observed=pb.Observed(gangs=gangs, revision=revision))

@@ -1,0 +1,225 @@
+"""The command ``tessera-agent``: runs on a GPU node and keeps there what the servers want."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from formulation.errors import InvalidInput, TesseraError
+from service.agent.replay import ReplayRuntime
+from service.agent.runtime import Runtime
+from service.agent.state import StateDir
+from service.agent.stream import Lease, Link, Superseded, Timing, watch_lease
+from service.agent.supervisor import Supervisor
+from tessera.v1 import agents_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+EXIT_INVALID, EXIT_SUPERSEDED = 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What an agent is started with. ``checkpoints`` is shared by all nodes that a job may run on."""
+
+    servers: tuple[str, ...]
+    cluster: str
+    agent_id: str
+    incarnation: str
+    nodes: tuple[pb.AgentNode, ...]
+    data_dir: Path
+    checkpoints: Path
+    timing: Timing = field(default_factory=Timing)
+    grace_s: float = 30.0
+    stop_on_exit: bool = False
+
+    def hello(self) -> pb.Hello:
+        """Return the message that registers the agent."""
+        return pb.Hello(
+            parent=f"clusters/{self.cluster}", agent_id=self.agent_id,
+            incarnation=self.incarnation, nodes=self.nodes, version=_version(),
+        )  # fmt: skip
+
+
+class _Leave(Exception):
+    """The agent was asked to end."""
+
+
+async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
+    """Run the agent until ``leave`` is set; its children go on, unless ``config.stop_on_exit``.
+
+    Raises:
+        NotAllowed: another agent runs on the same data directory.
+        Superseded: a newer incarnation has taken the nodes over; the children are left to it.
+    """
+    state = StateDir(config.data_dir.resolve(), config.checkpoints.resolve() / config.cluster)
+    state.claim()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            changed = asyncio.Event()
+            supervisor = Supervisor(
+                runtime, state, grace_s=config.grace_s, spawn=tasks.create_task, changed=changed.set
+            )
+            supervisor.adopt()
+            lease = Lease(state, time.monotonic, config.timing.lease_s)
+            link = Link(
+                servers=config.servers, hello=config.hello(), supervisor=supervisor, lease=lease,
+                timing=config.timing, changed=changed, clock=time.monotonic,
+            )  # fmt: skip
+            tasks.create_task(watch_lease(lease, supervisor))
+            tasks.create_task(link.run())
+            await leave.wait()
+            if config.stop_on_exit:
+                await supervisor.close()
+            raise _Leave
+    except* _Leave:
+        log.info("leaving", extra={"action": "leave"})
+    finally:
+        state.release()
+
+
+def parse_node(text: str) -> pb.AgentNode:
+    """Return the node that ``NAME:TYPE:GPUS[:RACK]`` describes. Raises InvalidInput."""
+    name, _, rest = text.partition(":")
+    gpu_type, _, rest = rest.partition(":")
+    gpus, _, rack = rest.partition(":")
+    if not (name and gpu_type and gpus.isdecimal() and int(gpus) > 0):
+        raise InvalidInput("--node", f"expected NAME:TYPE:GPUS[:RACK], not {text!r}")
+    return pb.AgentNode(node=name, gpu_type=gpu_type, gpus=int(gpus), rack=rack)
+
+
+def read_nodes(path: Path) -> list[pb.AgentNode]:
+    """Return the nodes of a JSON list of objects with node, gpu_type, gpus and maybe rack.
+
+    Raises:
+        InvalidInput: not such a list.
+        OSError: the file cannot be read.
+    """
+    try:
+        return [
+            pb.AgentNode(
+                node=row["node"], gpu_type=row["gpu_type"], gpus=row["gpus"],
+                rack=row.get("rack", ""),
+            )
+            for row in json.loads(path.read_text(encoding="utf-8"))
+        ]  # fmt: skip
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidInput(
+            "--nodes-file",
+            f"{path} must hold a JSON list of objects with node, gpu_type, gpus (and rack): {error!r}",
+        ) from error
+
+
+def _version() -> str:
+    try:
+        return version("tessera")
+    except PackageNotFoundError:
+        return "unpackaged"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tessera-agent", description=__doc__)
+    add = parser.add_argument
+    add(
+        "--server",
+        action="append",
+        required=True,
+        metavar="HOST:PORT",
+        help="any replica; repeatable",
+    )
+    add("--cluster", required=True)
+    add("--node", action="append", default=[], metavar="NAME:TYPE:GPUS[:RACK]", help="repeatable")
+    add("--nodes-file", type=Path, help="JSON list of {node, gpu_type, gpus, rack}")
+    add("--agent-id", default="", help="unique, the same after a restart; default: the first node")
+    add("--data-dir", type=Path, required=True, help="what must outlive this process")
+    add("--checkpoint-dir", type=Path, help="shared by all nodes; default: DATA_DIR/checkpoints")
+    add("--checkpoint-s", type=float, default=600.0, help="simulated seconds between checkpoints")
+    add("--clock-factor", type=float, default=1.0, help="simulated seconds a real second")
+    add(
+        "--lease-s",
+        type=float,
+        help="stop all gangs after this silence; default: as the server says",
+    )
+    add("--heartbeat-s", type=float, help="default: as the server says")
+    add("--inspect-s", type=float, help="default: as the server says")
+    add("--grace-s", type=float, default=30.0, help="between SIGTERM and SIGKILL to a gang")
+    add(
+        "--stop-on-exit",
+        action="store_true",
+        help="stop the gangs when this process is told to end",
+    )
+    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    return parser
+
+
+def configure(options: argparse.Namespace, incarnation: str) -> Config:
+    """Return the configuration that the command line asks for. Raises InvalidInput, OSError."""
+    nodes = [parse_node(text) for text in options.node]
+    nodes += read_nodes(options.nodes_file) if options.nodes_file else []
+    if not nodes:
+        raise InvalidInput("--node", "name at least one node, here or in --nodes-file")
+    for name in ("lease_s", "heartbeat_s", "inspect_s", "grace_s"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InvalidInput(f"--{name.replace('_', '-')}", f"must be above 0, not {value}")
+    return Config(
+        servers=tuple(options.server), cluster=options.cluster,
+        agent_id=options.agent_id or nodes[0].node, incarnation=incarnation, nodes=tuple(nodes),
+        data_dir=options.data_dir,
+        checkpoints=options.checkpoint_dir or options.data_dir / "checkpoints",
+        timing=Timing(
+            lease_s=options.lease_s, heartbeat_s=options.heartbeat_s, inspect_s=options.inspect_s
+        ),
+        grace_s=options.grace_s, stop_on_exit=options.stop_on_exit,
+    )  # fmt: skip
+
+
+async def _serve_until_signal(config: Config, runtime: Runtime) -> None:
+    leave = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    await serve(config, runtime, leave)
+
+
+def _set_up_logging(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        logging.Formatter(
+            "%(asctime)s %(levelname)s %(action)s: %(message)s", defaults={"action": "-"}
+        )
+    )
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent; return the exit status: 2 for a wrong setting, 3 if it was superseded."""
+    options = _parser().parse_args(arguments)
+    _set_up_logging(options.log_level)
+    status = 0
+    try:
+        config = configure(options, uuid.uuid4().hex)
+        runtime = ReplayRuntime(
+            clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s
+        )
+        asyncio.run(_serve_until_signal(config, runtime))
+    except* Superseded as group:
+        status = EXIT_SUPERSEDED
+        log.error("%s", group.exceptions[0], extra={"action": "exit"})
+    except* (TesseraError, OSError) as group:
+        status = EXIT_INVALID
+        log.error("%s", group.exceptions[0], extra={"action": "exit"})
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

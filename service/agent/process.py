@@ -1,0 +1,172 @@
+"""A process that outlives its parent: found again by id and start time, waited for without polling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from service.agent.files import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What tells a process from a later one of the same id."""
+
+    pid: int
+    start_ticks: int  # since boot, field 22 of /proc/PID/stat
+    boot: str  # boot id
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def identity_of(pid: int) -> Identity | None:
+    """Return the identity of the process that has the id ``pid`` now; None: there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    start_ticks = int(stat.rpartition(b")")[2].split()[19])
+    return Identity(pid=pid, start_ticks=start_ticks, boot=boot_id())
+
+
+class Process:
+    """A process in a session of its own, started by this agent or by an earlier one."""
+
+    def __init__(self, pid: int, pidfd: int | None, output: int | None) -> None:
+        self._pid = pid
+        self._pidfd = pidfd  # None: dead
+        self._output = output  # read end of its standard output; None: not ours, or closed
+
+    @classmethod
+    def spawn(
+        cls, argv: list[str], message: str, *, identity: Path, errors: Path, blocked: Iterable[int] = ()
+    ) -> Process:  # fmt: skip
+        """Start ``argv`` with ``message`` (at most 64 KiB) on its standard input.
+
+        Its identity is in the file ``identity`` before the message is sent, so a process that an agent's
+        death left unknown reads an empty message and must end. ``blocked``: signals that it waits for.
+        """
+        child_in, our_out = os.pipe()
+        our_in, child_out = os.pipe()
+        try:
+            pid = os.posix_spawn(
+                argv[0], argv, {},
+                file_actions=(
+                    (os.POSIX_SPAWN_DUP2, child_in, 0),
+                    (os.POSIX_SPAWN_DUP2, child_out, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, str(errors), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                ),
+                setsid=True, setsigmask=blocked,
+            )  # fmt: skip
+        except OSError:
+            os.close(our_in)
+            os.close(our_out)
+            raise
+        finally:
+            os.close(child_in)
+            os.close(child_out)
+        process = cls(pid, os.pidfd_open(pid), our_in)
+        process._introduce(identity, message, our_out)
+        return process
+
+    def _introduce(self, identity: Path, message: str, pipe: int) -> None:
+        """Write down who the child is, then tell it what to do; close ``pipe``."""
+        try:
+            found = identity_of(self._pid)
+            if found is None:  # impossible while it was not waited for
+                raise ProcessLookupError(f"child {self._pid} vanished")
+            write_json(str(identity), asdict(found))
+            os.write(pipe, message.encode())
+        except BrokenPipeError:  # it died already; ``ended`` will say how
+            log.warning("process %d did not read its message", self._pid, extra={"action": "spawn"})
+        except OSError:
+            self.signal(signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            raise
+        finally:
+            os.close(pipe)
+
+    @classmethod
+    def adopt(cls, identity: Path) -> Process | None:
+        """Return the process written down in the file ``identity``, dead or alive; None: no such file."""
+        stored = read_json(str(identity))
+        if stored is None:
+            return None
+        wanted = Identity(**stored)
+        try:
+            pidfd = os.pidfd_open(wanted.pid)
+        except ProcessLookupError:
+            return cls(wanted.pid, None, None)
+        if identity_of(wanted.pid) == wanted and not _is_dead(pidfd):
+            return cls(wanted.pid, pidfd, None)
+        os.close(pidfd)
+        return cls(wanted.pid, None, None)
+
+    async def spoke(self) -> None:
+        """Return at its first output, or its end."""
+        if self._output is not None:
+            await _readable(self._output)
+            os.close(self._output)
+            self._output = None
+        elif self._pidfd is not None:
+            await _readable(self._pidfd)
+
+    async def ended(self) -> int | None:
+        """Return its exit status once it is dead, negative for a signal; None: not this agent's child."""
+        if self._pidfd is None:
+            return None
+        await _readable(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = None
+        try:
+            _, status = os.waitpid(self._pid, 0)
+        except ChildProcessError:  # adopted: whoever is its parent has the status
+            return None
+        return os.waitstatus_to_exitcode(status)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it is dead."""
+        if self._pidfd is None:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            log.debug("process %d is dead already", self._pid, extra={"action": "signal"})
+
+
+def python_argv(script: Path, *arguments: str) -> list[str]:
+    """Return a command that runs a script of the standard library only, without site or environment."""
+    return [sys.executable, "-S", "-E", "-s", str(script), *arguments]
+
+
+def _is_dead(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)

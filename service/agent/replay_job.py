@@ -1,0 +1,114 @@
+"""The process of a replayed job: it takes as long as training would, by a faster clock, and trains nothing.
+
+Run by path as ``python -S -E -s replay_job.py``; its specification comes as JSON on standard input. An empty
+one means that the agent died before it had written down this process's id: then nothing happened yet, and
+nothing does. ``running`` on standard output says that the restart is over. Files in the gang's directory:
+``progress.json`` about once a second, ``exit.json`` at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+if __name__ == "__main__":  # without site, the checkout or site-packages must be named
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from service.agent import checkpoint
+from service.agent.files import write_json
+
+STOP = (signal.SIGTERM,)
+"""Blocked from the first instruction on (by who spawns this), and waited for."""
+
+PROGRESS_S = 1.0
+"""Real seconds between two writes of the progress."""
+
+
+def iterations_at(spec: dict[str, Any], resumed: int, elapsed_s: float) -> int:
+    """Return the iterations done ``elapsed_s`` real seconds after the start at ``resumed``."""
+    trained_s = elapsed_s * spec["clock_factor"] - spec["restart_s"]
+    return resumed + max(0, int(trained_s / spec["iter_time_s"]))
+
+
+def elapsed_s_at(spec: dict[str, Any], resumed: int, iterations: int) -> float:
+    """Return after how many real seconds ``iterations`` are done; inverse of ``iterations_at``."""
+    simulated_s = spec["restart_s"] + max(0, iterations - resumed) * spec["iter_time_s"]
+    return float(simulated_s / spec["clock_factor"])
+
+
+def end(spec: dict[str, Any], outcome: str, error: str = "") -> int:
+    """Leave the outcome for the agent; return the exit status."""
+    path = os.path.join(spec["directory"], "exit.json")
+    write_json(path, {"outcome": outcome, "error": error})
+    return {"succeeded": 0, "stopped": 128 + signal.SIGTERM, "failed": 1}[outcome]
+
+
+def show(spec: dict[str, Any], resumed: int, done: int) -> None:
+    """Write the progress; the measured iteration time is the expected one, by construction."""
+    measured_s = spec["iter_time_s"] if done > resumed else 0.0
+    path = os.path.join(spec["directory"], "progress.json")
+    write_json(path, {"iterations": done, "iter_time_s": measured_s})
+
+
+def announce() -> None:
+    """Say that it runs now, to an agent that may have died since."""
+    try:
+        os.write(1, b"running\n")
+    except BrokenPipeError:
+        sys.stderr.write("no agent listens any more; going on\n")
+
+
+def run(spec: dict[str, Any]) -> int:
+    """Advance until the end, a failure that was asked for, or SIGTERM; return the exit status.
+
+    Raises:
+        StaleGeneration: a newer generation has taken the checkpoint over.
+    """
+    store, generation = spec["checkpoints"], spec["generation"]
+    total = int(spec["iterations_total"])
+    target = min(total, spec["fail_at"]) if spec["fail_at"] is not None else total
+    resumed = max(int(spec["iterations_done"]), checkpoint.open_generation(store, generation))
+    checkpoint_s = max(1.0, spec["checkpoint_s"] / spec["clock_factor"])
+    begins_s, ends_s = (elapsed_s_at(spec, resumed, n) for n in (resumed, target))
+    next_progress_s, next_checkpoint_s, running, stopped = begins_s, checkpoint_s, False, False
+    start_s = time.monotonic()
+    while True:
+        now_s = time.monotonic() - start_s
+        done = min(max(resumed, target), iterations_at(spec, resumed, now_s))
+        ended = now_s >= begins_s and done >= target
+        if now_s >= next_progress_s or ended or (stopped and running):
+            show(spec, resumed, done)
+            next_progress_s = now_s + PROGRESS_S
+        if now_s >= begins_s and not running:
+            announce()
+            running = True
+        if now_s >= next_checkpoint_s or ended or stopped:
+            checkpoint.save(store, generation, done)
+            next_checkpoint_s = now_s + checkpoint_s
+        if ended and target == spec["fail_at"]:
+            return end(spec, "failed", f"failed at iteration {target}, as asked for")
+        if ended or stopped:
+            return end(spec, "succeeded" if ended else "stopped")
+        wake_s = min(next_progress_s, next_checkpoint_s, ends_s) - now_s
+        stopped = signal.sigtimedwait(STOP, max(0.001, wake_s)) is not None
+
+
+def main() -> int:
+    """Read the specification and replay it; return the exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    text = sys.stdin.read()
+    if not text:
+        return 0
+    spec = json.loads(text)
+    try:
+        return run(spec)
+    except (checkpoint.StaleGeneration, OSError, ValueError) as error:
+        return end(spec, "failed", str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

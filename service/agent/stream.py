@@ -1,0 +1,236 @@
+"""The stream to the servers: hello, heartbeats and what is observed one way; what is desired the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from formulation.errors import NotAllowed, Unavailable
+from service.agent.gangs import gang_from_message, observed_message
+from service.agent.state import StateDir
+from service.agent.supervisor import Supervisor
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import agents_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.ServerMessage]
+Clock = Callable[[], float]
+
+CONNECT_S = 5.0
+"""How long a server may take to answer a hello before the next one is tried."""
+
+CHANGE_GAP_S = 0.05
+"""Changes that follow each other more closely are told together."""
+
+SAVE_LEASE_S = 1.0
+"""How far behind the truth the lease on disk may be."""
+
+REFUSED = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION})
+"""How a server ends the stream of an agent whose nodes a newer incarnation has taken over. Before the
+welcome, FAILED_PRECONDITION means that the server itself cannot serve yet, e.g. for want of a migration."""
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits an old one's back-off
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", 64 * 2**20),
+)
+
+
+class Superseded(NotAllowed):
+    """A newer incarnation of this agent has taken its nodes over, so this one must end."""
+
+    reason = "SUPERSEDED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds that override what the server's welcome says; None: as it says."""
+
+    lease_s: float | None = None
+    heartbeat_s: float | None = None
+    inspect_s: float | None = None
+
+
+class Lease:
+    """How long the agent may go on without hearing from a server; it outlives the agent's restart."""
+
+    def __init__(self, state: StateDir, clock: Clock, lease_s: float | None = None) -> None:
+        """Go on with the lease of the agent that ran before, if there was one in this boot.
+
+        ``lease_s`` None: as it was then, and without an end before the first welcome.
+        """
+        self._state = state
+        self._clock = clock
+        self._heard_s, stored_s = state.load_lease() or (clock(), math.inf)
+        self._saved_s = -math.inf
+        self.lease_s = lease_s or stored_s
+
+    def heard(self) -> None:
+        """Renew the lease: a server has spoken."""
+        self._heard_s = self._clock()
+        if math.isfinite(self.lease_s) and self._heard_s >= self._saved_s + SAVE_LEASE_S:
+            self._state.save_lease(self._heard_s, self.lease_s)
+            self._saved_s = self._heard_s
+
+    def left_s(self) -> float:
+        """Return the seconds until it runs out; negative: since it did."""
+        return self._heard_s + self.lease_s - self._clock()
+
+
+async def watch_lease(lease: Lease, supervisor: Supervisor) -> None:
+    """Stop all gangs whenever the lease runs out; never return."""
+    stopped = False
+    while True:
+        left_s = lease.left_s()
+        if left_s <= 0 and not stopped:
+            log.error("no server heard for %.1f s", lease.lease_s, extra={"action": "expire"})
+            supervisor.stop_all()
+        stopped = left_s <= 0
+        await asyncio.sleep(min(max(left_s, CHANGE_GAP_S), 1.0))
+
+
+def backoff_s(seed: str, attempt: int, servers: int) -> float:
+    """Return how long to wait after ``attempt`` failures in a row, repeatable for a seed.
+
+    0.1 s doubling with each time that all servers have failed, at most 5 s, times a factor in [0.5, 1.5).
+    """
+    digest = hashlib.blake2b(f"{seed}/{attempt}".encode(), digest_size=8).digest()
+    base_s = min(5.0, 0.1 * 2.0 ** min(attempt // servers, 10))
+    return base_s * (0.5 + int.from_bytes(digest, "big") / 2**64)
+
+
+class Link:
+    """Keeps one stream to one of several servers, whichever answers; any of them will do."""
+
+    def __init__(
+        self, *, servers: Sequence[str], hello: pb.Hello, supervisor: Supervisor, lease: Lease,
+        timing: Timing, changed: asyncio.Event, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._servers = servers
+        self._hello = hello
+        self._supervisor = supervisor
+        self._lease = lease
+        self._timing = timing
+        self._changed = changed
+        self._clock = clock
+        self._failures = 0  # in a row; 0 during and after a session
+        self._heartbeat_s = timing.heartbeat_s or 5.0
+        self._inspect_s = timing.inspect_s or 20.0
+
+    async def run(self) -> None:
+        """Stay connected; never return.
+
+        Raises:
+            Superseded: a server said that a newer incarnation of this agent has taken over.
+        """
+        turn = 0
+        while True:
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            refused = ""
+            self._failures += 1
+            try:
+                await self._session(server)
+            except* (grpc.aio.AioRpcError, TimeoutError, Unavailable) as group:
+                for error in _leaves(group):
+                    refused = refused or _refusal(error, welcomed=self._failures == 0)
+                    log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
+            if refused:
+                raise Superseded(f"{server} refuses this agent, its children are left: {refused}")
+            await asyncio.sleep(
+                backoff_s(self._hello.incarnation, self._failures, len(self._servers))
+            )
+
+    async def _session(self, server: str) -> None:
+        """Hold one stream; raises when it ends."""
+        async with grpc.aio.insecure_channel(server, options=OPTIONS) as channel:
+            call = rpc.AgentsStub(channel).Sync()
+            await self._write(call, pb.AgentMessage(hello=self._hello))
+            await self._take(call, CONNECT_S)
+            log.info("connected to %s", server, extra={"action": "connect"})
+            self._failures = 0
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(call))
+                tasks.create_task(self._send(call))
+
+    async def _receive(self, call: Call) -> None:
+        while True:
+            patience_s = min(3 * self._heartbeat_s, 0.7 * self._lease.lease_s)
+            await self._take(call, max(1.0, patience_s))
+
+    async def _take(self, call: Call, patience_s: float) -> None:
+        """Take in one message. Raises TimeoutError: none came in time; Unavailable: the stream ended."""
+        async with asyncio.timeout(patience_s):
+            message = await call.read()
+        if not isinstance(message, pb.ServerMessage):
+            raise Unavailable("the server ended the stream")
+        if message.HasField("welcome"):
+            said, own = message.welcome, self._timing
+            self._lease.lease_s = own.lease_s or said.lease_s or math.inf
+            self._heartbeat_s = own.heartbeat_s or said.heartbeat_s or self._heartbeat_s
+            self._inspect_s = own.inspect_s or said.inspect_s or self._inspect_s
+        self._lease.heard()
+        if message.HasField("desired"):
+            gangs = [gang_from_message(gang) for gang in message.desired.gangs]
+            self._supervisor.apply(message.desired.revision, gangs)
+
+    async def _send(self, call: Call) -> None:
+        """Tell changes at once, everything every ``inspect_s``, and that the agent lives."""
+        next_inspect_s = self._clock()
+        next_heartbeat_s = next_inspect_s + self._heartbeat_s
+        while True:
+            now_s = self._clock()
+            if now_s >= next_inspect_s:
+                self._supervisor.inspect()
+                self._changed.set()
+                next_inspect_s = now_s + self._inspect_s
+            if now_s >= next_heartbeat_s:
+                await self._write(call, pb.AgentMessage(heartbeat=pb.Heartbeat()))
+                next_heartbeat_s = now_s + self._heartbeat_s
+            if self._changed.is_set():
+                self._changed.clear()
+                reports = self._supervisor.reports()
+                await self._write(call, observed_message(reports, self._supervisor.revision))
+                self._supervisor.told(reports)
+                await asyncio.sleep(CHANGE_GAP_S)
+            wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()
+            with contextlib.suppress(TimeoutError):  # then something else is due
+                await asyncio.wait_for(self._changed.wait(), max(0.0, wait_s))
+
+    async def _write(self, call: Call, message: pb.AgentMessage) -> None:
+        try:
+            await call.write(message)
+        except asyncio.InvalidStateError as error:
+            raise Unavailable("the server ended the stream") from error
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def _refusal(error: BaseException, *, welcomed: bool) -> str:
+    """Return what a server said to an agent that must end; "" where it may try again."""
+    if not isinstance(error, grpc.aio.AioRpcError) or error.code() not in REFUSED:
+        return ""
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:
+        return ""
+    return error.details() or error.code().name
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or "silent for too long"

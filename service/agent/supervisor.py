@@ -1,0 +1,266 @@
+"""Keeps the gangs of an agent's nodes as they should be: desired less actual gives actions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from formulation.errors import TesseraError
+from service.agent.gangs import LIVE, Gang, Key, Phase, Report
+from service.agent.runtime import Exit, Handle, Outcome, Progress, Runtime
+from service.agent.state import StateDir
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Local:
+    """A gang that is here, or whose end has still to be told."""
+
+    gang: Gang
+    phase: Phase
+    handle: Handle | None = None  # None: no process, as it ended or is led elsewhere
+    progress: Progress | None = None
+    error: str = ""
+    told: bool = False  # its end was sent to a server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do now; ``waiting`` are gangs whose GPUs or job still have a live process here."""
+
+    start: tuple[Gang, ...] = ()
+    stop: tuple[Key, ...] = ()
+    forget: tuple[Key, ...] = ()
+    waiting: tuple[Key, ...] = ()
+
+
+def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
+    """Return what brings ``here`` to ``desired``. None: nothing may run, but no end is forgotten.
+
+    Of several generations of a job the newest counts. Nothing starts on a GPU that a live gang occupies,
+    nor beside a live older process of the same job. An end is forgotten once it was told and its gang is
+    not desired any more.
+    """
+    wanted: dict[str, Gang] = {}
+    for gang in desired or ():
+        if gang.job not in wanted or wanted[gang.job].generation < gang.generation:
+            wanted[gang.job] = gang
+    keys = {gang.key for gang in wanted.values()}
+    known = {local.gang.key: local for local in here}
+    gone = [local for key, local in known.items() if key not in keys]
+    stop = [x for x in gone if x.phase in (Phase.STARTING, Phase.RUNNING)]
+    at_once = {
+        x.gang.key for x in stop if x.handle is None
+    }  # no process that would have to die first
+    live = [x for key, x in known.items() if x.phase in LIVE and key not in at_once]
+    busy_jobs = {local.gang.job for local in live}
+    busy = {device for local in live for device in local.gang.devices}
+    start, waiting = [], []
+    for gang in wanted.values():
+        if gang.key in known:
+            continue
+        if gang.job in busy_jobs or busy & gang.devices:
+            waiting.append(gang.key)
+        else:
+            start.append(gang)
+            busy |= gang.devices
+    return Plan(
+        start=tuple(start),
+        stop=tuple(x.gang.key for x in stop),
+        forget=tuple(
+            x.gang.key for x in gone if desired is not None and x.phase not in LIVE and x.told
+        ),
+        waiting=tuple(waiting),
+    )
+
+
+class Supervisor:
+    """Does what ``reconcile`` says, and keeps the record of it on disk.
+
+    ``spawn`` runs a coroutine beside the caller and must not lose its errors; ``changed`` is called
+    whenever ``reports`` would say something new. All methods belong to one event loop.
+    """
+
+    def __init__(
+        self, runtime: Runtime, state: StateDir, *, grace_s: float,
+        spawn: Callable[[Coroutine[Any, Any, None]], object], changed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._runtime = runtime
+        self._state = state
+        self._grace_s = grace_s
+        self._spawn = spawn
+        self._changed = changed
+        self._here: dict[Key, Local] = {}
+        self._desired: Sequence[Gang] | None = None
+        self._closing = False
+        self._idle = asyncio.Event()
+        self.revision = 0
+
+    def adopt(self) -> None:
+        """Take over what an earlier agent left, without disturbing it."""
+        for gang in list(self._state.gangs()):
+            handle = self._runtime.adopt(self._state.directory(gang.key)) if gang.led_here else None
+            if gang.led_here and handle is None:  # written down, but never started
+                self._state.remove(gang.key)
+                continue
+            local = Local(gang=gang, phase=Phase.STARTING, handle=handle)
+            self._here[gang.key] = local
+            self._look(local)
+            log.info("adopted %s", _name(gang.key), extra={"action": "adopt"})
+            self._follow(local)
+
+    def apply(self, revision: int, gangs: Sequence[Gang]) -> None:
+        """Make ``gangs``, and nothing else, run here. An older revision than the newest is ignored."""
+        if revision < self.revision:
+            log.warning(
+                "ignored desired state %d: %d was seen before", revision, self.revision,
+                extra={"action": "ignore"},
+            )  # fmt: skip
+            return
+        if revision > self.revision:  # even if nothing follows from it: the server waits for this
+            self._changed()
+        self.revision = revision
+        self._desired = [gang for gang in gangs if gang.shares]
+        self._reconcile()
+
+    def stop_all(self) -> None:
+        """Stop every gang, until a desired state is applied again."""
+        self._desired = None
+        self._reconcile()
+
+    async def close(self) -> None:
+        """Stop every gang for good; return once all are dead."""
+        self._closing = True
+        self.stop_all()
+        while any(local.phase in LIVE for local in self._here.values()):
+            self._idle.clear()
+            await self._idle.wait()
+
+    def inspect(self) -> None:
+        """Read the progress of all running gangs."""
+        for local in self._here.values():
+            self._look(local)
+
+    def reports(self) -> list[Report]:
+        """Return a report for each member of each gang on this agent's nodes, by last known progress."""
+        found = []
+        for local in self._here.values():
+            for node, _ in local.gang.shares:
+                if node == local.gang.leader:
+                    found.append(_leader_report(local))
+                else:
+                    leaving = local.phase is Phase.STOPPING
+                    phase = Phase.STOPPING if leaving else Phase.RUNNING
+                    job, generation = local.gang.key
+                    found.append(Report(job=job, generation=generation, node=node, phase=phase))
+        return found
+
+    def told(self, reports: Iterable[Report]) -> None:
+        """Take note that ``reports`` were sent: the next desired state is an answer to ends among them."""
+        for report in reports:
+            local = self._here.get((report.job, report.generation))
+            if local and local.phase not in LIVE and report.phase is local.phase:
+                local.told = True
+
+    def _reconcile(self) -> None:
+        plan = reconcile(() if self._closing else self._desired, self._here.values())
+        for key in plan.forget:
+            self._forget(key)
+        for key in plan.stop:
+            self._stop(self._here[key])
+        for gang in plan.start:
+            self._start(gang)
+        for key in plan.waiting:
+            log.info("%s waits for its GPUs", _name(key), extra={"action": "wait"})
+        if plan.forget or plan.stop or plan.start:
+            self._changed()
+
+    def _start(self, gang: Gang) -> None:
+        local = Local(gang=gang, phase=Phase.STARTING)
+        self._here[gang.key] = local
+        try:
+            directory = self._state.add(gang)
+            if gang.led_here:
+                checkpoints = self._state.checkpoints(gang.job)
+                local.handle = self._runtime.start(gang, directory, checkpoints)
+        except (TesseraError, OSError) as error:
+            local.phase, local.error = Phase.FAILED, str(error)
+            log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
+            return
+        log.info("started %s", _name(gang.key), extra={"action": "start"})
+        self._follow(local)
+
+    def _stop(self, local: Local) -> None:
+        log.info("stopping %s", _name(local.gang.key), extra={"action": "stop"})
+        local.phase = Phase.STOPPING
+        if local.handle is None:
+            self._forget(local.gang.key)
+            return
+        local.handle.stop()
+        asyncio.get_running_loop().call_later(self._grace_s, self._lose_patience, local)
+
+    def _lose_patience(self, local: Local) -> None:
+        if local.handle is not None:
+            log.warning("killing %s", _name(local.gang.key), extra={"action": "kill"})
+            local.handle.kill()
+
+    def _forget(self, key: Key) -> None:
+        del self._here[key]
+        self._state.remove(key)
+
+    def _follow(self, local: Local) -> None:
+        if local.handle is None:
+            local.phase = Phase.RUNNING
+        else:
+            self._spawn(self._watch(local, local.handle))
+
+    async def _watch(self, local: Local, handle: Handle) -> None:
+        await handle.begun()
+        self._look(local)
+        self._ended(local, await handle.ended(), handle.progress())
+
+    def _look(self, local: Local) -> None:
+        """Refresh the progress; a gang that shows some is running."""
+        if local.handle is None:
+            return
+        local.progress = local.handle.progress()
+        if local.progress is not None and local.phase is Phase.STARTING:
+            local.phase = Phase.RUNNING
+            log.info("%s runs", _name(local.gang.key), extra={"action": "run"})
+            self._changed()
+
+    def _ended(self, local: Local, how: Exit, progress: Progress | None) -> None:
+        key = local.gang.key
+        local.handle, local.progress = None, progress
+        log.info("%s %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
+        if how.outcome is Outcome.SUCCEEDED:
+            local.phase = Phase.SUCCEEDED
+        elif local.phase is Phase.STOPPING or how.outcome is Outcome.STOPPED:
+            self._forget(key)
+        else:
+            local.phase, local.error = Phase.FAILED, how.error
+        self._idle.set()
+        self._changed()
+        if self._desired is not None:
+            self._reconcile()
+
+
+def _leader_report(local: Local) -> Report:
+    progress = local.progress
+    return Report(
+        job=local.gang.job,
+        generation=local.gang.generation,
+        node=local.gang.leader,
+        phase=local.phase,
+        iterations_done=progress.iterations if progress else -1.0,
+        iter_time_s=progress.iter_time_s if progress else 0.0,
+        error=local.error,
+    )
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} generation {key[1]}"

@@ -1,0 +1,277 @@
+"""The agent as a process against a server over a real socket: what it does and what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.agent_server import AgentProcess, FakeServer
+from tests.support.agents import a_gang, is_running, until
+
+LONG = 1e12
+RUNNING = ("a", 1, "n0", "RUNNING")
+MakeAgent = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+def make_agent(tmp_path: Path, server: FakeServer) -> Iterator[MakeAgent]:
+    made: list[AgentProcess] = []
+
+    def make(*flags: str) -> AgentProcess:
+        agent = AgentProcess(tmp_path / "agent", [server.port], *flags)
+        made.append(agent)
+        agent.start()
+        return agent
+
+    yield make
+    for agent in made:
+        agent.clean()
+
+
+def checkpoint_of(agent: AgentProcess, job: str) -> int:
+    path = agent.data_dir / "checkpoints" / "c" / f"job-{job}" / "checkpoint.json"
+    return int(json.loads(path.read_text())["iterations"])
+
+
+async def test_a_job_starts_runs_succeeds_and_is_forgotten(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(iterations_total=10_000.0))
+    make_agent("--clock-factor", "10000")
+    await server.sees(1, ("a", 1, "n0", "SUCCEEDED"))
+    assert server.observed is not None
+    assert server.observed.gangs[0].iterations_done == 10_000
+    assert server.observed.gangs[0].iter_time_s == 1.0
+    hello = server.hellos[0]
+    assert (hello.parent, hello.agent_id, len(hello.nodes)) == ("clusters/c", "agent", 2)
+    await until(lambda: server.heartbeats > 1)
+    assert server.seen(1) == [("a", 1, "n0", "SUCCEEDED")]
+    server.want(2)
+    await server.sees(2)
+
+
+async def test_progress_is_reported_at_each_inspection(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG))
+    make_agent("--clock-factor", "1000")
+    await server.sees(1, RUNNING)
+    await until(lambda: server.observed and server.observed.gangs[0].iterations_done > 500)
+
+
+async def test_a_job_that_fails_says_why_and_is_not_started_again(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    wrong = a_gang("b", command=("train",), shares=(("n1", (0,)),), leader="n1")
+    server.want(1, a_gang(command=("fail-at", "5")), wrong)
+    make_agent("--clock-factor", "10000")
+    await server.sees(1, ("a", 1, "n0", "FAILED"), ("b", 1, "n1", "FAILED"))
+    assert server.observed is not None
+    errors = [gang.error for gang in server.observed.gangs]
+    assert errors[0] == "failed at iteration 5, as asked for"
+    assert "submit the job without a command" in errors[1]
+
+
+async def test_a_resized_job_goes_on_from_its_checkpoint_once_the_old_process_is_dead(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent("--clock-factor", "1000")
+    await server.sees(1, RUNNING)
+    old = agent.pid_of("a")
+    server.want(2, a_gang(generation=2, iterations_total=LONG, shares=(("n0", (0, 1, 2, 3)),)))
+    await server.sees(2, ("a", 2, "n0", "RUNNING"))
+    assert not is_running(old)
+    assert server.observed is not None
+    assert server.observed.gangs[0].iterations_done >= checkpoint_of(agent, "a") > 0
+
+
+async def test_a_job_that_is_not_desired_any_more_is_stopped_and_absent(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    keep = a_gang("b", shares=(("n1", (0,)),), leader="n1", iterations_total=LONG)
+    server.want(1, a_gang(iterations_total=LONG), keep)
+    agent = make_agent()
+    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
+    gone, kept = agent.pid_of("a"), agent.pid_of("b")
+    server.want(2, keep)
+    await server.sees(2, ("b", 1, "n1", "RUNNING"))
+    assert not is_running(gone)
+    assert is_running(kept)
+
+
+async def test_a_process_that_does_not_stop_is_killed_after_the_grace(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent("--grace-s", "0.2")
+    await server.sees(1, RUNNING)
+    deaf = agent.pid_of("a")
+    os.kill(deaf, signal.SIGSTOP)
+    server.want(2)
+    await server.sees(2, ("a", 1, "n0", "STOPPING"))
+    await server.sees(2)
+    assert not is_running(deaf)
+
+
+async def test_each_member_is_reported_and_only_the_leader_has_a_process(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    both = (("n0", (0,)), ("n1", (0,)))
+    led_here = a_gang("a", shares=both, leader="n0", iterations_total=LONG)
+    led_elsewhere = a_gang("b", shares=(("n1", (5,)),), leader="far", iterations_total=LONG)
+    server.want(1, led_here, led_elsewhere)
+    agent = make_agent()
+    await server.sees(1, RUNNING, ("a", 1, "n1", "RUNNING"), ("b", 1, "n1", "RUNNING"))
+    assert server.observed is not None
+    known = [gang.iterations_done >= 0 for gang in server.observed.gangs]
+    assert known == [True, False, False]
+    assert agent.pid_of("a")
+    assert not (agent.data_dir / "gangs" / "b@1" / "process.json").exists()
+
+
+async def test_a_restarted_server_disturbs_nothing_and_an_older_revision_is_ignored(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(7, a_gang(iterations_total=LONG))
+    agent = make_agent()
+    await server.sees(7, RUNNING)
+    pid = agent.pid_of("a")
+    await server.stop()
+    server.want(6)  # what a server that lags behind would say
+    await server.start()
+    await server.sees(7, RUNNING)
+    beats = server.heartbeats
+    await until(lambda: server.heartbeats > beats + 2)
+    assert server.seen(7) == [RUNNING]
+    assert agent.pid_of("a") == pid
+    assert is_running(pid)
+    assert len({hello.incarnation for hello in server.hellos}) == 1
+
+
+async def test_an_agent_that_hears_nothing_for_its_lease_stops_its_gangs(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.lease_s = 1.5
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent("--clock-factor", "1000")
+    await server.sees(1, RUNNING)
+    pid = agent.pid_of("a")
+    await server.stop()
+    await until(lambda: not is_running(pid))
+    await until(lambda: not (agent.data_dir / "gangs" / "a@1").exists())
+    reached = checkpoint_of(agent, "a")
+    server.want(2)
+    await server.start()
+    await server.sees(2)
+    server.want(3, a_gang(iterations_total=LONG))
+    await server.sees(3, RUNNING)
+    assert server.observed is not None
+    assert server.observed.gangs[0].iterations_done >= reached > 0
+
+
+async def test_a_killed_agent_adopts_its_children_when_it_is_back(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    far = a_gang("b", shares=(("n1", (5,)),), leader="far")
+    server.want(1, a_gang(iterations_total=LONG), far)
+    agent = make_agent()
+    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
+    pid = agent.pid_of("a")
+    await agent.end(signal.SIGKILL)
+    assert is_running(pid)
+    server.observed = None
+    agent.start()
+    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
+    assert agent.pid_of("a") == pid
+    assert is_running(pid)
+    assert server.hellos[0].incarnation != server.hellos[-1].incarnation
+    server.want(2)
+    await server.sees(2)
+    assert not is_running(pid)
+
+
+async def test_an_end_while_no_agent_watched_is_reported_by_the_next(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(command=("fail-at", "1500"), iterations_total=LONG))
+    agent = make_agent("--clock-factor", "1000")
+    await server.sees(1, RUNNING)
+    pid = agent.pid_of("a")
+    await agent.end(signal.SIGKILL)
+    await until(lambda: not is_running(pid))
+    agent.start()
+    await server.sees(1, ("a", 1, "n0", "FAILED"))
+    assert server.observed is not None
+    assert server.observed.gangs[0].error == "failed at iteration 1500, as asked for"
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION])
+async def test_a_superseded_agent_ends_and_leaves_its_children_to_the_next(
+    server: FakeServer, make_agent: MakeAgent, code: grpc.StatusCode
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent()
+    await server.sees(1, RUNNING)
+    pid = agent.pid_of("a")
+    server.refused = code
+    assert await agent.ended() == 3
+    assert "a newer incarnation has taken over" in agent.log.read_text()
+    assert is_running(pid)
+    server.refused, server.observed = None, None
+    agent.start()
+    await server.sees(1, RUNNING)
+    assert agent.pid_of("a") == pid
+
+
+async def test_an_agent_that_is_told_to_end_leaves_its_children_unless_asked_to_stop_them(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent()
+    await server.sees(1, RUNNING)
+    pid = agent.pid_of("a")
+    assert await agent.end(signal.SIGTERM) == 0
+    assert is_running(pid)
+    agent.flags = ("--stop-on-exit",)
+    server.observed = None
+    agent.start()
+    await server.sees(1, RUNNING)
+    assert await agent.end(signal.SIGINT) == 0
+    assert not is_running(pid)
+
+
+async def test_a_second_agent_on_the_same_directory_is_refused(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    make_agent()
+    await until(lambda: server.hellos)
+    second = make_agent()
+    assert await second.ended() == 2
+    assert "stop it, or choose another --data-dir" in second.log.read_text()
+
+
+async def test_an_agent_finds_the_server_that_answers(server: FakeServer, tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # not listening
+        agent = AgentProcess(tmp_path / "agent", [reserved.getsockname()[1], server.port])
+        try:
+            agent.start()
+            await server.sees(0)
+        finally:
+            agent.clean()

@@ -1,0 +1,163 @@
+"""A small server of the Agents service over a real socket, and an agent as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from service.agent.gangs import Gang
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import agents_pb2_grpc
+from tests.support.agents import is_running, process_of, until
+
+NODES = ("n0:a100:8", "n1:a100:8")
+
+
+def as_message(gang: Gang) -> pb.DesiredGang:
+    return pb.DesiredGang(
+        job=gang.job, generation=gang.generation, leader=gang.leader, members=gang.members,
+        shares=[pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in gang.shares],
+        gpus=gang.gpus, iter_time_s=gang.iter_time_s, iterations_total=gang.iterations_total,
+        iterations_done=gang.iterations_done, restart_s=gang.restart_s, command=gang.command,
+    )  # fmt: skip
+
+
+@dataclass
+class FakeServer(agents_pb2_grpc.AgentsServicer):
+    """Says what is desired, and keeps what is observed."""
+
+    lease_s: float = 30.0
+    heartbeat_s: float = 0.2
+    inspect_s: float = 0.3
+    port: int = 0
+    desired: pb.Desired = field(default_factory=pb.Desired)
+    observed: pb.Observed | None = None
+    hellos: list[pb.Hello] = field(default_factory=list)
+    heartbeats: int = 0
+    refused: grpc.StatusCode | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _server: Any = None
+
+    async def start(self) -> None:
+        """Listen, on the port of the last time if there was one."""
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        agents_pb2_grpc.add_AgentsServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.observed = None
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    def want(self, revision: int, *gangs: Gang) -> None:
+        self.desired = pb.Desired(revision=revision, gangs=[as_message(gang) for gang in gangs])
+        self._changed.set()
+
+    def seen(self, revision: int) -> list[tuple[str, int, str, str]] | None:
+        """Return (job, generation, node, phase) of what was last observed under ``revision``."""
+        if self.observed is None or self.observed.revision != revision:
+            return None
+        return [
+            (g.job, g.generation, g.node, pb.ObservedGang.Phase.Name(g.phase))
+            for g in self.observed.gangs
+        ]
+
+    async def sees(self, revision: int, *gangs: tuple[str, int, str, str]) -> None:
+        """Wait until exactly ``gangs`` are observed under ``revision``."""
+        await until(lambda: self.seen(revision) == list(gangs))
+
+    async def Sync(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.ServerMessage]:
+        hello = (await anext(request_iterator)).hello
+        self.hellos.append(hello)
+        yield pb.ServerMessage(
+            welcome=pb.Welcome(
+                lease_s=self.lease_s, heartbeat_s=self.heartbeat_s, inspect_s=self.inspect_s
+            )
+        )
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            while not reader.done():
+                if self.refused is not None:
+                    await context.abort(self.refused, "a newer incarnation has taken over")
+                yield pb.ServerMessage(desired=self.desired)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self.heartbeat_s)
+                self._changed.clear()
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+
+    async def _read(self, messages: Any) -> None:
+        async for message in messages:
+            if message.HasField("observed"):
+                self.observed = message.observed
+            if message.HasField("heartbeat"):
+                self.heartbeats += 1
+
+
+class AgentProcess:
+    """``tessera-agent`` as a process of its own."""
+
+    def __init__(
+        self, data_dir: Path, ports: Sequence[int], *flags: str, nodes: Sequence[str] = NODES
+    ):
+        self.data_dir = data_dir
+        self.ports = ports
+        self.flags = flags
+        self.nodes = nodes
+        self.log = data_dir.with_suffix(".log")
+        self._children: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        argv = [sys.executable, "-m", "service.agent.main", "--cluster", "c", "--agent-id", "agent"]
+        argv += ["--data-dir", str(self.data_dir)]
+        argv += [word for port in self.ports for word in ("--server", f"127.0.0.1:{port}")]
+        argv += [word for node in self.nodes for word in ("--node", node)]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*argv, *self.flags], stderr=log, env={**os.environ, "PYTHONPATH": path}
+            )
+
+    def pid_of(self, job: str, generation: int = 1) -> int:
+        """Return the id of a job's process, which will not outlive the test."""
+        pid = process_of(self.data_dir, job, generation)
+        self._children.add(pid)
+        return pid
+
+    async def end(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit status."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        process = self._process
+        assert process is not None
+        await until(lambda: process.poll() is not None)
+        return process.returncode
+
+    def clean(self) -> None:
+        """End everything that is left of it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for path in self.data_dir.glob("gangs/*@*"):
+            job, _, generation = path.name.rpartition("@")
+            with contextlib.suppress(FileNotFoundError):  # it never started
+                self.pid_of(job, int(generation))
+        for pid in self._children:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)

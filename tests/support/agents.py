@@ -1,0 +1,47 @@
+"""Builders of gangs, and conditions that are waited for, for tests of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from service.agent.gangs import Gang
+
+T = TypeVar("T")
+
+
+def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
+    """Return a gang of GPUs 0 and 1 of node n0, led there."""
+    fields: dict[str, Any] = {
+        "shares": (("n0", (0, 1)),), "leader": "n0", "members": ("n0",), "gpus": 2,
+        "iter_time_s": 1.0, "iterations_total": 1000.0,
+    }  # fmt: skip
+    return Gang(job=job, generation=generation, **(fields | overrides))
+
+
+async def until(condition: Callable[[], T], *, within_s: float = 20.0, every_s: float = 0.01) -> T:
+    """Return the first true value of ``condition``."""
+    end_s = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < end_s, "the condition was never met"
+        await asyncio.sleep(every_s)
+    return value
+
+
+def process_of(data_dir: Path, job: str, generation: int) -> int:
+    """Return the id of a job's process."""
+    path = data_dir / "gangs" / f"{job}@{generation}" / "process.json"
+    return int(json.loads(path.read_text())["pid"])
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there and not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -1,0 +1,86 @@
+"""The checkpoint store: what is written is whole, and an older generation cannot write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.agent import checkpoint
+
+
+def test_a_checkpoint_is_read_back_by_the_next_generation(tmp_path: Path) -> None:
+    store = str(tmp_path / "job")
+    assert checkpoint.open_generation(store, 1) == 0
+    checkpoint.save(store, 1, 40)
+    assert checkpoint.open_generation(store, 2) == 40
+
+
+def test_a_generation_may_open_its_checkpoint_again(tmp_path: Path) -> None:
+    store = str(tmp_path / "job")
+    checkpoint.open_generation(store, 3)
+    checkpoint.save(store, 3, 7)
+    assert checkpoint.open_generation(store, 3) == 7
+
+
+def test_an_older_generation_cannot_write_after_a_newer_one_opened(tmp_path: Path) -> None:
+    store = str(tmp_path / "job")
+    checkpoint.open_generation(store, 1)
+    checkpoint.save(store, 1, 10)
+    checkpoint.open_generation(store, 2)
+    with pytest.raises(checkpoint.StaleGeneration, match="generation 2 has taken it over"):
+        checkpoint.save(store, 1, 99)
+    assert checkpoint.open_generation(store, 2) == 10
+
+
+def test_an_older_generation_cannot_open_again(tmp_path: Path) -> None:
+    store = str(tmp_path / "job")
+    checkpoint.open_generation(store, 2)
+    with pytest.raises(checkpoint.StaleGeneration):
+        checkpoint.open_generation(store, 1)
+    checkpoint.save(store, 2, 1)
+
+
+def test_a_foreign_file_is_named_not_guessed_at(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"checkpoint\.json does not hold a JSON object"):
+        checkpoint.open_generation(str(tmp_path), 1)
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from service.agent import checkpoint
+store = sys.argv[2]
+checkpoint.open_generation(store, 1)
+print("open", flush=True)
+count = 0
+try:
+    while True:
+        count += 1
+        checkpoint.save(store, 1, count)
+        if count == 5:
+            print("writing", flush=True)
+except checkpoint.StaleGeneration:
+    print(count - 1, flush=True)
+"""
+
+
+def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_path: Path) -> None:
+    """Generation 1 writes as fast as it can in a process of its own while generation 2 opens."""
+    root, store = str(Path(checkpoint.__file__).parents[2]), str(tmp_path / "job")
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-s", "-c", WRITER, root, store], stdout=subprocess.PIPE, text=True
+    ) as old:  # fmt: skip
+        assert old.stdout is not None
+        assert [old.stdout.readline() for _ in range(2)] == ["open\n", "writing\n"]
+        seen = checkpoint.open_generation(store, 2)
+        checkpoint.save(store, 2, 1_000_000)
+        last_written = int(old.stdout.readline())
+    assert old.returncode == 0
+    assert seen == last_written >= 5
+    stored = json.loads((tmp_path / "job" / "checkpoint.json").read_text())
+    assert stored == {"generation": 2, "iterations": 1_000_000}

@@ -1,0 +1,129 @@
+"""What the agent does next, given what should be and what is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.agent.gangs import (
+    Gang,
+    Phase,
+    gang_from_json,
+    gang_from_message,
+    gang_to_json,
+)
+from service.agent.runtime import Exit, Outcome, Progress
+from service.agent.supervisor import Local, Plan, reconcile
+from tessera.v1 import agents_pb2 as pb
+from tests.support.agents import a_gang
+
+
+class AProcess:
+    """A live process, for the plan to see."""
+
+    async def begun(self) -> None:
+        raise AssertionError("a plan does not wait")
+
+    async def ended(self) -> Exit:
+        return Exit(outcome=Outcome.STOPPED)
+
+    def progress(self) -> Progress | None:
+        return None
+
+    def stop(self) -> None:
+        raise AssertionError("a plan does not stop")
+
+    kill = stop
+
+
+def a_local(gang: Gang, phase: Phase = Phase.RUNNING, **fields: Any) -> Local:
+    handle = AProcess() if gang.led_here and phase not in ENDED else None
+    return Local(gang=gang, phase=phase, handle=handle, **fields)
+
+
+ENDED = (Phase.SUCCEEDED, Phase.FAILED)
+LIVE = (Phase.STARTING, Phase.RUNNING)
+ELSEWHERE: dict[str, Any] = {"leader": "other", "members": ("other", "n0")}
+
+
+def test_what_is_missing_is_started() -> None:
+    gang = a_gang()
+    assert reconcile([gang], []) == Plan(start=(gang,))
+
+
+@pytest.mark.parametrize("phase", LIVE)
+def test_what_is_not_desired_is_stopped(phase: Phase) -> None:
+    assert reconcile([], [a_local(a_gang(), phase)]) == Plan(stop=(("a", 1),))
+
+
+@pytest.mark.parametrize("phase", [*LIVE, *ENDED])
+def test_what_is_desired_and_there_is_left_alone(phase: Phase) -> None:
+    gang = a_gang()
+    assert reconcile([gang], [a_local(gang, phase, told=True)]) == Plan()
+
+
+def test_a_stopping_gang_is_not_stopped_again() -> None:
+    assert reconcile([], [a_local(a_gang(), Phase.STOPPING)]) == Plan()
+
+
+def test_a_newer_generation_waits_for_the_older_process() -> None:
+    old, new = a_gang(), a_gang(generation=2, shares=(("n0", (4, 5)),))
+    assert reconcile([new], [a_local(old)]) == Plan(stop=(old.key,), waiting=(new.key,))
+    assert reconcile([new], [a_local(old, Phase.STOPPING)]) == Plan(waiting=(new.key,))
+    assert reconcile([new], []) == Plan(start=(new,))
+
+
+def test_a_gpu_is_not_given_to_a_second_gang_while_the_first_lives() -> None:
+    first, second = a_gang("a"), a_gang("b", shares=(("n0", (1, 2)),))
+    assert reconcile([second], [a_local(first, Phase.STOPPING)]).waiting == (second.key,)
+
+
+def test_of_two_desired_gangs_on_one_gpu_only_one_starts() -> None:
+    first, second = a_gang("a"), a_gang("b")
+    assert reconcile([first, second], []) == Plan(start=(first,), waiting=(second.key,))
+
+
+def test_the_same_gpu_index_of_another_node_is_another_gpu() -> None:
+    first = a_gang("a")
+    second = a_gang("b", shares=(("n1", (0, 1)),), leader="n1", members=("n1",))
+    assert reconcile([first, second], [a_local(first)]).start == (second,)
+
+
+def test_a_member_without_a_process_frees_its_gpus_at_once() -> None:
+    old, new = a_gang("a", **ELSEWHERE), a_gang("b")
+    assert reconcile([new], [a_local(old)]) == Plan(stop=(old.key,), start=(new,))
+
+
+def test_of_two_generations_of_a_job_only_the_newest_is_started() -> None:
+    old, new = a_gang(), a_gang(generation=2, shares=(("n0", (4,)),))
+    assert reconcile([new, old], []).start == (new,)
+
+
+@pytest.mark.parametrize("phase", ENDED)
+def test_an_end_is_forgotten_once_it_was_told_and_is_not_desired(phase: Phase) -> None:
+    gang = a_gang()
+    assert reconcile([], [a_local(gang, phase, told=True)]) == Plan(forget=(gang.key,))
+    assert reconcile([], [a_local(gang, phase)]) == Plan()
+
+
+def test_an_ended_gang_occupies_nothing() -> None:
+    new = a_gang(generation=2)
+    assert reconcile([new], [a_local(a_gang(), Phase.FAILED)]).start == (new,)
+
+
+def test_without_a_desired_state_all_stops_and_no_end_is_forgotten() -> None:
+    running, ended = a_gang("a"), a_gang("b", shares=(("n0", (4,)),))
+    here = [a_local(running), a_local(ended, Phase.SUCCEEDED, told=True)]
+    assert reconcile(None, here) == Plan(stop=(running.key,))
+
+
+def test_a_gang_comes_back_from_disk_and_from_a_message_as_it_was() -> None:
+    gang = a_gang(command=("fail-at", "3"), plan="p", model="bert", params="1.3B", global_batch=8)
+    assert gang_from_json(gang_to_json(gang)) == gang
+    message = pb.DesiredGang(
+        job="a", generation=1, shares=[pb.AgentShare(node="n0", gpu_indices=[0, 1])], leader="n0",
+        members=["n0"], model="bert", params="1.3B", global_batch=8, gpus=2, plan="p",
+        iter_time_s=1.0, iterations_total=1000.0, command=["fail-at", "3"],
+    )  # fmt: skip
+    assert gang_from_message(message) == gang

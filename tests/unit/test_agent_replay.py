@@ -1,0 +1,194 @@
+"""The replay runtime: real processes that advance, resume, stop, fail and finish."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formulation.errors import InvalidInput
+from service.agent import checkpoint, replay_job
+from service.agent.gangs import Gang
+from service.agent.process import Process, python_argv
+from service.agent.replay import ReplayRuntime, fail_at
+from service.agent.replay_job import elapsed_s_at, iterations_at
+from service.agent.runtime import Exit, Handle, Outcome, Progress
+from tests.support.agents import a_gang, is_running, process_of, until
+
+
+class Bench:
+    """A data directory in which jobs are started without an agent."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = root / "checkpoints"
+        self.pids: list[int] = []
+
+    def directory(self, gang: Gang) -> Path:
+        return self.root / "gangs" / f"{gang.job}@{gang.generation}"
+
+    def start(self, gang: Gang, clock_factor: float, checkpoint_s: float = 1e9) -> Handle:
+        self.directory(gang).mkdir(parents=True)
+        runtime = ReplayRuntime(clock_factor=clock_factor, checkpoint_s=checkpoint_s)
+        handle = runtime.start(gang, self.directory(gang), self.store)
+        self.pids.append(process_of(self.root, gang.job, gang.generation))
+        return handle
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for pid in made.pids:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+async def end_of(handle: Handle) -> Exit:
+    async with asyncio.timeout(20):
+        await handle.begun()
+        return await handle.ended()
+
+
+async def test_a_job_runs_to_its_end(bench: Bench) -> None:
+    handle = bench.start(a_gang(iterations_total=1000), clock_factor=10_000)
+    assert await end_of(handle) == Exit(outcome=Outcome.SUCCEEDED)
+    assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0)
+    assert checkpoint.open_generation(str(bench.store), 1) == 1000
+
+
+async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: Bench) -> None:
+    first = bench.start(a_gang(iterations_total=1e12), clock_factor=1e6)
+    await first.begun()
+    first.stop()
+    assert await first.ended() == Exit(outcome=Outcome.STOPPED)
+    stopped_at = first.progress()
+    assert stopped_at is not None
+    assert stopped_at.iterations > 0
+    second = bench.start(a_gang(generation=2, iterations_total=1e12), clock_factor=1e-3)
+    await second.begun()
+    resumed_at = second.progress()
+    assert resumed_at is not None
+    assert resumed_at.iterations == stopped_at.iterations
+
+
+async def test_a_job_resumes_at_what_the_server_knows_if_that_is_further(bench: Bench) -> None:
+    handle = bench.start(a_gang(iterations_done=500.0, iterations_total=1e9), clock_factor=1e-3)
+    await handle.begun()
+    assert handle.progress() == Progress(iterations=500, iter_time_s=0.0)
+
+
+async def test_the_restart_passes_before_a_job_advances(bench: Bench) -> None:
+    handle = bench.start(a_gang(restart_s=1e9, iterations_total=1.0), clock_factor=1.0)
+    begun = asyncio.create_task(handle.begun())
+    await until((bench.store / "fence.json").exists)
+    assert handle.progress() is None
+    assert not begun.done()
+    handle.stop()
+    await begun
+    assert await handle.ended() == Exit(outcome=Outcome.STOPPED)
+
+
+async def test_a_job_that_is_told_to_fail_fails_there(bench: Bench) -> None:
+    handle = bench.start(a_gang(command=("fail-at", "30")), clock_factor=10_000)
+    end = await end_of(handle)
+    assert end == Exit(outcome=Outcome.FAILED, error="failed at iteration 30, as asked for")
+    assert handle.progress() == Progress(iterations=30, iter_time_s=1.0)
+
+
+async def test_an_older_generation_ends_with_the_reason(bench: Bench) -> None:
+    checkpoint.open_generation(str(bench.store), 5)
+    end = await end_of(bench.start(a_gang(generation=4), clock_factor=1.0))
+    assert end.outcome is Outcome.FAILED
+    assert "generation 5 has taken it over" in end.error
+
+
+async def test_a_running_older_generation_ends_at_its_next_checkpoint(bench: Bench) -> None:
+    old = bench.start(a_gang(iterations_total=1e12), clock_factor=1.0, checkpoint_s=1.0)
+    await old.begun()
+    checkpoint.open_generation(str(bench.store), 2)
+    end = await old.ended()
+    assert "generation 2 has taken it over" in end.error
+
+
+async def test_a_killed_job_is_told_by_its_signal(bench: Bench) -> None:
+    handle = bench.start(a_gang(), clock_factor=1.0)
+    await handle.begun()
+    handle.kill()
+    end = await handle.ended()
+    assert end == Exit(outcome=Outcome.FAILED, error="the process was killed by SIGKILL")
+    handle.stop()  # harmless
+
+
+async def test_a_broken_program_is_told_by_its_last_words(bench: Bench) -> None:
+    gang = a_gang()
+    bench.directory(gang).mkdir(parents=True)
+    bench.store.mkdir()
+    (bench.store / "fence.json").write_text('{"unknown": 1}')
+    handle = ReplayRuntime().start(gang, bench.directory(gang), bench.store)
+    end = await end_of(handle)
+    assert end == Exit(
+        outcome=Outcome.FAILED, error="the process exited with status 1: KeyError: 'generation'"
+    )
+
+
+async def test_a_process_whose_agent_died_before_naming_it_does_nothing(tmp_path: Path) -> None:
+    process = Process.spawn(
+        python_argv(Path(replay_job.__file__)), "",
+        identity=tmp_path / "process.json", errors=tmp_path / "errors.log",
+    )  # fmt: skip
+    assert await process.ended() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["errors.log", "process.json"]
+    assert (tmp_path / "errors.log").read_text() == ""
+
+
+async def test_an_adopted_process_is_watched_and_its_end_known(bench: Bench) -> None:
+    gang = a_gang(iterations_total=1e9)
+    first = bench.start(gang, clock_factor=1.0)
+    await first.begun()
+    adopted = ReplayRuntime().adopt(bench.directory(gang))
+    assert adopted is not None
+    assert adopted.progress() is not None
+    adopted.stop()
+    assert await end_of(adopted) == Exit(outcome=Outcome.STOPPED)
+
+
+async def test_a_process_that_has_the_id_of_a_dead_one_is_not_adopted(bench: Bench) -> None:
+    gang = a_gang()
+    bench.directory(gang).mkdir(parents=True)
+    mine = f'{{"pid": {os.getpid()}, "start_ticks": 1, "boot": "another"}}'
+    (bench.directory(gang) / "process.json").write_text(mine)
+    adopted = ReplayRuntime().adopt(bench.directory(gang))
+    assert adopted is not None
+    adopted.kill()  # would end this very test
+    end = await end_of(adopted)
+    assert end.error == "the process died while no agent watched it, and left no exit status"
+
+
+def test_where_nothing_was_started_nothing_is_adopted(tmp_path: Path) -> None:
+    assert ReplayRuntime().adopt(tmp_path) is None
+
+
+@pytest.mark.parametrize("command", [("python", "train.py"), ("fail-at",), ("fail-at", "-1")])
+def test_other_commands_are_refused(command: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match="submit the job without a command"):
+        fail_at(command)
+
+
+def test_a_gang_without_an_iteration_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="iter_time_s"):
+        ReplayRuntime().start(a_gang(iter_time_s=0.0), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("iterations", [7, 8, 1000])
+def test_time_and_iterations_are_inverse(iterations: int) -> None:
+    spec: dict[str, Any] = {"clock_factor": 60.0, "restart_s": 30.0, "iter_time_s": 0.3}
+    at_s = elapsed_s_at(spec, 7, iterations)
+    assert iterations_at(spec, 7, at_s + 1e-9) == iterations
+    assert iterations_at(spec, 7, at_s - 1e-9) == max(7, iterations - 1)

@@ -1,0 +1,119 @@
+"""The agent's command line, its lease and its patience with servers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from formulation.errors import InvalidInput, NotAllowed
+from service.agent.main import main, parse_node, read_nodes
+from service.agent.process import boot_id
+from service.agent.state import StateDir
+from service.agent.stream import Lease, backoff_s
+from tessera.v1 import agents_pb2 as pb
+from tests.support.agents import a_gang
+
+
+def a_state(root: Path) -> StateDir:
+    state = StateDir(root, root / "checkpoints")
+    state.claim()
+    return state
+
+
+@pytest.mark.parametrize(
+    ("text", "rack"), [("n0:a100:8", ""), ("n0:a100:8:r1", "r1"), ("n0:a100:8:row:1", "row:1")]
+)
+def test_a_node_is_named_with_its_type_and_gpus(text: str, rack: str) -> None:
+    assert parse_node(text) == pb.AgentNode(node="n0", gpu_type="a100", gpus=8, rack=rack)
+
+
+@pytest.mark.parametrize("text", ["", "n0", "n0:a100", "n0:a100:many", "n0::8", "n0:a100:0"])
+def test_a_node_that_is_named_wrongly_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="NAME:TYPE:GPUS"):
+        parse_node(text)
+
+
+def test_nodes_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text('[{"node": "n0", "gpu_type": "a100", "gpus": 8}]')
+    assert read_nodes(path) == [pb.AgentNode(node="n0", gpu_type="a100", gpus=8)]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", '[{"node": "n0"}]'])
+def test_a_wrong_file_of_nodes_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match="must hold a JSON list"):
+        read_nodes(path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--node", "n0"), ("--node", "n:t:1", "--lease-s", "0"), ("--nodes-file", "/none")],
+)
+def test_a_wrong_setting_ends_the_agent_with_status_2(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    always = ("--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path))
+    assert main([*always, *flags]) == 2
+
+
+def test_the_back_off_doubles_to_a_limit_and_is_repeatable() -> None:
+    waits = [backoff_s("seed", attempt, servers=2) for attempt in range(40)]
+    assert waits == [backoff_s("seed", attempt, servers=2) for attempt in range(40)]
+    for attempt, wait_s in enumerate(waits):
+        base_s = min(5.0, 0.1 * 2 ** (attempt // 2))
+        assert 0.5 * base_s <= wait_s < 1.5 * base_s
+    assert waits != [backoff_s("other", attempt, servers=2) for attempt in range(40)]
+
+
+def test_a_lease_runs_out_unless_it_is_renewed(tmp_path: Path) -> None:
+    now = [100.0]
+    lease = Lease(a_state(tmp_path), lambda: now[0], 10.0)
+    now[0] = 106.0
+    assert lease.left_s() == 4.0
+    lease.heard()
+    assert lease.left_s() == 10.0
+
+
+def test_before_the_first_welcome_there_is_no_lease(tmp_path: Path) -> None:
+    assert Lease(a_state(tmp_path), lambda: 0.0).left_s() == math.inf
+
+
+def test_a_restart_does_not_lengthen_the_lease(tmp_path: Path) -> None:
+    state, now = a_state(tmp_path), [100.0]
+    Lease(state, lambda: now[0], 10.0).heard()
+    now[0] = 107.0
+    assert Lease(state, lambda: now[0]).left_s() == 3.0
+
+
+def test_a_lease_of_an_earlier_boot_means_nothing(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    state.save_lease(100.0, 10.0)
+    path = tmp_path / "lease.json"
+    path.write_text(path.read_text().replace(boot_id(), "earlier"))
+    assert Lease(state, lambda: 5.0).left_s() == math.inf
+
+
+def test_a_data_directory_has_one_agent(tmp_path: Path) -> None:
+    first = a_state(tmp_path)
+    with pytest.raises(NotAllowed, match="another agent runs"):
+        a_state(tmp_path)
+    first.release()
+    a_state(tmp_path)
+
+
+def test_a_gang_that_was_never_written_down_whole_is_cleared(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    state.add(a_gang("a"))
+    (tmp_path / "gangs" / "b@1").mkdir()
+    assert list(state.gangs()) == [a_gang("a")]
+    assert not (tmp_path / "gangs" / "b@1").exists()
+
+
+def test_a_job_whose_name_has_a_slash_stays_in_its_directory(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    assert state.directory(("../../etc", 1)).parent == tmp_path / "gangs"
+    assert state.checkpoints("../x").parent == tmp_path / "checkpoints"
