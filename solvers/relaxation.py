@@ -31,6 +31,8 @@ _LARGEST = 1e4
 """The LP sees values of at most this size, where HiGHS's absolute tolerances mean something."""
 _TOLERANCE = 1e-6
 """Margins closer than this, in the LP's units, are equal (HiGHS works to 1e-7)."""
+_MOST_ENTERING = 1000
+"""Jobs that may enter a column in a round, but for ties: the first prices are too low for most."""
 _CLOSE = 0.01
 """Stop generating columns once the bound is this share of the wanted gap above the LP's optimum."""
 
@@ -123,9 +125,10 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
 
 
 def _first_columns(problem: Problem, start: Ints | None) -> Bools:
-    """Return the start's columns, each job's best value per share, and all columns of must-run jobs.
+    """Return the start's columns, all of must-run jobs, and the densest that fill the cluster twice.
 
-    With all columns of the must-run jobs present, an infeasible LP proves that they do not fit.
+    Density is value per share of capacity, one column a job. With all columns of the must-run jobs
+    present, an infeasible LP proves that they do not fit.
     """
     possible = lonely_fit(problem)
     chosen = problem.must_run[problem.column_job] & possible
@@ -133,8 +136,10 @@ def _first_columns(problem: Problem, start: Ints | None) -> Bools:
         chosen[start[start >= 0]] = True
     size = shares(problem) @ usage_matrix(problem)
     density = np.where(possible, problem.value / np.maximum(size, 1e-9), -np.inf)
-    top = jobwise(np.maximum, density, problem.job_start)
-    chosen |= possible & (problem.value > 0) & (density == top[problem.column_job])
+    top = jobwise(np.maximum, density, problem.job_start)[problem.column_job]
+    dense = np.flatnonzero(possible & (problem.value > 0) & (density == top))
+    dense = dense[np.argsort(-density[dense], kind="stable")]
+    chosen[dense[np.cumsum(size[dense]) <= 2 * len(problem.rows)]] = True
     return chosen
 
 
@@ -173,12 +178,14 @@ def _solve_over(
 
 
 def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float) -> Bools:
-    """Return, bool[columns], each job's best column where it beats the job's chosen ones and idling."""
+    """Return, bool[columns], the best column of the jobs that gain most by one not chosen so far."""
     margin = np.where(chosen, priced.margin, -np.inf)
     has = jobwise(np.maximum, margin, problem.job_start)
     has = np.where(problem.must_run, has, np.maximum(has, 0.0))
+    gain = priced.best - has
+    cut = max(tolerance, float(np.sort(gain)[-_MOST_ENTERING:][0]) if len(gain) else 0.0)
     job = problem.column_job
-    return (priced.margin > has[job] + tolerance) & (priced.margin >= priced.best[job])
+    return (gain[job] > tolerance) & (gain[job] >= cut) & (priced.margin >= priced.best[job])
 
 
 def rounded(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | None:

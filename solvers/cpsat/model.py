@@ -20,6 +20,8 @@ from solvers.prices import Priced, price
 
 WORK_PER_S: Final = 0.25
 """Deterministic seconds planned for a wall second; 0.5 to 0.8 were measured, so the plan ends in time."""
+BUILD_S: Final = 1e-5
+"""Wall seconds planned for building a column of the model; half of it was measured."""
 MOST_WORK: Final = 1e6
 """Deterministic seconds where nothing else limits: a number that can be recorded."""
 FIRST_CORE: Final = 60
@@ -62,11 +64,12 @@ class CpSat:
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``; INFEASIBLE is proven in integers."""
         known = usable_hint(problem, hint)
-        limit = _work_limit(budget, self.name)
+        priceless = known is None or hint is None or len(hint.prices) != len(problem.rows)
+        limit = _work_limit(budget, len(problem.cell) if priceless else 0)
         bound = trivial_bound(problem)
         if budget.expired() or limit <= 0:
             return self._said(problem, budget, SolveStatus.UNKNOWN, known, bound, 0.0)
-        if known is None or hint is None or len(hint.prices) != len(problem.rows):
+        if known is None or hint is None or priceless:
             core = _whole(problem)
             native = _run(core, budget, limit, known)
             choice, status = native.choice, native.status
@@ -98,10 +101,14 @@ def _less(problem: Problem, choice: Ints, known: Ints) -> bool:
     return objective_of(problem, choice) < objective_of(problem, known)
 
 
-def _work_limit(budget: Budget, name: str) -> float:
-    """Return the deterministic seconds to work: as recorded, or as many as surely fit in the time."""
-    given = budget.work.get(name, MOST_WORK)
-    return min(given, max(0.0, budget.remaining_s()) * WORK_PER_S, MOST_WORK)
+def _work_limit(budget: Budget, columns: int) -> float:
+    """Return the deterministic seconds to work: as recorded, or as many as surely fit in the time.
+
+    ``columns`` are built at once; 0 where cores are, which start small.
+    """
+    given = budget.work.get(CpSat.name, MOST_WORK)
+    left_s = budget.remaining_s() - BUILD_S * columns
+    return min(given, max(0.0, left_s) * WORK_PER_S, MOST_WORK)
 
 
 def _whole(problem: Problem) -> Core:

@@ -203,6 +203,13 @@ def test_cp_sat_cut_short_by_the_clock_says_that_it_cannot_be_repeated() -> None
     assert found.objective >= start.objective
 
 
+def test_cp_sat_does_not_begin_a_model_that_it_could_not_build_in_time() -> None:
+    problem = a_random_problem(2, jobs=1000, groups=GROUPS)
+    found = CpSat().solve(problem, Budget(remaining_s=lambda: 0.1))
+    assert found.status is SolveStatus.UNKNOWN
+    assert dict(found.work) == {"cp-sat": 0.0}
+
+
 def test_more_deterministic_work_gives_no_worse_answer_and_repeats() -> None:
     problem = a_random_problem(2, jobs=300, groups=GROUPS)
     start = Relaxation().solve(problem, ALWAYS)
