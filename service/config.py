@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, get_type_hints
 
 from formulation.errors import InvalidInput
 from service.rpc.agents import AgentTiming
@@ -97,10 +97,7 @@ def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
     return Config(**(values | _from_environment(environment)))  # type: ignore[arg-type] # checked
 
 
-_DEFAULTS: Final = Config()
-_TYPES: Final[dict[str, type[_Value]]] = {
-    f.name: type(getattr(_DEFAULTS, f.name)) for f in fields(Config)
-}
+_TYPES: Final[dict[str, type[_Value]]] = get_type_hints(Config)
 
 
 def _from_file(file: Path) -> dict[str, _Value]:
@@ -162,7 +159,7 @@ def _is_local(listen: str) -> bool:
 
 def _without_password(url: str) -> str:
     """Return ``url`` with every password in it masked."""
-    masked = re.sub(r"(//[^/:@]*):[^/]*@", r"\1:***@", url)
+    masked = re.sub(r"(//[^/:@]*):.*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&\s]*", r"\1***", masked)
 
 

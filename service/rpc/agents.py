@@ -54,11 +54,13 @@ class AgentTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class _Observation:
+class Observation:
+    """What ran on the agent's nodes under a revision of the desired state."""
+
     revision: int
     gangs: tuple[ObservedGang, ...]
 
-    def covers(self, older: _Observation) -> bool:
+    def covers(self, older: Observation) -> bool:
         """Return whether nothing is lost without ``older``: each end that it tells is still told."""
         told = {(g.job, g.generation, g.node) for g in self.gangs}
         return all(
@@ -67,12 +69,12 @@ class _Observation:
 
 
 @dataclass(slots=True)
-class _Inbox:
+class Inbox:
     """What an agent said and is not recorded yet: mostly only the newest observation."""
 
     spoke_s: float  # when the agent was last heard
     spoke: bool = False  # since this was last recorded
-    observed: list[_Observation] = field(default_factory=list)  # oldest first
+    observed: list[Observation] = field(default_factory=list)  # oldest first
 
     async def fill(self, messages: _Messages, stream: Subscription, clock: Clock) -> None:
         """Take messages in until the agent closes its side."""
@@ -82,13 +84,13 @@ class _Inbox:
                     raise InvalidInput("hello", "only the first message may be a hello")
                 if message.WhichOneof("body") == "observed":
                     gangs = convert.to_observed("observed", message.observed)
-                    self._observe(_Observation(message.observed.revision, gangs))
+                    self._observe(Observation(message.observed.revision, gangs))
                 self.spoke, self.spoke_s = True, clock.monotonic_s()
                 stream.wake()
         finally:
             stream.wake()
 
-    def _observe(self, newest: _Observation) -> None:
+    def _observe(self, newest: Observation) -> None:
         if self.observed and newest.covers(self.observed[-1]):
             self.observed.pop()
         self.observed.append(newest)
@@ -109,7 +111,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         """Register the agent, then keep it told and hear it out until either side goes away."""
         if (hello := await self._hello(request_iterator)) is None:
             return
-        session = _Session(hello, self._store, self._calls, self._clock, self._timing)
+        session = Session(hello, self._store, self._calls, self._clock, self._timing)
         with self._wakeups.listen(session.cluster) as stream:
             await session.register()
             t = self._timing
@@ -144,7 +146,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         return first.hello
 
 
-class _Session:
+class Session:
     """One agent's stream: what was recorded of it, and what it was sent."""
 
     def __init__(
@@ -157,7 +159,7 @@ class _Session:
         self._own = frozenset(node.name for node in self._nodes)
         self._store, self._calls, self._clock, self._timing = store, calls, clock, timing
         now_s = clock.monotonic_s()
-        self.inbox = _Inbox(spoke_s=now_s)
+        self.inbox = Inbox(spoke_s=now_s)
         self._recorded_s = now_s  # a word of the agent was recorded, sent no later than this
         self._due_s = now_s  # when a Desired is to be sent in any case
         self._push = True  # the desired state may have changed since it was last read

@@ -1,0 +1,17 @@
+"""The checked-in generated code is what the .proto files say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_generating_again_gives_the_checked_in_code() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "protos.py"), "--check"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

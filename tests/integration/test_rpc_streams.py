@@ -1,0 +1,339 @@
+"""Streams over a real socket: what agents and watchers are sent, when, and how streams end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
+from formulation.lifecycle import JobState
+from formulation.resources import (
+    AllocationRecord,
+    Desired,
+    DesiredGang,
+    JobRecord,
+    JobSpec,
+    ObservedGang,
+)
+from formulation.snapshot import Workload
+from service.ports import Store
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.rpc import details, serving
+
+JOB = JobRecord(
+    cluster="c",
+    spec=JobSpec(
+        name="j", workload=Workload(model="m", params="", global_batch=8), iterations=100,
+        requested_gpus=1,
+    ),
+    version=1, state=JobState.QUEUED, created_s=1.0, started_s=None, ended_s=None,
+    iterations_done=0.0, generation=0, retries=0, last_error="", allocation=None, reason=None,
+    reason_round=0,
+)  # fmt: skip
+GANG = DesiredGang(
+    spec=JOB.spec, generation=1, iterations_done=0.0,
+    allocation=AllocationRecord(
+        gpu_type="a100", gpus=1, pipeline_degree=1, plan="", rate=8.0, generation=1,
+        shares=(("n", (0,)),),
+    ),
+)  # fmt: skip
+HELLO = pb.AgentMessage(
+    hello=pb.Hello(
+        parent="clusters/c", agent_id="a", incarnation="1",
+        nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
+    )
+)  # fmt: skip
+HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat())
+
+
+def observed(revision: int, *phases: pb.ObservedGang.Phase.ValueType) -> pb.AgentMessage:
+    gangs = [
+        pb.ObservedGang(job=f"j{i}", generation=1, node="n", phase=phase)
+        for i, phase in enumerate(phases)
+    ]
+    return pb.AgentMessage(observed=pb.Observed(revision=revision, gangs=gangs))
+
+
+class ScriptedStore:
+    """Says what a test tells it to, and remembers what it was told. Nothing else is asked of it."""
+
+    def __init__(self) -> None:
+        self.job = JOB
+        self.gangs: tuple[DesiredGang, ...] = ()
+        self.failure: Exception | None = None
+        self.observations: list[tuple[int, list[str]]] = []
+        self.heartbeats = 0
+        self.refusals = 0
+        self.changes = False
+
+    def ready(self) -> None:
+        self._fail()
+
+    def hello(self, *_: Any) -> None:
+        self._fail()
+
+    def heartbeat(self, *_: Any) -> None:
+        self._fail()
+        self.heartbeats += 1
+
+    def observe(
+        self, _c: str, _a: str, _i: str, gangs: tuple[ObservedGang, ...], revision: int
+    ) -> bool:
+        self._fail()
+        self.observations.append((revision, [g.phase for g in gangs]))
+        return self.changes
+
+    def desired(self, _cluster: str, _agent: str) -> Desired:
+        self._fail()
+        return Desired(revision=len(self.gangs), gangs=self.gangs)
+
+    def get_job(self, _cluster: str, _name: str) -> JobRecord:
+        self._fail()
+        return self.job
+
+    def get_round(self, *_: Any) -> None:
+        raise ZeroDivisionError("secret of the implementation")
+
+    def snapshot(self, cluster: str) -> None:
+        raise NotFound(cluster)
+
+    expire = snapshot
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            self.refusals += 1
+            raise self.failure
+
+
+@pytest.fixture
+def scripted() -> ScriptedStore:
+    return ScriptedStore()
+
+
+def as_store(scripted: ScriptedStore) -> Store:
+    return cast(Store, scripted)
+
+
+class Agent:
+    """An agent's end of a stream."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call = agents_pb2_grpc.AgentsStub(channel).Sync()
+
+    async def connect(self) -> pb.Desired:
+        """Say hello; return the first desired state."""
+        await self.call.write(HELLO)
+        assert (await self.read()).welcome.lease_s == 30.0
+        return (await self.read()).desired
+
+    async def read(self) -> pb.ServerMessage:
+        async with asyncio.timeout(10):
+            message = await self.call.read()
+        assert isinstance(message, pb.ServerMessage)
+        return message
+
+    async def end(self) -> grpc.aio.AioRpcError:
+        """Return how the stream was ended, reading what is left."""
+        try:
+            async with asyncio.timeout(10):
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+        except grpc.aio.AioRpcError as error:
+            return error
+        raise AssertionError("the stream ended well")
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not happened():
+            await asyncio.sleep(0.002)
+
+
+async def test_an_agent_is_welcomed_and_told_what_should_run(scripted: ScriptedStore) -> None:
+    scripted.gangs = (GANG,)
+    async with serving(as_store(scripted)) as (channel, _):
+        agent = Agent(channel)
+        (gang,) = (await agent.connect()).gangs
+        assert (gang.job, gang.leader, list(gang.shares[0].gpu_indices)) == ("j", "n", [0])
+        await agent.call.done_writing()
+        assert await agent.call.read() is grpc.aio.EOF
+
+
+async def test_a_change_of_the_cluster_is_pushed_and_a_change_elsewhere_is_not(
+    scripted: ScriptedStore,
+) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        agent = Agent(channel)
+        assert not (await agent.connect()).gangs
+        server.wakeups.changed("c")  # nothing differs: nothing is sent
+        scripted.gangs = (GANG,)
+        server.wakeups.changed("other")
+        server.wakeups.changed("c")
+        assert (await agent.read()).desired.gangs[0].job == "j"
+
+
+async def test_desired_is_repeated_as_a_heartbeat(scripted: ScriptedStore) -> None:
+    timing = {"heartbeat_s": 0.05, "margin_s": 10.0}
+    async with serving(as_store(scripted), **timing) as (channel, _):
+        agent = Agent(channel)
+        first = await agent.connect()
+        assert (await agent.read()).desired == first
+        assert (await agent.read()).desired == first
+
+
+async def test_what_an_observation_changes_is_pushed_at_once(scripted: ScriptedStore) -> None:
+    async with serving(as_store(scripted)) as (channel, _):
+        agent = Agent(channel)
+        await agent.connect()
+        scripted.gangs, scripted.changes = (GANG,), True
+        await agent.call.write(observed(1, pb.ObservedGang.RUNNING))
+        assert (await agent.read()).desired.revision == 1
+        assert scripted.observations == [(1, ["running"])]
+        assert scripted.heartbeats == 1
+
+
+async def test_a_lost_store_keeps_the_stream_and_never_empties_the_agent(
+    scripted: ScriptedStore,
+) -> None:
+    scripted.gangs = (GANG,)
+    async with serving(as_store(scripted)) as (channel, server):
+        agent = Agent(channel)
+        await agent.connect()
+        scripted.failure, scripted.changes = Unavailable("gone for a moment"), True
+        await agent.call.write(observed(1, pb.ObservedGang.RUNNING))
+        server.wakeups.changed("c")
+        await until(lambda: scripted.refusals > 0)
+        scripted.gangs, scripted.failure = (replace(GANG, generation=2),), None
+        await agent.call.write(HEARTBEAT)
+        assert (await agent.read()).desired.gangs[0].generation == 2
+        assert scripted.observations == [(1, ["running"])]
+
+
+async def test_an_old_incarnation_is_aborted(scripted: ScriptedStore) -> None:
+    async with serving(as_store(scripted)) as (channel, _):
+        agent = Agent(channel)
+        await agent.connect()
+        scripted.failure = NotAllowed("incarnation 2 took over")
+        await agent.call.write(HEARTBEAT)
+        error = await agent.end()
+        assert error.code() is grpc.StatusCode.ABORTED
+        assert details(error)[0].reason == "CONFLICT"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([HEARTBEAT], "hello"),
+        ([pb.AgentMessage(hello=pb.Hello(parent="c"))], "hello.parent"),
+        ([pb.AgentMessage(hello=pb.Hello(parent="clusters/c", agent_id="a"))], "hello.incarnation"),
+        ([HELLO, HELLO], "hello"),
+        ([HELLO, observed(1, pb.ObservedGang.PHASE_UNSPECIFIED)], "observed.gangs[0].phase"),
+    ],
+)
+async def test_an_agent_that_breaks_the_protocol_is_told_how(
+    scripted: ScriptedStore, messages: list[pb.AgentMessage], field: str
+) -> None:
+    async with serving(as_store(scripted)) as (channel, _):
+        agent = Agent(channel)
+        for message in messages:
+            await agent.call.write(message)
+        error = await agent.end()
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert details(error)[1] == [field]
+
+
+async def test_an_agent_that_says_nothing_for_its_lease_is_cut_off(
+    scripted: ScriptedStore,
+) -> None:
+    timing = {"heartbeat_s": 0.02, "margin_s": 0.05, "lease_s": 0.1}
+    async with serving(as_store(scripted), **timing) as (channel, _):
+        agent = Agent(channel)
+        await agent.call.write(HELLO)
+        assert (await agent.end()).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_streams_end_as_unavailable_when_the_server_stops(scripted: ScriptedStore) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        agent = Agent(channel)
+        await agent.connect()
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
+            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        )
+        await watch.read()
+        stopping = asyncio.create_task(server.stop())
+        assert (await agent.end()).code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watch.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await stopping
+
+
+async def test_a_watcher_sees_now_each_change_and_the_end(scripted: ScriptedStore) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
+            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        )
+        seen = [await watch.read()]
+        server.wakeups.changed("c")  # nothing differs: nothing is sent
+        for state in (JobState.RUNNING, JobState.SUCCEEDED):
+            scripted.job = replace(JOB, state=state)
+            server.wakeups.changed("c")
+            seen.append(await watch.read())
+        assert await watch.read() is grpc.aio.EOF
+        states = [jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.SUCCEEDED]
+        assert [cast(jobs_pb2.Job, job).state for job in seen] == states
+
+
+async def test_a_watcher_is_served_by_polling_where_no_notification_comes(
+    scripted: ScriptedStore,
+) -> None:
+    async with serving(as_store(scripted), poll_s=0.02) as (channel, _):
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
+            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        )
+        await watch.read()
+        scripted.job = replace(JOB, state=JobState.CANCELLED)
+        assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.CANCELLED
+
+
+async def test_health_follows_the_store(scripted: ScriptedStore) -> None:
+    scripted.failure = NotMigrated("run tessera migrate")
+    async with serving(as_store(scripted), health_period_s=0.02) as (channel, _):
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "tessera.v1.Scheduler"):
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = await health.Check(request)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await jobs_pb2_grpc.JobsStub(channel).GetJob(
+                jobs_pb2.GetJobRequest(name="clusters/c/jobs/j")
+            )
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert details(caught.value)[0].reason == "NOT_MIGRATED"
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        scripted.failure = None
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+
+
+async def test_an_unexpected_error_is_logged_but_not_told(
+    scripted: ScriptedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(as_store(scripted)) as (channel, _):
+        with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
+            await scheduler_pb2_grpc.SchedulerStub(channel).GetRound(
+                scheduler_pb2.GetRoundRequest(name="clusters/c/rounds/1")
+            )
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(caught.value.details())
+    assert "secret of the implementation" in caplog.text

@@ -1,0 +1,53 @@
+"""A real server on a free port of loopback, and a channel to it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from service.clock import SystemClock
+from service.config import Config
+from service.loop import RoundLoop
+from service.ports import Store
+from service.rpc.server import MAX_MESSAGE_BYTES, Server
+
+WALL_S = 1.8e9
+"""What the server takes the time to be."""
+
+
+@asynccontextmanager
+async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio.Channel, Server]]:
+    """Yield a channel to a server over ``store``, and the server; stop it at the end."""
+    clock, numbers = SystemClock(), itertools.count(1)
+    defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "grace_s": 2.0, "poll_s": 30.0}
+    server = Server(
+        Config(**(defaults | settings)), store, RoundLoop(store, clock), clock,
+        new_id=lambda: f"job-{next(numbers)}", wall_s=lambda: WALL_S,
+    )  # fmt: skip
+    port = await server.start()
+    try:
+        options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            yield channel, server
+    finally:
+        await server.stop()
+
+
+def details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, list[str]]:
+    """Return the ErrorInfo of a failed call and the fields that it says are wrong."""
+    metadata = error.trailing_metadata() or ()
+    raw = dict(metadata)["grpc-status-details-bin"]
+    status = status_pb2.Status.FromString(raw)
+    assert status.message == error.details()
+    assert rpc_status.code_to_grpc_status_code(status.code) is error.code()
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    if len(status.details) > 1:
+        assert status.details[1].Unpack(bad)
+    return info, [violation.field for violation in bad.field_violations]

@@ -1,0 +1,79 @@
+"""Settings: file under environment, strict keys, no secrets in print, loopback unless told otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formulation.errors import InvalidInput
+from service.config import Config, load_config
+
+ANY = "0.0.0.0:7400"
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tessera.toml"
+    file.write_text('listen = "127.0.0.1:1"\nstore_threads = 4\ngrace_s = 3\n')
+    config = load_config(file, {"TESSERA_LISTEN": "127.0.0.1:2", "PATH": "/bin"})
+    assert (config.listen, config.store_threads, config.grace_s) == ("127.0.0.1:2", 4, 3.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["lisen = 'x'", "store_threads = 'four'", "store_threads = 1.5", "grace_s = true", "a = ["]
+)  # fmt: skip
+def test_an_unknown_key_or_a_wrong_type_is_an_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "tessera.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=str(file)):
+        load_config(file, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("TESSERA_DATABSE_URL", "x"), ("TESSERA_STORE_THREADS", "x"),
+     ("TESSERA_INSECURE_ANY_INTERFACE", "1")],
+)  # fmt: skip
+def test_an_unknown_or_wrong_variable_is_an_error(variable: str, value: str) -> None:
+    with pytest.raises(InvalidInput, match=variable):
+        load_config(None, {variable: value})
+
+
+def test_variables_of_the_command_line_are_left_alone() -> None:
+    assert load_config(None, {"TESSERA_SERVER": "x", "TESSERA_CLUSTER": "c"}) == Config()
+
+
+@pytest.mark.parametrize("listen", [ANY, "[::]:7400", "10.0.0.1:7400", "example.org:7400", ":7400"])
+def test_other_machines_are_let_in_only_where_asked(listen: str) -> None:
+    with pytest.raises(InvalidInput, match="not authenticated"):
+        Config(listen=listen)
+    assert Config(listen=listen, insecure_any_interface=True).listen == listen
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:7400", "localhost:7400", "unix:/run/t.s"])
+def test_this_machine_is_always_let_in(listen: str) -> None:
+    assert Config(listen=listen).listen == listen
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://me:hunter2@host/db", "postgresql://me:hun/ter2@host/db",
+     "postgresql:///db?host=h&user=me&password=hunter2"],
+)  # fmt: skip
+def test_no_password_is_ever_printed(url: str) -> None:
+    config = Config(database_url=url)
+    for shown in (str(config), repr(config)):
+        assert "ter2" not in shown
+    assert "postgresql://" in str(config)
+
+
+def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
+    config = Config(listen='unix:/a "b"\\c', grace_s=1.5, insecure_any_interface=True)
+    file = tmp_path / "printed.toml"
+    file.write_text(str(config))
+    assert load_config(file, {}) == config
+
+
+def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="heartbeat_s"):
+        Config(heartbeat_s=8.0, margin_s=15.0)

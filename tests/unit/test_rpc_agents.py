@@ -1,0 +1,159 @@
+"""What an agent's stream takes in and gives out, by a clock that the test turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from formulation.errors import InvalidInput, Unavailable
+from formulation.resources import Desired, ObservedGang
+from service.ports import Store
+from service.rpc.agents import AgentTiming, Inbox, Session
+from service.rpc.calls import Calls, Subscription
+from tessera.v1 import agents_pb2 as pb
+
+Phase = pb.ObservedGang
+TIMING = AgentTiming(lease_s=30.0, margin_s=15.0, heartbeat_s=5.0)
+HELLO = pb.Hello(
+    parent="clusters/c", agent_id="a", incarnation="1",
+    nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
+)  # fmt: skip
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class QuietStore:
+    """Takes everything in; nothing should run."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.observed: list[int] = []
+
+    def hello(self, *_: Any) -> None:
+        """Accept any agent."""
+
+    def heartbeat(self, *_: Any) -> None:
+        if self.down:
+            raise Unavailable("down")
+
+    def observe(
+        self, _c: str, _a: str, _i: str, _gangs: tuple[ObservedGang, ...], revision: int
+    ) -> bool:
+        self.observed.append(revision)
+        return False
+
+    def desired(self, _cluster: str, _agent: str) -> Desired:
+        return Desired(revision=1, gangs=())
+
+
+def observed(revision: int, **jobs: Phase.Phase.ValueType) -> pb.AgentMessage:
+    gangs = [Phase(job=job, generation=1, node="n", phase=phase) for job, phase in jobs.items()]
+    return pb.AgentMessage(observed=pb.Observed(revision=revision, gangs=gangs))
+
+
+async def said(*messages: pb.AgentMessage) -> AsyncIterator[pb.AgentMessage]:
+    for message in messages:
+        yield message
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def quiet() -> QuietStore:
+    return QuietStore()
+
+
+@pytest.fixture
+async def session(clock: HandClock, quiet: QuietStore) -> AsyncIterator[Session]:
+    calls = Calls(1, "test")
+    session = Session(HELLO, cast(Store, quiet), calls, clock, TIMING)
+    await session.register()
+    yield session
+    await calls.close()
+
+
+async def test_a_burst_of_observations_leaves_the_newest(clock: HandClock) -> None:
+    inbox = Inbox(spoke_s=0.0)
+    burst = [observed(k, j=Phase.RUNNING) for k in range(50)]
+    await inbox.fill(said(*burst), Subscription(), clock)
+    assert [o.revision for o in inbox.observed] == [49]
+
+
+async def test_an_end_that_the_agent_has_forgotten_is_still_taken_in(
+    session: Session, quiet: QuietStore, clock: HandClock
+) -> None:
+    messages = [
+        observed(1, j=Phase.RUNNING),
+        observed(2, j=Phase.SUCCEEDED),
+        observed(3, j=Phase.SUCCEEDED, k=Phase.RUNNING),
+        observed(4, k=Phase.RUNNING),
+        observed(5, k=Phase.FAILED),
+        observed(6),
+        observed(7),
+    ]
+    await session.inbox.fill(said(*messages), Subscription(), clock)
+    await session.step(Subscription())
+    assert quiet.observed == [3, 5, 7]
+    assert not session.inbox.observed
+
+
+async def test_a_second_hello_is_refused(clock: HandClock) -> None:
+    with pytest.raises(InvalidInput, match="first message"):
+        await Inbox(spoke_s=0.0).fill(said(pb.AgentMessage(hello=HELLO)), Subscription(), clock)
+
+
+async def test_desired_is_repeated_once_each_heartbeat(session: Session, clock: HandClock) -> None:
+    stream = Subscription()
+    assert await session.step(stream) is not None
+    clock.now_s += 4.9
+    assert await session.step(stream) is None
+    assert session.pause_s() == pytest.approx(0.1)
+    clock.now_s += 0.1
+    assert await session.step(stream) is not None
+
+
+async def test_an_agent_whose_word_was_not_recorded_lately_is_told_nothing(
+    session: Session, quiet: QuietStore, clock: HandClock
+) -> None:
+    stream = Subscription()
+    assert await session.step(stream) is not None
+    clock.now_s += 7.5  # half the margin
+    stream.changed()
+    assert await session.step(stream) is None
+    assert session.pause_s() == TIMING.heartbeat_s
+    await session.inbox.fill(said(observed(1)), stream, clock)
+    assert await session.step(stream) is not None
+
+
+async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(
+    session: Session, quiet: QuietStore, clock: HandClock
+) -> None:
+    stream = Subscription()
+    clock.now_s += 7.5
+    await session.inbox.fill(said(observed(1)), stream, clock)
+    quiet.down = True
+    assert await session.step(stream) is None
+    assert session.pause_s() == TIMING.retry_s
+    assert quiet.observed == []
+    quiet.down = False
+    assert await session.step(stream) is not None
+    assert quiet.observed == [1]
+
+
+async def test_an_agent_that_is_silent_for_longer_than_its_lease_is_cut_off(
+    session: Session, clock: HandClock
+) -> None:
+    clock.now_s += 30.1
+    with pytest.raises(Unavailable, match="said nothing"):
+        await session.step(Subscription())

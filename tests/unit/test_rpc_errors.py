@@ -1,0 +1,63 @@
+"""Every error of the tree has a canonical code, and its details fit in the headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from formulation import errors
+from formulation.errors import InvalidInput, RoundSuperseded, TesseraError
+from service.rpc.errors import CODES, DOMAIN, code_of, status_of
+from solvers.base import SolverFailed
+
+
+def tree(kind: type[TesseraError]) -> Iterator[type[TesseraError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from tree(child)
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in tree(TesseraError) if k.__module__ in (errors.__name__, SolverFailed.__module__)]
+)  # fmt: skip
+def test_every_error_class_is_in_the_table(kind: type[TesseraError]) -> None:
+    assert kind in CODES
+
+
+def test_a_class_that_is_not_in_the_table_has_its_ancestors_code() -> None:
+    class Special(errors.NotFound):
+        """A test's own."""
+
+    assert code_of(Special("x")) is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_wrong_field_is_named_in_a_bad_request() -> None:
+    status = status_of(InvalidInput("job.weight", "must be positive"))
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(bad)
+    assert (info.domain, info.reason) == (DOMAIN, "INVALID_INPUT")
+    assert bad.field_violations[0].field == "job.weight"
+    assert bad.field_violations[0].description == "must be positive"
+
+
+def test_a_lost_race_names_the_winner() -> None:
+    status = status_of(RoundSuperseded("clusters/c/rounds/7"))
+    info = error_details_pb2.ErrorInfo()
+    assert status.code == grpc.StatusCode.ABORTED.value[0]
+    assert status.details[0].Unpack(info)
+    assert (info.reason, dict(info.metadata)) == (
+        "ROUND_SUPERSEDED",
+        {"winner": "clusters/c/rounds/7"},
+    )
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+def test_a_long_message_is_cut_to_what_headers_hold(letter: str) -> None:
+    status = status_of(InvalidInput(letter * 9000, letter * 9000))
+    percent_encoded = 3 * len(status.message.encode())
+    base64_encoded = status.ByteSize() * 4 // 3
+    assert percent_encoded + base64_encoded < 8192

@@ -1,0 +1,65 @@
+"""Page tokens continue the list they were given for, and no other."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formulation.errors import InvalidInput
+from service.rpc.paging import Page, page_of
+from tessera.v1 import jobs_pb2 as pb
+
+
+def page(request: pb.ListJobsRequest, *, counts: bool = False) -> Page:
+    return page_of(request, request.page_size, request.page_token, most=1000, counts=counts)
+
+
+@given(st.text(min_size=1, max_size=100))
+def test_a_token_leads_back_to_its_cursor(cursor: str) -> None:
+    first = page(pb.ListJobsRequest(parent="clusters/c"))
+    token = first.token(cursor)
+    assert page(pb.ListJobsRequest(parent="clusters/c", page_size=7, page_token=token)).cursor == (
+        cursor
+    )
+
+
+def test_a_token_of_another_filter_or_parent_is_refused() -> None:
+    token = page(pb.ListJobsRequest(parent="clusters/c")).token("x")
+    for other in (
+        pb.ListJobsRequest(parent="clusters/d", page_token=token),
+        pb.ListJobsRequest(parent="clusters/c", page_token=token, states=[pb.QUEUED]),
+    ):
+        with pytest.raises(InvalidInput, match="page_token"):
+            page(other)
+
+
+@given(st.text(min_size=1, max_size=50))
+def test_any_other_text_is_no_token(text: str) -> None:
+    with pytest.raises(InvalidInput, match="page_token"):
+        page(pb.ListJobsRequest(parent="clusters/c", page_token=text))
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1", "1" * 19, "٣"])
+def test_a_cursor_that_counts_must_be_a_number(cursor: str) -> None:
+    binding = page(pb.ListJobsRequest()).binding
+    forged = base64.urlsafe_b64encode(json.dumps([cursor, binding]).encode()).decode()
+    with pytest.raises(InvalidInput, match="page_token"):
+        page(pb.ListJobsRequest(page_token=forged), counts=True)
+
+
+@pytest.mark.parametrize(("asked", "given_size"), [(0, 100), (7, 7), (1000, 1000), (5000, 1000)])
+def test_a_page_size_is_capped(asked: int, given_size: int) -> None:
+    assert page(pb.ListJobsRequest(page_size=asked)).size == given_size
+
+
+def test_a_negative_page_size_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="page_size"):
+        page(pb.ListJobsRequest(page_size=-1))
+
+
+def test_the_last_page_has_no_token() -> None:
+    assert page(pb.ListJobsRequest()).token("") == page(pb.ListJobsRequest()).token(0) == ""
