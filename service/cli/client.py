@@ -1,0 +1,181 @@
+"""The API as the command line calls it: one channel, safe retries, errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Final, Protocol, TypeVar
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from formulation.errors import TesseraError
+from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
+
+DEADLINE_S: Final = 60.0
+"""Deadline of a call that has no ``--deadline`` of its own."""
+
+_RETRY: Final = {
+    "methodConfig": [
+        {
+            "name": [{}],  # every method: those that change something carry a request id
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.3s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+
+_OPTIONS: Final = (
+    ("grpc.service_config", json.dumps(_RETRY)),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_receive_message_length", 256 << 20),  # a round's decisions, or a page of 10,000 jobs
+)
+
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+
+
+class Exit(IntEnum):
+    """What the process returns; documented in ``tessera --help`` and the README."""
+
+    OK = 0
+    REFUSED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    INTERRUPTED = 130
+
+
+class CallFailed(TesseraError):
+    """A call failed; the message is for the user, ``exit_code`` for the shell."""
+
+    def __init__(self, message: str, exit_code: Exit) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Paged(Protocol):
+    """A request for one page of a list."""
+
+    page_size: int
+    page_token: str
+
+
+class Page(Protocol):
+    """One page of a list."""
+
+    @property
+    def next_page_token(self) -> str:
+        """Return the token of the page after; "": there is none."""
+        ...
+
+
+_Paged = TypeVar("_Paged", bound=Paged)
+_Page = TypeVar("_Page", bound=Page)
+
+
+class Client:
+    """The four services of one server, over one channel."""
+
+    def __init__(self, channel: grpc.Channel, server: str) -> None:
+        self.server = server
+        self.clusters = clusters_pb2_grpc.ClustersStub(channel)
+        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
+        self.jobs = jobs_pb2_grpc.JobsStub(channel)
+        self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+
+    def call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Q, _R],
+        request: _Q,
+        deadline_s: float = DEADLINE_S,
+    ) -> _R:
+        """Return the answer. Raises CallFailed."""
+        try:
+            return method(request, timeout=deadline_s)
+        except grpc.RpcError as error:
+            raise failure(error, self.server, deadline_s) from error
+
+    def stream(self, method: grpc.UnaryStreamMultiCallable[_Q, _R], request: _Q) -> Iterator[_R]:
+        """Yield the answers until the server ends the stream. Raises CallFailed."""
+        try:
+            yield from method(request)
+        except grpc.RpcError as error:
+            raise failure(error, self.server, None) from error
+
+    def pages(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Paged, _Page],
+        request: _Paged,
+        page_size: int = 1000,
+    ) -> Iterator[_Page]:
+        """Yield the pages of a list until its end. Raises CallFailed."""
+        request.page_size = page_size
+        while True:
+            page = self.call(method, request)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+
+@contextmanager
+def connect(server: str) -> Iterator[Client]:
+    """Open a channel to ``server`` (host:port) for the length of the block."""
+    with grpc.insecure_channel(server, options=_OPTIONS) as channel:
+        yield Client(channel, server)
+
+
+def new_request_id() -> str:
+    """Return a fresh id: the same request sent again with it is carried out once (AIP-155)."""
+    return str(uuid.uuid4())
+
+
+def now() -> Timestamp:
+    """Return the present time of this machine, for ages and deadlines that are relative to it."""
+    timestamp = Timestamp()
+    timestamp.GetCurrentTime()
+    return timestamp
+
+
+def failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> CallFailed:
+    """Return ``error`` as one line that says what went wrong, with its exit code."""
+    if not isinstance(error, grpc.Call):
+        return CallFailed(str(error), Exit.REFUSED)
+    code, text, reason = error.code(), error.details() or "", _reason(error)
+    exit_code = {
+        grpc.StatusCode.UNAVAILABLE: Exit.UNREACHABLE,
+        grpc.StatusCode.NOT_FOUND: Exit.NOT_FOUND,
+    }.get(code, Exit.REFUSED)
+    if reason:
+        return CallFailed(f"{text} [{reason}]", exit_code)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        cause = text.rpartition(": ")[2] or "no answer"
+        return CallFailed(
+            f"no server answers at {server} ({cause}): start one with `tessera up`,"
+            " or name another with --server or TESSERA_SERVER",
+            exit_code,
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
+        return CallFailed(f"no answer from {server} within {deadline_s:g} s", exit_code)
+    return CallFailed(f"{text or 'the call failed'} [{code.name}]", exit_code)
+
+
+def _reason(error: grpc.Call) -> str:
+    """Return the token of google.rpc.ErrorInfo; "": the error carries none."""
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return str(info.reason)
+    return ""

@@ -1,0 +1,92 @@
+"""Cluster files: GPU types and nodes as YAML; the format is described in ``service/cli/README.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from formulation.errors import InvalidInput
+from service.cli import options
+from service.cli.yamlfile import Mapping, documents
+from tessera.v1.clusters_pb2 import GpuType, Node
+
+KEYS: Final = ("name", "gpu_types", "nodes")
+NODE_KEYS: Final = ("name", "count", "gpu_type", "gpus", "rack", "nodes_per_rack")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFile:
+    """A cluster as a file describes it.
+
+    ``name`` is empty where the file leaves it open; nodes are named by their ids.
+    """
+
+    name: str
+    gpu_types: tuple[GpuType, ...]
+    nodes: tuple[Node, ...]
+
+
+DEFAULT: Final = """\
+gpu_types:
+  a100: 40GiB
+  v100: 32GiB
+nodes:
+  - {name: "a100-{}", count: 4, gpu_type: a100, gpus: 4, rack: rack-0}
+  - {name: "v100-{}", count: 1, gpu_type: v100, gpus: 16, rack: rack-1}
+"""
+"""What ``tessera up`` starts where no file is named."""
+
+
+def read_cluster(text: str, source: str) -> ClusterFile:
+    """Return the cluster that a file describes.
+
+    Raises:
+        InvalidInput: names the file, the place and the key, and says what is allowed.
+    """
+    found = documents(text, source)
+    if len(found) != 1:
+        raise InvalidInput(source, f"must hold one cluster, not {len(found)}")
+    top = Mapping(source, found[0], KEYS)
+    types = tuple(_gpu_types(top))
+    if not types:
+        raise InvalidInput(top.at("gpu_types"), "name at least one, e.g. {a100: 40GiB}")
+    known = [kind.name for kind in types]
+    nodes = tuple(node for at, item in top.items("nodes") for node in _nodes(at, item, known))
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise InvalidInput(top.at("nodes"), f"the node {node.name} occurs twice")
+        seen.add(node.name)
+    return ClusterFile(name=top.text("name"), gpu_types=types, nodes=nodes)
+
+
+def _gpu_types(top: Mapping) -> Iterator[GpuType]:
+    value = top.raw("gpu_types")
+    if not isinstance(value, dict):
+        raise InvalidInput(top.at("gpu_types"), "must map types to memory, e.g. {a100: 40GiB}")
+    for name, memory in value.items():
+        where = f"{top.at('gpu_types')}: {name}"
+        yield GpuType(name=str(name), memory_bytes=options.size_bytes(where, str(memory)))
+
+
+def _nodes(where: str, item: object, known: list[str]) -> Iterator[Node]:
+    """Yield the nodes of one entry; ``{}`` in a name or rack stands for the number from 0."""
+    entry = Mapping(where, item, NODE_KEYS)
+    name, gpu_type, rack = entry.text("name"), entry.text("gpu_type"), entry.text("rack")
+    count = entry.whole("count") if "count" in entry else 1
+    per_rack = entry.whole("nodes_per_rack") if "nodes_per_rack" in entry else 1
+    for key in ("name", "gpu_type", "gpus"):
+        if key not in entry:
+            raise InvalidInput(where, f"needs {key!r}")
+    if gpu_type not in known:
+        raise InvalidInput(entry.at("gpu_type"), f"{gpu_type!r} is not among {', '.join(known)}")
+    if not 1 <= count <= 100_000 or per_rack < 1:
+        raise InvalidInput(where, "count must lie in 1 to 100,000, and nodes_per_rack be 1 or more")
+    if count > 1 and "{}" not in name:
+        raise InvalidInput(entry.at("name"), f"must hold {{}} for the number, e.g. '{name}-{{}}'")
+    for i in range(count):
+        yield Node(
+            name=name.replace("{}", str(i)), gpu_type=gpu_type, gpus=entry.whole("gpus"),
+            rack=rack.replace("{}", str(i // per_rack)),
+        )  # fmt: skip

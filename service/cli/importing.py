@@ -1,0 +1,214 @@
+"""Commands that bring files in: profiles of workloads, and traces of jobs."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import typer
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.progress import Progress
+
+from estimator.roofline import sample_profiles
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Source, Workload
+from service.cli.client import CallFailed, Client, connect, now
+from service.cli.names import parent
+from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, Server, ValidateOnly
+from service.cli.render import err, note
+from service.importing.profiles import read_profiles
+from service.importing.trace import Arrival, read_trace
+from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
+
+CELLS_A_CALL: Final = 5_000
+JOBS_A_CALL: Final = 1_000
+DEADLINE_S: Final = 300.0
+
+_SOURCES: Final = {
+    Source.MEASURED: estimates_pb2.MEASURED,
+    Source.PROFILED: estimates_pb2.PROFILED,
+    Source.ANALYTIC: estimates_pb2.ANALYTIC,
+}
+
+_T = TypeVar("_T")
+_File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See service/importing/README.md.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``import`` and its subcommands."""
+    group = typer.Typer(
+        help="Bring in how fast workloads run, and traces of jobs.", no_args_is_help=True
+    )
+    group.command("profiles")(profiles)
+    group.command("samples")(samples)
+    group.command("trace")(trace)
+    app.add_typer(group, name="import", rich_help_panel="Clusters")
+
+
+def profiles(
+    file: _File,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+) -> None:
+    """Import measured or estimated iteration times; what is there already is replaced."""
+    found = _read(read_profiles, file)
+    with connect(server) as client:
+        send_estimates(client, parent(cluster), found, validate_only=validate_only)
+    _done(len(found), "estimates", validate_only=validate_only)
+
+
+def samples(
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+) -> None:
+    """Import sample estimates from an analytic model, to try things before anything is measured."""
+    with connect(server) as client:
+        count = send_samples(client, parent(cluster), validate_only=validate_only)
+    _done(count, "estimates", validate_only=validate_only)
+
+
+def trace(
+    file: _File,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, help="Only the first so many rows.")
+    ] = None,
+    divide_iterations: Annotated[
+        int,
+        typer.Option(min=1, help="Divide iterations by this; 1 for traces that are not Arena's."),
+    ] = 5,
+    tenant: Annotated[str, typer.Option(help="Who all of it is accounted to.")] = "",
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+) -> None:
+    """Submit the jobs of a trace now, in order of arrival; their deadlines count from now."""
+    arrivals = _read(
+        lambda path: read_trace(path, iteration_divisor=divide_iterations, limit=limit), file
+    )
+    requests = [_submission(arrival, tenant, now()) for arrival in arrivals]
+    to = parent(cluster)
+    with connect(server) as client:
+
+        def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
+            request = jobs_pb2.SubmitJobsRequest(
+                parent=to, requests=batch, validate_only=validate_only
+            )
+            request.request_id = same_request_id(request)
+            client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
+
+        _in_batches("jobs", requests, JOBS_A_CALL, send)
+    _done(len(requests), "jobs", validate_only=validate_only)
+
+
+def send_estimates(
+    client: Client, to: str, records: Sequence[EstimateRecord], *, validate_only: bool
+) -> None:
+    """Send estimates in batches, each all or none."""
+
+    def send(batch: Sequence[EstimateRecord]) -> None:
+        request = estimates_pb2.UpsertCellsRequest(
+            parent=to, cells=map(_estimate, batch), validate_only=validate_only
+        )
+        request.request_id = same_request_id(request)
+        client.call(client.estimates.UpsertCells, request, DEADLINE_S)
+
+    _in_batches("estimates", records, CELLS_A_CALL, send)
+
+
+def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
+    """Send the sample estimates of the cluster's GPU types; return how many there are."""
+    cluster = client.call(client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=to))
+    known = {kind.name for kind in cluster.gpu_types}
+    every = list(sample_profiles())
+    found = [record for record in every if record.gpu_type in known]
+    if not found:
+        have = ", ".join(sorted({record.gpu_type for record in every}))
+        raise InvalidInput(
+            "samples", f"there are none for {', '.join(sorted(known))}, only for {have}"
+        )
+    send_estimates(client, to, found, validate_only=validate_only)
+    return len(found)
+
+
+def same_request_id(request: Message) -> str:
+    """Return an id that is the same for the same content.
+
+    A command that failed half-way can so be repeated as a whole: the batches that were carried out are
+    recognised and not carried out again.
+    """
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, request.SerializeToString(deterministic=True).hex()))
+
+
+def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
+    found = estimates_pb2.CellEstimate(
+        workload=_workload(record.workload),
+        cell=estimates_pb2.Cell(
+            gpu_type=record.gpu_type, gpus=record.gpus, pipeline_degree=record.pipeline_degree,
+            plan=record.plan,
+        ),
+        nodes=record.nodes, source=_SOURCES[record.source], provenance=record.provenance,
+    )  # fmt: skip
+    if math.isfinite(record.iter_time_s):
+        found.iter_time_s = record.iter_time_s
+    else:
+        found.infeasible = True
+    return found
+
+
+def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.SubmitJobRequest:
+    spec = arrival.spec
+    job = jobs_pb2.Job(
+        workload=_workload(spec.workload), iterations=spec.iterations,
+        requested_gpus=spec.requested_gpus, requested_gpu_type=spec.requested_type,
+        tenant=tenant or spec.tenant,
+    )  # fmt: skip
+    if math.isfinite(spec.deadline_s):
+        job.deadline.FromNanoseconds(at.ToNanoseconds() + round(spec.deadline_s * 1e9))
+    return jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job)
+
+
+def _workload(value: Workload) -> estimates_pb2.Workload:
+    return estimates_pb2.Workload(
+        model=value.model, params=value.params, global_batch=value.global_batch
+    )
+
+
+def _read(read: Callable[[Path], list[_T]], file: Path) -> list[_T]:
+    try:
+        found = read(file)
+    except OSError as error:
+        raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
+    if not found:
+        raise InvalidInput(str(file), "holds no rows")
+    return found
+
+
+def _in_batches(
+    what: str, items: Sequence[_T], size: int, send: Callable[[Sequence[_T]], None]
+) -> None:
+    """Send ``items`` in batches, with a progress bar where stderr is a terminal."""
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(what, total=len(items))
+        for first in range(0, len(items), size):
+            batch = items[first : first + size]
+            try:
+                send(batch)
+            except CallFailed as error:
+                sent = f"{first:,} of {len(items):,} {what} were sent before"
+                raise CallFailed(f"{error}; {sent}", error.exit_code) from error
+            progress.advance(task, len(batch))
+
+
+def _done(count: int, what: str, *, validate_only: bool) -> None:
+    note(
+        f"{count:,} {what} valid; nothing changed"
+        if validate_only
+        else f"{count:,} {what} imported"
+    )

@@ -1,0 +1,80 @@
+"""Job files: one job, or many, as YAML; the format is described in ``service/cli/README.md``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from formulation.errors import InvalidInput
+from service.cli import options
+from service.cli.yamlfile import Mapping, documents
+from tessera.v1 import estimates_pb2, jobs_pb2
+
+KEYS: Final = (
+    "name", "model", "params", "global_batch", "iterations", "gpus", "gpu_type", "tenant",
+    "priority", "weight", "guaranteed", "restart", "deadline", "pinned", "labels", "command",
+    "max_retries",
+)  # fmt: skip
+"""What a job in a file may say."""
+
+REQUIRED: Final = ("model", "global_batch", "iterations", "gpus")
+
+MAX_JOBS: Final = 10_000
+"""Jobs that one SubmitJobs call takes."""
+
+
+def read_jobs(text: str, source: str, now: Timestamp) -> list[jobs_pb2.SubmitJobRequest]:
+    """Return the jobs of a file, in order. Each document is a job, a list of jobs, or ``{defaults, jobs}``.
+
+    Raises:
+        InvalidInput: names the file, the job and the key, and says what is allowed.
+    """
+    found = documents(text, source)
+    jobs = []
+    for number, document in enumerate(found):
+        where = source if len(found) == 1 else f"{source}: document {number + 1}"
+        jobs += _document(where, document, now)
+    if not jobs:
+        raise InvalidInput(source, "holds no jobs")
+    return jobs
+
+
+def _document(where: str, document: object, now: Timestamp) -> list[jobs_pb2.SubmitJobRequest]:
+    if isinstance(document, list):
+        document = {"jobs": document}
+    if not isinstance(document, dict) or not {"jobs", "defaults"} & document.keys():
+        return [_job(Mapping(where, document, KEYS), now)]
+    top = Mapping(where, document, ("defaults", "jobs"))
+    defaults = document.get("defaults") or {}
+    Mapping(top.at("defaults"), defaults, [key for key in KEYS if key != "name"])
+    found = []
+    for at, item in top.items("jobs"):
+        Mapping(at, item, KEYS)
+        merged = {**defaults, **item} if isinstance(item, dict) else item
+        found.append(_job(Mapping(at, merged, KEYS), now))
+    return found
+
+
+def _job(job: Mapping, now: Timestamp) -> jobs_pb2.SubmitJobRequest:
+    for key in REQUIRED:
+        if key not in job:
+            raise InvalidInput(job.where, f"needs {key!r}; every job has {', '.join(REQUIRED)}")
+    found = jobs_pb2.Job(
+        workload=estimates_pb2.Workload(
+            model=job.text("model"), params=job.text("params"),
+            global_batch=job.whole("global_batch"),
+        ),
+        iterations=job.whole("iterations"), requested_gpus=job.whole("gpus"),
+        requested_gpu_type=job.text("gpu_type"), tenant=job.text("tenant"),
+        priority=job.whole("priority"), weight=job.real("weight"),
+        guaranteed=job.flag("guaranteed"), pinned=job.flag("pinned"), labels=job.labels("labels"),
+        command=job.texts("command"),
+    )  # fmt: skip
+    if "restart" in job:
+        found.restart.CopyFrom(options.duration(job.seconds("restart")))
+    if "deadline" in job:
+        found.deadline.CopyFrom(job.moment("deadline", now))
+    if "max_retries" in job:
+        found.max_retries = job.whole("max_retries")
+    return jobs_pb2.SubmitJobRequest(job_id=job.text("name"), job=found)

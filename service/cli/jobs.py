@@ -1,0 +1,353 @@
+"""Commands on jobs: submit, list, look at, change, cancel, hold and release."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Annotated, Final, TypeVar
+
+import grpc
+import typer
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from formulation.errors import InvalidInput
+from service.cli import jobfile, options, yamlfile
+from service.cli.client import Client, connect, new_request_id, now
+from service.cli.jobview import job_columns, show_job
+from service.cli.names import full_name, parent, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+)
+from service.cli.render import as_json, line, note, show_list, show_message, show_table
+from tessera.v1 import estimates_pb2, jobs_pb2
+
+POLL_S: Final = 2.0
+"""How often ``jobs --watch`` asks."""
+
+ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
+
+_Change = TypeVar("_Change")
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its full name.")]
+JobNames = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or full names of jobs.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on printing what changes.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands on jobs."""
+    panel = "Jobs"
+    app.command("submit", rich_help_panel=panel)(submit)
+    app.command("jobs", rich_help_panel=panel)(list_jobs)
+    app.command("job", rich_help_panel=panel)(show)
+    app.command("update", rich_help_panel=panel)(update)
+    app.command("cancel", rich_help_panel=panel)(cancel)
+    app.command("hold", rich_help_panel=panel)(hold)
+    app.command("release", rich_help_panel=panel)(release)
+
+
+def submit(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The job's id; left out: the server chooses.")
+    ] = "",
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", "-f", help="YAML of one or many jobs, '-' for stdin; repeatable."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="What is trained, e.g. bert.")] = "",
+    params: Annotated[str, typer.Option(help="Its size as estimates name it, e.g. 1.3B.")] = "",
+    batch: Annotated[int, typer.Option(help="Global batch size, in samples.")] = 0,
+    iterations: Annotated[int, typer.Option(help="Iterations of the whole job.")] = 0,
+    gpus: Annotated[int, typer.Option(help="GPUs requested.")] = 0,
+    gpu_type: Annotated[str, typer.Option(help="Only this GPU type; left out: any.")] = "",
+    tenant: Annotated[str, typer.Option(help="Who it is accounted to.")] = "",
+    priority: Annotated[int, typer.Option(help="Queue; 1 is served first.")] = 0,
+    weight: Annotated[float, typer.Option(help="Worth of its throughput beside others'.")] = 0.0,
+    guaranteed: Annotated[bool, typer.Option(help="Never suspended once launched.")] = False,
+    restart: Annotated[str, typer.Option(help="What a start or move costs, e.g. 60s.")] = "",
+    deadline: Annotated[str, typer.Option(help="A time (RFC 3339), or from now, e.g. 6h.")] = "",
+    pinned: Annotated[bool, typer.Option(help="Not moved to mend fragmentation.")] = False,
+    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
+    max_retries: Annotated[int | None, typer.Option(help="Tries again after failures.")] = None,
+    command: Annotated[str, typer.Option(help="What its runtime runs, quoted as in a shell.")] = "",
+    watch: Watch = False,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Submit jobs: one from options, or one or many from YAML files (all or none)."""
+    job = jobs_pb2.Job(
+        workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch),
+        iterations=iterations, requested_gpus=gpus, requested_gpu_type=gpu_type, tenant=tenant,
+        priority=priority, weight=weight, guaranteed=guaranteed, pinned=pinned,
+        labels=_labels(label), command=shlex.split(command), max_retries=max_retries,
+    )  # fmt: skip
+    if restart:
+        job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
+    if deadline:
+        job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
+    requests = _requests(name, job, file or [])
+    if watch and (len(requests) != 1 or validate_only):
+        raise InvalidInput("--watch", "follows one submitted job; use `tessera jobs --watch`")
+    with connect(server) as client:
+        jobs = _submit(client, parent(cluster), requests, validate_only=validate_only)
+        if watch:
+            _follow(client, jobs[0].name, output)
+        else:
+            _show_jobs(jobs, output)
+    if not watch:
+        note(
+            f"{_count(jobs)} valid; nothing changed"
+            if validate_only
+            else f"{_count(jobs)} submitted"
+        )
+
+
+def list_jobs(
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only in this state, e.g. queued; repeatable.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Also jobs that have ended.")
+    ] = False,
+    watch: Watch = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List jobs, in order of submission; those that have ended only with --all."""
+    states = _states(state or [], everything=everything)
+    with connect(server) as client:
+
+        def read() -> list[jobs_pb2.Job]:
+            request = jobs_pb2.ListJobsRequest(parent=parent(cluster), states=states)
+            return list(
+                chain.from_iterable(p.jobs for p in client.pages(client.jobs.ListJobs, request))
+            )
+
+        if watch:
+            _print_changes(changes(read, lambda: time.sleep(POLL_S)), output)
+            return
+        jobs = read()
+    _show_jobs(jobs, output)
+    if not jobs:
+        hint = "" if everything or state else "; --all lists those that have ended too"
+        note(f"no such jobs in cluster {short(parent(cluster))}{hint}")
+
+
+def show(
+    name: JobName,
+    watch: Watch = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show a job: where it stands, what it runs on, and if it waits, why and what to do."""
+    with connect(server) as client:
+        full = full_name(cluster, "jobs", name)
+        if watch:
+            _follow(client, full, output)
+            return
+        job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
+    if output is Output.NAME:
+        line(job.name)
+    elif not show_message(job, output):
+        show_job(job, now())
+
+
+def update(
+    name: JobName,
+    weight: Annotated[float | None, typer.Option(help="Worth beside others.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Queue; 1 is served first.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="A time (RFC 3339), from now (6h), or 'none'.")
+    ] = None,
+    pinned: Annotated[bool | None, typer.Option("--pinned/--movable", help="Whether moves may mend"
+                                                " fragmentation.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Change a job's weight, priority, deadline, labels, or whether it may be moved."""
+    job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
+    given: dict[str, object] = {
+        "weight": weight, "priority": priority, "deadline": deadline, "pinned": pinned,
+        "labels": label,
+    }  # fmt: skip
+    paths = [path for path, value in given.items() if value is not None]
+    if not paths:
+        raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
+                           " --pinned, --movable")  # fmt: skip
+    job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)
+    job.labels.update(_labels(label))
+    if deadline is not None and deadline != "none":
+        job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
+    request = jobs_pb2.UpdateJobRequest(
+        job=job, update_mask=FieldMask(paths=paths), validate_only=validate_only,
+        request_id=new_request_id(),
+    )  # fmt: skip
+    with connect(server) as client:
+        _show_jobs([client.call(client.jobs.UpdateJob, request)], output)
+
+
+def cancel(
+    names: JobNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Cancel jobs: what runs is stopped, and never starts again."""
+    with connect(server) as client:
+        method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
+        _show_jobs(_each(client, method, request, _full(cluster, names), validate_only), output)
+
+
+def hold(
+    names: JobNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Hold jobs: what runs is stopped, and waits until it is released."""
+    with connect(server) as client:
+        method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
+        _show_jobs(_each(client, method, request, _full(cluster, names), validate_only), output)
+
+
+def release(
+    names: JobNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Release jobs that are held: they queue again."""
+    with connect(server) as client:
+        method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
+        _show_jobs(_each(client, method, request, _full(cluster, names), validate_only), output)
+
+
+def changes(
+    read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
+) -> Iterator[list[jobs_pb2.Job]]:
+    """Yield all jobs, then after each ``pause`` those that are new, changed, or gone from the list."""
+    before: dict[str, jobs_pb2.Job] = {}
+    while True:
+        after = {job.name: job for job in read()}
+        changed = [job for job in after.values() if before.get(job.name) != job]
+        if changed:
+            yield changed
+        before = after
+        pause()
+
+
+def _each(
+    client: Client,
+    method: grpc.UnaryUnaryMultiCallable[_Change, jobs_pb2.Job],
+    request: Callable[..., _Change],
+    names: list[str],
+    validate_only: bool,
+) -> list[jobs_pb2.Job]:
+    """Call ``method`` for each job; the first that fails ends it."""
+    return [
+        client.call(
+            method, request(name=name, validate_only=validate_only, request_id=new_request_id())
+        )
+        for name in names
+    ]
+
+
+def _full(cluster: str, names: list[str]) -> list[str]:
+    return [full_name(cluster, "jobs", name) for name in names]
+
+
+def _requests(name: str, job: jobs_pb2.Job, files: list[str]) -> list[jobs_pb2.SubmitJobRequest]:
+    """Return what to submit: the job of the options, or the jobs of the files."""
+    if not files:
+        return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
+    if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
+        raise InvalidInput("submit", "takes a job from options or jobs from --file, not both")
+    found = [r for file in files for r in jobfile.read_jobs(yamlfile.read(file), file, now())]
+    if len(found) > jobfile.MAX_JOBS:
+        raise InvalidInput(
+            "submit",
+            f"{len(found):,} jobs; one submission takes {jobfile.MAX_JOBS:,}: split the files",
+        )
+    return found
+
+
+def _submit(
+    client: Client, to: str, requests: list[jobs_pb2.SubmitJobRequest], *, validate_only: bool
+) -> list[jobs_pb2.Job]:
+    if len(requests) == 1:  # the same, but errors name the field without an index
+        one = jobs_pb2.SubmitJobRequest(
+            parent=to, job_id=requests[0].job_id, job=requests[0].job,
+            validate_only=validate_only, request_id=new_request_id(),
+        )  # fmt: skip
+        return [client.call(client.jobs.SubmitJob, one)]
+    many = jobs_pb2.SubmitJobsRequest(
+        parent=to, requests=requests, validate_only=validate_only, request_id=new_request_id()
+    )
+    return list(client.call(client.jobs.SubmitJobs, many).jobs)
+
+
+def _follow(client: Client, name: str, output: Output) -> None:
+    """Print a job now, and again whenever it changes, until it has ended."""
+    _print_changes(
+        ([job] for job in client.stream(client.jobs.WatchJob, jobs_pb2.WatchJobRequest(name=name))),
+        output,
+    )
+
+
+def _print_changes(batches: Iterable[list[jobs_pb2.Job]], output: Output) -> None:
+    """Print jobs as they change: rows of a table, or one JSON object a line."""
+    columns = job_columns(now())
+    for number, jobs in enumerate(batches):
+        if output is Output.JSON:
+            for job in jobs:
+                line(as_json(job, indent=None))
+        elif output is Output.YAML:
+            for job in jobs:
+                line("---")
+                show_message(job, output)
+        elif output is Output.NAME:
+            for job in jobs:
+                line(job.name)
+        else:
+            show_table(jobs, columns, header=number == 0)
+
+
+def _show_jobs(jobs: list[jobs_pb2.Job], output: Output) -> None:
+    show_list(jobs_pb2.ListJobsResponse(jobs=jobs), jobs, job_columns(now()), output)
+
+
+def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.ValueType]:
+    """Return the states to list; empty: all."""
+    known = {name: value for name, value in jobs_pb2.JobState.items() if value}
+    wanted = [part.upper() for name in names for part in name.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise InvalidInput("--state", f"{name.lower()!r}: know {', '.join(known).lower()}")
+    if wanted:
+        return [known[name] for name in wanted]
+    return [] if everything else [v for name, v in known.items() if name not in ENDED]
+
+
+def _labels(texts: list[str] | None) -> dict[str, str]:
+    return dict(options.label("--label", text) for text in texts or [])
+
+
+def _count(jobs: list[jobs_pb2.Job]) -> str:
+    return "1 job" if len(jobs) == 1 else f"{len(jobs):,} jobs"

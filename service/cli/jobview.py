@@ -1,0 +1,110 @@
+"""How a job looks: as a row of a table, and in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from service.cli.names import short
+from service.cli.render import Column, age, at, indices, note, number, percent, show_facts, span
+from tessera.v1 import estimates_pb2, jobs_pb2
+
+
+def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
+    """Return the columns of a list of jobs; ages are by ``now``."""
+    return (
+        Column("JOB", lambda j: short(j.name)),
+        Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
+        Column("MODEL", lambda j: workload(j.workload)),
+        Column("GPUS", lambda j: str(j.requested_gpus), right=True),
+        Column("RUNS ON", lambda j: cell(j.allocation.cell) if j.HasField("allocation") else ""),
+        Column("DONE %", lambda j: percent(j.iterations_done, j.iterations), right=True),
+        Column("AGE", lambda j: age(j.create_time, now), right=True),
+        Column("TENANT", lambda j: j.tenant, wide=True),
+        Column("PRIORITY", lambda j: str(j.priority), wide=True, right=True),
+        Column("WEIGHT", lambda j: number(j.weight), wide=True, right=True),
+        Column("GUARANTEED", lambda j: "yes" if j.guaranteed else "", wide=True),
+        Column("DEADLINE", lambda j: at(j.deadline), wide=True),
+        Column("REASON", lambda j: j.reason.code),
+        Column("NEXT STEP", lambda j: j.reason.next_step, wide=True),
+    )
+
+
+def workload(value: estimates_pb2.Workload) -> str:
+    """Return a workload as its estimates are kept under, e.g. ``bert/1.3B/256``."""
+    return f"{value.model}/{value.params}/{value.global_batch}"
+
+
+def cell(value: estimates_pb2.Cell) -> str:
+    """Return a Cell, e.g. ``8 x a100, pp 2``."""
+    found = f"{value.gpus} x {value.gpu_type}"
+    if value.pipeline_degree:
+        found += f", pp {value.pipeline_degree}"
+    return f"{found}, plan {value.plan}" if value.plan else found
+
+
+def show_job(job: jobs_pb2.Job, now: Timestamp) -> None:
+    """Print everything about a job, and why it waits."""
+    show_facts((*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job.reason)))
+    if job.state == jobs_pb2.QUEUED and not job.HasField("reason"):
+        note("no round has looked at it yet: `tessera round` decides one now")
+
+
+def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
+    wanted = job.requested_gpu_type or "any type"
+    return [
+        ("job", job.name),
+        ("model", workload(job.workload)),
+        ("asks for", f"{job.requested_gpus} GPUs of {wanted}"),
+        ("tenant", job.tenant),
+        ("priority", f"queue {job.priority}, weight {number(job.weight)}"),
+        ("promise", "guaranteed" if job.guaranteed else "best effort"),
+        ("deadline", at(job.deadline)),
+        ("restart cost", span(job.restart.ToNanoseconds() / 1e9)),
+        ("pinned", "yes" if job.pinned else ""),
+        ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
+        ("command", " ".join(job.command)),
+    ]
+
+
+def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
+    done, total = number(job.iterations_done), number(job.iterations)
+    share = percent(job.iterations_done, job.iterations)
+    retries = f"{job.retries} of {job.max_retries}" if job.retries else ""
+    return [
+        ("state", jobs_pb2.JobState.Name(job.state)),
+        ("progress", f"{share} % ({done} of {total} iterations)"),
+        ("submitted", _when(job.create_time, now)),
+        ("started", _when(job.start_time, now)),
+        ("ended", _when(job.end_time, now)),
+        ("retries", retries),
+        ("last error", job.last_error),
+    ]
+
+
+def _runs_on(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
+    if not held.shares:
+        return []
+    shares = "; ".join(f"{short(s.node)} GPU {indices(s.gpu_indices)}" for s in held.shares)
+    return [
+        ("runs on", cell(held.cell)),
+        ("nodes", shares),
+        ("rate", f"{number(held.rate)} samples/s expected"),
+    ]
+
+
+def _why(reason: jobs_pb2.Reason) -> list[tuple[str, str]]:
+    if not reason.code:
+        return []
+    said = f" (round {short(reason.round)})" if reason.round else ""
+    evidence = "; ".join(f"{k}: {v}" for k, v in sorted(reason.evidence.items()))
+    return [
+        ("why it waits", f"{reason.code}: {reason.message}{said}"),
+        ("evidence", evidence),
+        ("next step", reason.next_step),
+    ]
+
+
+def _when(then: Timestamp, now: Timestamp) -> str:
+    return f"{at(then)} ({age(then, now)} ago)" if then.ToNanoseconds() else ""

@@ -1,0 +1,164 @@
+"""The command ``tessera``: the commands together, others loaded when called, errors as exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
+from service.cli import clusters, jobs, rounds
+from service.cli.client import CallFailed, Exit
+from service.cli.render import complain, line
+
+PLUGINS: Final = "tessera.commands"
+"""Group of entry points; each is a function that adds the command of its name to a Typer."""
+
+EPILOG: Final = (
+    "Data goes to stdout, progress and messages to stderr. Exit codes: 0 done; 1 the server said no;"
+    " 2 wrong usage or file; 3 no server (or database) answers; 4 not found; 130 interrupted."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A command whose module is imported only when it is called: ``--help`` stays quick."""
+
+    target: str  # module:function
+    help: str
+    panel: str = "Servers"
+
+
+_BUILT_IN: Final = {
+    "import": Later(
+        "service.cli.importing:add",
+        "Bring in how fast workloads run, and traces of jobs.",
+        "Clusters",
+    ),
+    "up": Later("service.cli.up:add", "Start everything here: database, server and agents."),
+    "serve": Later("service.cli.serve:add", "Run a server."),
+    "agent": Later("service.cli.serve:add", "Run an agent on a GPU node."),
+    "migrate": Later("service.cli.database:add", "Bring the database to this release's schema."),
+    "prune": Later("service.cli.database:add", "Delete what is old: snapshots, request ids."),
+    "db": Later("service.cli.database:add", "Look at the database."),
+}
+
+
+class Commands(TyperGroup):
+    """The top of the command line, and the outermost guard: errors become one line and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, the loaded ones first."""
+        return [*super().list_commands(ctx), *(n for n in later() if n not in self.commands)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; where it is not loaded yet, what ``--help`` needs to know of it."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (entry := later().get(cmd_name)) is not None:
+            return TyperCommand(cmd_name, help=entry.help, rich_help_panel=entry.panel)
+        return found
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that ``args`` call, loaded."""
+        name, entries = args[0], later()
+        if name not in self.commands and name in entries:
+            self._load(name, entries[name])
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run what was called."""
+        try:
+            return super().invoke(ctx)
+        except TesseraError as error:
+            complain(str(error))
+            raise typer.Exit(exit_code(error)) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+    def _load(self, name: str, entry: Later) -> None:
+        """Import the module of a command and take over the commands that it adds."""
+        module, _, function = entry.target.partition(":")
+        app = typer.Typer()
+        try:
+            add: Callable[[typer.Typer], None] = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, SyntaxError) as error:
+            raise CallFailed(
+                f"the command {name!r} cannot be loaded from {entry.target}: {error}", Exit.REFUSED
+            ) from error
+        add(app)
+        for added, command in typer.main.get_group(app).commands.items():
+            self.commands.setdefault(added, command)
+
+
+def later() -> dict[str, Later]:
+    """Return the commands that are loaded when they are called: our own, then plugins'."""
+    found = dict(_BUILT_IN)
+    for point in entry_points(group=PLUGINS):
+        found.setdefault(point.name, Later(point.value, _plugin_help(point.module), "Plugins"))
+    return found
+
+
+def _plugin_help(module: str) -> str:
+    """Return what is known of a plugin without importing it."""
+    try:
+        present = importlib.util.find_spec(module) is not None
+    except ImportError:
+        present = False
+    return f"From {module}." if present else f"Cannot be loaded: there is no module {module}."
+
+
+def exit_code(error: TesseraError) -> Exit:
+    """Return the exit code that stands for ``error``."""
+    match error:
+        case CallFailed():
+            return error.exit_code
+        case InvalidInput():
+            return Exit.USAGE
+        case NotFound():
+            return Exit.NOT_FOUND
+        case Unavailable():
+            return Exit.UNREACHABLE
+    return Exit.REFUSED
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)  # fmt: skip
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        line(f"tessera {version('tessera')}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Tessera schedules the training of large models on clusters of different GPUs."""
+
+
+for _module in (jobs, rounds, clusters):
+    _module.add(app)
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    app(prog_name="tessera")
+
+
+if __name__ == "__main__":
+    main()

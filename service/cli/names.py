@@ -1,0 +1,27 @@
+"""Resource names on the command line: an id, or a full name as ``-o name`` prints it."""
+
+from __future__ import annotations
+
+from formulation.errors import InvalidInput
+
+
+def parent(cluster: str) -> str:
+    """Return ``clusters/{cluster}``; a full name stays as it is."""
+    return cluster if cluster.startswith("clusters/") else f"clusters/{cluster}"
+
+
+def full_name(cluster: str, collection: str, name: str) -> str:
+    """Return ``clusters/{cluster}/{collection}/{name}``; a full name stays as it is."""
+    if "/" not in name:
+        return f"{parent(cluster)}/{collection}/{name}"
+    parts = name.split("/")
+    if len(parts) != 4 or parts[0] != "clusters" or parts[2] != collection:
+        raise InvalidInput(
+            name, f"neither an id nor a name of the form clusters/CLUSTER/{collection}/ID"
+        )
+    return name
+
+
+def short(name: str) -> str:
+    """Return the last part of a resource name."""
+    return name.rpartition("/")[2]

@@ -1,0 +1,105 @@
+"""Options that commands share, and the forms in which times and sizes are written."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from formulation.errors import InvalidInput
+
+DEFAULT_SERVER: Final = "127.0.0.1:7070"
+DEFAULT_CLUSTER: Final = "default"
+
+
+class Output(StrEnum):
+    """How data is printed on stdout."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+Server = Annotated[
+    str, typer.Option(envvar="TESSERA_SERVER", metavar="HOST:PORT", help="The server to call.")
+]
+Cluster = Annotated[
+    str, typer.Option("--cluster", "-c", envvar="TESSERA_CLUSTER", help="The cluster's id.")
+]
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", help="Form of the data on stdout.", show_choices=True)
+]
+ValidateOnly = Annotated[
+    bool, typer.Option("--validate-only", help="Check everything on the server, change nothing.")
+]
+
+_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES: Final = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
+
+
+def seconds(where: str, text: str) -> float:
+    """Return a duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``1.5d`` in seconds."""
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or match[2] not in _SECONDS:
+        raise InvalidInput(where, f"{text!r} is no duration; write e.g. 90s, 5m, 2h or 1d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def size_bytes(where: str, text: str) -> int:
+    """Return a size such as ``40GiB`` or ``80 GB`` in bytes."""
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _BYTES:
+        raise InvalidInput(where, f"{text!r} is no size; write e.g. 40GiB or 80GB")
+    return round(float(match[1]) * _BYTES[match[2].lower()])
+
+
+def duration(length_s: float) -> Duration:
+    """Return seconds as a Duration."""
+    found = Duration()
+    found.FromNanoseconds(round(length_s * 1e9))
+    return found
+
+
+def moment(where: str, text: str, now: Timestamp) -> Timestamp:
+    """Return a time such as ``2026-11-03T12:00:00Z``, or a duration from ``now`` such as ``2h``."""
+    if _AMOUNT.fullmatch(text.strip()):
+        found = Timestamp()
+        found.FromNanoseconds(now.ToNanoseconds() + round(seconds(where, text) * 1e9))
+        return found
+    try:
+        parsed = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InvalidInput(
+            where,
+            f"{text!r} is no time; write e.g. 2026-11-03T12:00:00Z, or 2h for two hours from now",
+        ) from None
+    return instant(where, parsed)
+
+
+def instant(where: str, value: datetime) -> Timestamp:
+    """Return a time with a time zone as a Timestamp."""
+    if value.tzinfo is None:
+        raise InvalidInput(where, f"{value.isoformat()} has no time zone; end it with Z for UTC")
+    found = Timestamp()
+    found.FromDatetime(value)
+    return found
+
+
+def label(where: str, text: str) -> tuple[str, str]:
+    """Return ``key=value`` as a pair."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidInput(where, f"{text!r}: write a label as KEY=VALUE")
+    return key, value

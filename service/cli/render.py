@@ -1,0 +1,197 @@
+"""What is printed: data on stdout in the form that was asked for, everything else on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import yaml
+from google.protobuf.json_format import MessageToDict, MessageToJson
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.options import Output
+
+_UNBOUNDED: Final = 1_000_000
+"""Columns of a console that never folds or cuts: what a terminal cannot show is its to wrap."""
+
+_STYLES: Final = {
+    "RUNNING": "green", "SUCCEEDED": "green", "READY": "green", "committed": "green",
+    "STARTING": "cyan", "QUEUED": "yellow", "HELD": "yellow", "DRAINING": "yellow",
+    "FAILED": "red", "REJECTED": "red", "FAILING": "red", "UNREACHABLE": "red", "refused": "red",
+}  # fmt: skip
+
+err = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
+"""Progress, notes and errors."""
+
+
+class Named(Protocol):
+    """A resource."""
+
+    @property
+    def name(self) -> str:
+        """Return the full resource name."""
+        ...
+
+
+_M = TypeVar("_M")
+_N = TypeVar("_N", bound=Named)
+
+
+@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a parametrised generic that is both
+class Column(Generic[_M]):
+    """A column of a table; ``wide``: only with ``-o wide``."""
+
+    title: str
+    value: Callable[[_M], str]
+    wide: bool = False
+    right: bool = False
+
+
+def show_list(
+    response: Message, items: Sequence[_N], columns: Sequence[Column[_N]], output: Output
+) -> None:
+    """Print a list: ``response``, which holds ``items``, or ``items`` as a table or as names."""
+    if show_message(response, output):
+        return
+    if output is Output.NAME:
+        for item in items:
+            line(item.name)
+    elif items:
+        _data(fold=False).print(table(items, columns, wide=output is Output.WIDE))
+
+
+def show_message(message: Message, output: Output) -> bool:
+    """Print ``message`` if ``output`` is JSON or YAML, and return whether it was."""
+    if output is Output.JSON:
+        line(as_json(message))
+    elif output is Output.YAML:
+        fields = MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    return output in (Output.JSON, Output.YAML)
+
+
+def as_json(message: Message, indent: int | None = 2) -> str:
+    """Return proto JSON with the protos' field names; with ``indent`` None, on one line."""
+    return MessageToJson(
+        message, indent=indent, preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True, ensure_ascii=False,
+    )  # fmt: skip
+
+
+def table(
+    items: Iterable[_M], columns: Sequence[Column[_M]], *, wide: bool, header: bool = True
+) -> Table:
+    """Return ``items`` as rows."""
+    shown = [c for c in columns if wide or not c.wide]
+    found = Table(
+        box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 2, 0, 0)
+    )
+    for column in shown:
+        found.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
+    for item in items:
+        cells = [column.value(item) for column in shown]
+        found.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in cells))
+    return found
+
+
+def show_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print (name, value) pairs one below the other; pairs without a value are left out."""
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for name, value in facts:
+        if value:
+            grid.add_row(name, Text(value, _STYLES.get(value, "")))
+    _data(fold=True).print(grid)
+
+
+def show_table(items: Sequence[_M], columns: Sequence[Column[_M]], *, header: bool = True) -> None:
+    """Print a table that is part of something larger."""
+    _data(fold=False).print(table(items, columns, wide=True, header=header))
+
+
+def line(text: str) -> None:
+    """Print a line of data as it is."""
+    _data(fold=False).out(text, highlight=False)
+
+
+def note(text: str) -> None:
+    """Print a message for people."""
+    err.print(text)
+
+
+def complain(text: str) -> None:
+    """Print why the command failed."""
+    err.print(f"error: {text}", style="red")
+
+
+def _data(*, fold: bool) -> Console:
+    """Return a console on stdout; ``fold`` at a terminal's width, if it is one."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not (fold and console.is_terminal):
+        console.width = _UNBOUNDED
+    return console
+
+
+def span(seconds: float) -> str:
+    """Return a length of time in at most two units, e.g. ``45s``, ``3m20s``, ``2h``, ``5d``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    for unit, name, next_unit, next_name in (
+        (86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"),
+    ):  # fmt: skip
+        if whole >= unit:
+            count, rest = divmod(whole, unit)
+            rest //= next_unit
+            return f"{count}{name}{rest}{next_name}" if rest and count < 10 else f"{count}{name}"
+    raise AssertionError("unreachable")
+
+
+def age(then: Timestamp, now: Timestamp) -> str:
+    """Return how long ago ``then`` was; "": it is not set."""
+    if then.ToNanoseconds() == 0:
+        return ""
+    return span((now.ToNanoseconds() - then.ToNanoseconds()) / 1e9)
+
+
+def at(then: Timestamp) -> str:
+    """Return a time to the second, in UTC; "": it is not set."""
+    if then.ToNanoseconds() == 0:
+        return ""
+    return Timestamp(seconds=then.seconds).ToJsonString()
+
+
+def number(value: float) -> str:
+    """Return a number to four significant digits, without an exponent where it can be."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share in percent with one decimal, rounded down so that 100.0 means done."""
+    if whole <= 0:
+        return ""
+    return f"{int(min(max(part / whole, 0.0), 1.0) * 1000) / 10:.1f}"
+
+
+def indices(values: Sequence[int]) -> str:
+    """Return ascending indices as ranges, e.g. ``0-3,6``."""
+    return ",".join(_ranges(values))
+
+
+def _ranges(values: Sequence[int]) -> Iterator[str]:
+    start = 0
+    for i in range(1, len(values) + 1):
+        if i == len(values) or values[i] != values[i - 1] + 1:
+            first, last = values[start], values[i - 1]
+            yield str(first) if first == last else f"{first}-{last}"
+            start = i

@@ -1,0 +1,191 @@
+"""Commands on rounds: decide one now, list and look at them, and solve one again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from formulation.errors import InvalidInput
+from service.cli import options
+from service.cli.client import CallFailed, Exit, connect, new_request_id, now
+from service.cli.names import full_name, parent
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+)
+from service.cli.render import line, note, show_list, show_message
+from service.cli.roundview import round_columns, show_replay, show_round
+from tessera.v1 import scheduler_pb2
+
+DEADLINE: Final = "60s"
+
+Number = Annotated[str, typer.Argument(metavar="ROUND", help="A round's number, or its full name.")]
+Objective = Annotated[str, typer.Option(help="What is maximised; 'throughput' by default.")]
+Solver = Annotated[str, typer.Option(help="portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")]
+Gap = Annotated[float, typer.Option(help="Stop at this gap to the bound; 0: 1e-4.")]
+Seed = Annotated[int, typer.Option(help="Seed of whatever is random.")]
+Deadline = Annotated[str, typer.Option(help="The call's deadline; the solver uses what it leaves.")]
+Everything = Annotated[
+    bool, typer.Option("--all", "-a", help="Also decisions that change nothing (keep, wait).")
+]
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands on rounds."""
+    panel = "Rounds"
+    group = typer.Typer(help="Decide a round now and commit it; or `round show ROUND`.")
+    group.callback(invoke_without_command=True)(schedule)
+    group.command("show")(show)
+    app.add_typer(group, name="round", rich_help_panel=panel)
+    app.command("rounds", rich_help_panel=panel)(list_rounds)
+    app.command("replay", rich_help_panel=panel)(replay)
+
+
+def schedule(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but commit nothing.")] = False,
+    objective: Objective = "",
+    raw_throughput: Annotated[
+        bool, typer.Option("--raw-throughput", help="Sum samples/s as they are, not normalised.")
+    ] = False,
+    solver: Solver = "",
+    gap: Gap = 0.0,
+    seed: Seed = 0,
+    solve_limit: Annotated[str, typer.Option(help="Solve for at most this long, e.g. 5s.")] = "",
+    deadline: Deadline = DEADLINE,
+    restart_horizon: Annotated[
+        str, typer.Option(help="Over what a restart must pay off; by default 1h.")
+    ] = "",
+    defragment_every: Annotated[
+        int | None, typer.Option(help="Rounds between defragmentations; 0: never.")
+    ] = None,
+    everything: Everything = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Decide a round now and commit it; or `round show ROUND` to look at one."""
+    if context.invoked_subcommand is not None:
+        return
+    chosen = scheduler_pb2.RoundOptions(
+        objective=objective, raw_throughput=raw_throughput, solver=solver, gap=gap, seed=seed,
+        defragment_every_rounds=defragment_every,
+    )  # fmt: skip
+    if solve_limit:
+        chosen.solve_limit.CopyFrom(options.duration(options.seconds("--solve-limit", solve_limit)))
+    if restart_horizon:
+        horizon_s = options.seconds("--restart-horizon", restart_horizon)
+        chosen.restart_horizon.CopyFrom(options.duration(horizon_s))
+    request = scheduler_pb2.ScheduleRequest(
+        parent=parent(cluster), options=chosen, dry_run=dry_run, request_id=new_request_id()
+    )
+    with connect(server) as client:
+        found = client.call(
+            client.scheduler.Schedule, request, options.seconds("--deadline", deadline)
+        )
+    _show(found, output, everything=everything)
+    if found.outcome == "refused":
+        raise CallFailed(
+            "the round was refused, so the previous decisions stay: " + "; ".join(found.violations),
+            Exit.REFUSED,
+        )
+
+
+def show(
+    number: Number,
+    everything: Everything = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show a round: its bound and prices, and what it decided."""
+    name = full_name(cluster, "rounds", number)
+    with connect(server) as client:
+        found = client.call(client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name))
+    _show(found, output, everything=everything)
+
+
+def list_rounds(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List rounds, the newest first."""
+    rounds: list[scheduler_pb2.Round] = []
+    request = scheduler_pb2.ListRoundsRequest(parent=parent(cluster))
+    with connect(server) as client:
+        for page in client.pages(client.scheduler.ListRounds, request, min(limit, 1000)):
+            rounds += page.rounds
+            if len(rounds) >= limit:
+                break
+    response = scheduler_pb2.ListRoundsResponse(rounds=rounds[:limit])
+    show_list(response, rounds[:limit], round_columns(now()), output)
+    if not rounds:
+        note("no rounds yet: `tessera round` decides one now")
+
+
+def replay(
+    number: Number,
+    objective: Objective = "",
+    solver: Solver = "",
+    gap: Gap = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of whatever is random.")] = None,
+    save_snapshot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep what the round was decided on (JSON).")
+    ] = None,
+    deadline: Deadline = DEADLINE,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Solve a stored round again, as recorded or with other options; commits nothing.
+
+    As recorded, the decisions must come out the same; where they do not, the exit code is 1.
+    """
+    name = full_name(cluster, "rounds", number)
+    request = scheduler_pb2.ReplayRoundRequest(name=name)
+    with connect(server) as client:
+        before = client.call(
+            client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name, summary_only=True)
+        )
+        changed = bool(objective or solver or gap or seed is not None)
+        if changed:  # what is not named stays as recorded
+            request.options.CopyFrom(before.options)
+            given = scheduler_pb2.RoundOptions(objective=objective, solver=solver, gap=gap)
+            request.options.MergeFrom(given)
+            request.options.seed = before.options.seed if seed is None else seed
+        found = client.call(
+            client.scheduler.ReplayRound, request, options.seconds("--deadline", deadline)
+        )
+    if save_snapshot is not None:
+        _save(save_snapshot, found.snapshot)
+    if output is Output.NAME:
+        line(found.round.name)
+    elif not show_message(found, output):
+        show_replay(before, found)
+    if not changed and not found.same_decisions:
+        raise CallFailed(f"{name} did not come out the same when solved again", Exit.REFUSED)
+
+
+def _show(found: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
+    if output is Output.NAME:
+        line(found.name)
+    elif not show_message(found, output):
+        show_round(found, everything=everything, wide=output is Output.WIDE)
+
+
+def _save(path: Path, snapshot: bytes) -> None:
+    if not snapshot:
+        raise CallFailed("the server sent no snapshot with the replay", Exit.REFUSED)
+    try:
+        path.write_bytes(snapshot)
+    except OSError as error:
+        raise InvalidInput("--save-snapshot", f"cannot write {path}: {error.strerror}") from error
+    note(f"snapshot written to {path} ({len(snapshot):,} bytes)")

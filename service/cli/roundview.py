@@ -1,0 +1,148 @@
+"""How a round looks: as a row of a table, in full, and beside its replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from service.cli.jobview import cell
+from service.cli.names import short
+from service.cli.render import (
+    Column,
+    age,
+    at,
+    indices,
+    note,
+    number,
+    show_facts,
+    show_table,
+)
+from tessera.v1 import scheduler_pb2
+
+UNCHANGED = ("keep", "wait")
+"""Kinds of decisions that leave things as they are."""
+
+
+def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
+    """Return the columns of a list of rounds; ages are by ``now``."""
+    return (
+        Column("ROUND", lambda r: short(r.name), right=True),
+        Column("OUTCOME", lambda r: r.outcome),
+        Column("STATUS", lambda r: r.status),
+        Column("OBJECTIVE", lambda r: number(r.objective), right=True),
+        Column("GAP", lambda r: gap(r), right=True),
+        Column("RUNNING", lambda r: str(r.running), right=True),
+        Column("WAITING", lambda r: str(r.waiting), right=True),
+        Column("STARTED", lambda r: str(r.started), right=True),
+        Column("CHANGED", lambda r: str(r.changed), right=True),
+        Column("SUSPENDED", lambda r: str(r.suspended), right=True),
+        Column("SECONDS", lambda r: f"{sum(r.seconds.values()):.2f}", right=True),
+        Column("AGE", lambda r: age(r.create_time, now), right=True),
+        Column("SOLVER", lambda r: r.solver, wide=True),
+        Column("GREEDY", lambda r: number(r.greedy_objective), wide=True, right=True),
+        Column("BOUND", lambda r: number(r.bound), wide=True, right=True),
+        Column("SAMPLES/S", lambda r: number(r.samples_per_s), wide=True, right=True),
+        Column("EPOCH", lambda r: str(r.epoch), wide=True, right=True),
+    )
+
+
+def gap(value: scheduler_pb2.Round) -> str:
+    """Return the gap in percent; "?" where no bound is known."""
+    return f"{100 * value.gap:.3g} %" if abs(value.gap) < float("inf") else "?"
+
+
+def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> None:
+    """Print a round and its decisions; ``everything``: also those that change nothing."""
+    show_facts(_facts(value, wide=wide))
+    shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED]
+    if shown:
+        show_table(shown, _decisions())
+    hidden = Counter(d.kind for d in value.decisions if not everything and d.kind in UNCHANGED)
+    if hidden:
+        left_out = ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.items()))
+        note(f"not shown: {left_out}; --all shows every decision")
+
+
+def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
+    unit = value.unit or "units"
+    gain = value.objective - value.greedy_objective
+    facts = [
+        ("round", value.name if value.outcome != "dry_run" else "(dry run: nothing is committed)"),
+        ("outcome", value.outcome),
+        ("violations", "; ".join(value.violations)),
+        ("decided", at(value.create_time)),
+        ("objective", f"{number(value.objective)} {unit}, {value.status}; no answer is above"
+                      f" {number(value.bound)} (gap {gap(value)})"),
+        ("greedy", f"{number(value.greedy_objective)} ({number(gain)} less)"),
+        ("throughput", f"{number(value.samples_per_s)} samples/s"),
+        ("jobs", f"{value.running} running, {value.waiting} waiting;"
+                 f" {value.started} started, {value.changed} changed, {value.suspended} suspended"),
+        ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
+        ("prices", _pairs({k: number(v) for k, v in value.prices.items()})),
+        ("solver", f"{value.solver}, seed {value.options.seed}"),
+        ("seconds", _pairs({k: f"{v:.3f}" for k, v in value.seconds.items()})),
+    ]  # fmt: skip
+    if wide:
+        facts += [
+            ("placed score", number(value.placed_score)),
+            ("work", _pairs({w.solver: number(w.work) for w in value.work})),
+            ("epoch", str(value.epoch)),
+            ("snapshot", value.snapshot_digest),
+            ("versions", ", ".join(value.versions)),
+        ]
+    return facts
+
+
+def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
+    return (
+        Column("JOB", lambda d: short(d.job)),
+        Column("DECISION", lambda d: d.kind),
+        Column("RUNS ON", lambda d: cell(d.allocation.cell) if d.HasField("allocation") else ""),
+        Column("NODES", _nodes),
+        Column("REASON", lambda d: d.reason.code),
+        Column("NOT APPLIED", lambda d: d.skipped),
+    )
+
+
+def _nodes(decision: scheduler_pb2.Decision) -> str:
+    shares = decision.allocation.shares
+    shown = [f"{short(s.node)}:{indices(s.gpu_indices)}" for s in shares[:4]]
+    return " ".join(shown) + (f" +{len(shares) - 4} nodes" if len(shares) > 4 else "")
+
+
+def _pairs(values: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(values.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One figure of a round and of its replay."""
+
+    name: str
+    recorded: str
+    again: str
+
+
+def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundResponse) -> None:
+    """Print a round beside its replay."""
+    again = found.round
+    rows = [
+        _Side("solver", before.solver, again.solver),
+        _Side("status", before.status, again.status),
+        _Side("objective", number(before.objective), number(again.objective)),
+        _Side("bound", number(before.bound), number(again.bound)),
+        _Side("gap", gap(before), gap(again)),
+        _Side("samples/s", number(before.samples_per_s), number(again.samples_per_s)),
+        _Side("running", str(before.running), str(again.running)),
+        _Side("waiting", str(before.waiting), str(again.waiting)),
+    ]
+    columns: Sequence[Column[_Side]] = (
+        Column("", lambda s: s.name),
+        Column("RECORDED", lambda s: s.recorded, right=True),
+        Column("REPLAYED", lambda s: s.again, right=True),
+    )
+    show_table(rows, columns)
+    note("every decision is the same" if found.same_decisions else "the decisions differ")
