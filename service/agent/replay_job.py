@@ -13,13 +13,16 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 if __name__ == "__main__":  # without site, the checkout or site-packages must be named
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from service.agent import checkpoint
 from service.agent.files import write_json
+
+TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
+if TYPE_CHECKING:
+    from typing import Any
 
 STOP = (signal.SIGTERM,)
 """Blocked from the first instruction on (by who spawns this), and waited for."""

@@ -15,6 +15,9 @@ from service.agent.state import StateDir
 
 log = logging.getLogger(__name__)
 
+START_BATCH = 8
+"""Gangs that are started in one go; between two batches the agent speaks with its server."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Local:
@@ -172,8 +175,10 @@ class Supervisor:
             self._forget(key)
         for key in plan.stop:
             self._stop(self._here[key])
-        for gang in plan.start:
+        for gang in plan.start[:START_BATCH]:
             self._start(gang)
+        if len(plan.start) > START_BATCH:
+            asyncio.get_running_loop().call_soon(self._reconcile)
         for key in plan.waiting:
             log.info("%s waits for its GPUs", _name(key), extra={"action": "wait"})
         if plan.forget or plan.stop or plan.start:

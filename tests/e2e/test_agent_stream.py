@@ -145,6 +145,17 @@ async def test_each_member_is_reported_and_only_the_leader_has_a_process(
     assert not (agent.data_dir / "gangs" / "b@1" / "process.json").exists()
 
 
+async def test_many_gangs_start_at_once(server: FakeServer, make_agent: MakeAgent) -> None:
+    shares = [(node, gpu) for node in ("n0", "n1") for gpu in range(8)]
+    gangs = [
+        a_gang(f"j{i}", shares=((node, (gpu,)),), leader=node, iterations_total=LONG)
+        for i, (node, gpu) in enumerate(shares)
+    ]
+    server.want(1, *gangs)
+    make_agent()
+    await server.sees(1, *((f"j{i}", 1, node, "RUNNING") for i, (node, _) in enumerate(shares)))
+
+
 async def test_a_restarted_server_disturbs_nothing_and_an_older_revision_is_ignored(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
