@@ -1,0 +1,191 @@
+"""What agents tell and are told: their nodes, their lease, what runs, what should run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from db import inventory
+from db.rows import JOBS_KEYED, SILENT_S, allocation_record, cluster_id, job_spec, shares_of
+from db.turn import Change, Turn
+from formulation.errors import NotAllowed, NotFound
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import Desired, DesiredGang, NodeSpec
+
+_STORED = sa.text(f"""
+SELECT n.id, n.name, n.rack, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s
+FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
+WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
+""")  # noqa: S608 - a constant of db.rows
+
+_REGISTER = sa.text("""
+INSERT INTO agents (cluster_id, name, incarnation, heard_at)
+VALUES (:cluster, :name, :incarnation, clock_timestamp())
+ON CONFLICT (cluster_id, name) DO UPDATE
+    SET incarnation = excluded.incarnation, heard_at = excluded.heard_at
+RETURNING id
+""")
+
+_LEAVE = sa.text("""
+UPDATE nodes n SET agent_id = NULL, heard_at = a.heard_at FROM agents a
+WHERE a.cluster_id = :cluster AND a.name = :name AND n.agent_id = a.id AND n.name <> ALL(:names)
+""")
+
+_JOIN = sa.text("""
+UPDATE nodes SET agent_id = :agent, heard_at = NULL
+WHERE cluster_id = :cluster AND name = ANY(:names)
+""")
+
+_HEAR = sa.text("""
+UPDATE agents a SET heard_at = clock_timestamp() FROM clusters c
+WHERE c.id = a.cluster_id AND c.name = :cluster AND a.name = :agent AND a.incarnation = :incarnation
+""")
+
+_AGENT = sa.text("""
+SELECT c.id AS cluster_id, c.revision, a.id, a.incarnation
+FROM clusters c LEFT JOIN agents a ON a.cluster_id = c.id AND a.name = :agent
+WHERE c.name = :cluster
+""")
+
+_DESIRED = sa.text("""
+SELECT DISTINCT l.job_id FROM nodes n
+JOIN allocations l ON l.node_id = n.id AND l.hold = 'held'
+JOIN jobs j ON j.id = l.job_id AND j.state IN ('starting', 'running')
+WHERE n.agent_id = :agent AND NOT EXISTS (
+    SELECT FROM allocations r WHERE r.job_id = l.job_id AND r.hold = 'reserved'
+)
+""")
+
+_DEAD = sa.text(f"""
+SELECT DISTINCT n.id FROM nodes n
+JOIN allocations l ON l.node_id = n.id LEFT JOIN agents a ON a.id = n.agent_id
+WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
+""")  # noqa: S608 - a constant of db.rows
+
+_LOSERS = sa.text("""
+SELECT DISTINCT j.id, j.name, j.state FROM allocations l JOIN jobs j ON j.id = l.job_id
+WHERE l.node_id = ANY(:nodes) AND l.hold <> 'releasing' ORDER BY j.id
+""")
+
+_DROP = sa.text("DELETE FROM allocations WHERE node_id = ANY(:nodes)")
+
+
+def hello(
+    connection: sa.Connection, cluster: str, agent: str, incarnation: str,
+    specs: Sequence[NodeSpec], silence_s: float,
+) -> None:  # fmt: skip
+    """Register an agent and its nodes; nodes taken over from a dead agent lose what ran there.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type or a count outside 1..64.
+        NotAllowed: another live agent has a node; or a node in use would change type or lose GPUs.
+    """
+    turn = Turn.take(connection, cluster)
+    names = [spec.name for spec in specs]
+    stored = connection.execute(_STORED, {"cluster": turn.cluster, "names": names}).all()
+    dead = []
+    for node in stored:
+        foreign = node.agent is not None and node.agent != agent
+        silent_s = float("inf") if node.silent_s is None else node.silent_s
+        if foreign and silent_s <= silence_s:
+            raise NotAllowed(
+                f"node {node.name} belongs to agent {node.agent}, heard {silent_s:.0f} s ago; give each"
+                f" node to one agent, or stop that one and wait {silence_s:.0f} s"
+            )
+        if silent_s > silence_s:
+            dead.append(node.id)
+    _lose(turn, dead)
+    rack = {node.name: node.rack for node in stored}
+    inventory.upsert_nodes(
+        turn, [replace(s, rack=s.rack or rack.get(s.name, ""), version=None) for s in specs]
+    )
+    values = {
+        "cluster": turn.cluster, "name": agent, "incarnation": incarnation, "names": names,
+    }  # fmt: skip
+    connection.execute(_LEAVE, values)
+    key = connection.execute(_REGISTER, values).scalar_one()
+    connection.execute(_JOIN, values | {"agent": key})
+    turn.end()
+
+
+def heartbeat(connection: sa.Connection, cluster: str, agent: str, incarnation: str) -> None:
+    """Renew the lease of the agent's nodes. Raises NotFound, NotAllowed."""
+    values = {"cluster": cluster, "agent": agent, "incarnation": incarnation}
+    if not connection.execute(_HEAR, values).rowcount:
+        require_agent(connection, cluster, agent, incarnation)
+
+
+def require_agent(
+    connection: sa.Connection, cluster: str, agent: str, incarnation: str | None
+) -> sa.Row[tuple[int, int, int, str]]:
+    """Return (cluster's key, revision, agent's key, incarnation).
+
+    Raises:
+        NotFound: the cluster or the agent. NotAllowed: another incarnation took over.
+    """
+    row = connection.execute(_AGENT, {"cluster": cluster, "agent": agent}).one_or_none()
+    if row is None:
+        raise NotFound(f"clusters/{cluster}")
+    if row.id is None:
+        raise NotFound(f"clusters/{cluster}/agents/{agent}")
+    if incarnation is not None and row.incarnation != incarnation:
+        raise NotAllowed(
+            f"another process has taken over as agent {agent}; stop this one, or give it another name"
+        )
+    return row
+
+
+def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
+    """Return the gangs on the agent's nodes whose every GPU, on every node, is held. Raises NotFound."""
+    me = require_agent(connection, cluster, agent, None)
+    ids = list(connection.execute(_DESIRED, {"agent": me.id}).scalars())
+    shares = shares_of(connection, ids)
+    gangs = []
+    for row in connection.execute(JOBS_KEYED, {"ids": ids}).mappings():
+        allocation = allocation_record(row, shares[row["id"]])
+        if allocation is None:
+            raise AssertionError(f"{row['name']} holds GPUs but has no Cell")
+        gangs.append(
+            DesiredGang(
+                spec=job_spec(row), generation=row["generation"], allocation=allocation,
+                iterations_done=row["iterations_done"],
+            )
+        )  # fmt: skip
+    return Desired(revision=me.revision, gangs=tuple(gangs))
+
+
+def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list[int]:
+    """Return the nodes with allocations that were silent for longer than ``silence_s``."""
+    return list(connection.execute(_DEAD, {"cluster": cluster, "silence_s": silence_s}).scalars())
+
+
+def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
+    """Take from silent nodes what they held; return the names of the jobs that lost GPUs."""
+    if not find_dead(connection, cluster_id(connection, cluster), silence_s):
+        return []  # the usual case takes no lock
+    turn = Turn.take(connection, cluster)
+    lost = _lose(turn, find_dead(connection, turn.cluster, silence_s))
+    turn.end()
+    return lost
+
+
+def _lose(turn: Turn, nodes: Sequence[int]) -> list[str]:
+    """Delete the allocations of dead nodes: their agent has stopped its gangs when its lease ran out.
+
+    Jobs that owned any go through LOST; what they hold on live nodes needs its agent's report.
+    """
+    if not nodes:
+        return []
+    values = {"nodes": list(nodes)}
+    losers = turn.connection.execute(_LOSERS, values).all()
+    turn.connection.execute(_DROP, values)
+    turn.apply(
+        [
+            Change(job=key, state=JobState(state), event=JobEvent.LOST, detail="a node fell silent")
+            for key, _, state in losers
+        ]
+    )
+    turn.changed = turn.changed or bool(losers)
+    return [name for _, name, _ in losers]

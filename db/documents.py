@@ -1,0 +1,88 @@
+"""JSON for what is stored whole: a round's summary, reasons, allocations of past rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from dataclasses import asdict
+from typing import Any
+
+from formulation import codec
+from formulation.explain import Reason, ReasonCode
+from formulation.resources import AllocationRecord, RoundSummary
+from formulation.snapshot import Snapshot
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with every non-finite float as {"float": "inf"}, since JSON has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _value(plain: Any) -> Any:
+    """Undo ``_plain``; lists come back as tuples."""
+    if isinstance(plain, dict):
+        if plain.keys() == {"float"} and isinstance(plain["float"], str):
+            return float(plain["float"])
+        return {key: _value(item) for key, item in plain.items()}
+    return tuple(_value(item) for item in plain) if isinstance(plain, list) else plain
+
+
+def dumps(value: Any) -> str:
+    """Return JSON without NaN or infinity, and without the NUL that PostgreSQL's text cannot hold."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("\\u0000", "") if "\\u0000" in text else text
+
+
+def summary_json(summary: RoundSummary) -> str:
+    """Return a round's summary as JSON."""
+    return dumps(_plain(asdict(summary)))
+
+
+def summary_from(plain: dict[str, Any]) -> RoundSummary:
+    """Return the summary that ``summary_json`` wrote."""
+    return RoundSummary(**_value(plain))
+
+
+def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
+    """Return a reason as JSON's plain values."""
+    return None if reason is None else asdict(reason)
+
+
+def reason_from(plain: dict[str, Any] | None) -> Reason | None:
+    """Return the reason that ``reason_plain`` wrote."""
+    if plain is None:
+        return None
+    return Reason(
+        code=ReasonCode(plain["code"]), message=plain["message"], next_step=plain["next_step"],
+        evidence=tuple((key, value) for key, value in plain["evidence"]),
+    )  # fmt: skip
+
+
+def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | None:
+    """Return an allocation as JSON's plain values."""
+    return None if allocation is None else asdict(allocation)
+
+
+def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
+    """Return the allocation that ``allocation_plain`` wrote."""
+    return None if plain is None else AllocationRecord(**_value(plain))
+
+
+def pack(snapshot: Snapshot) -> bytes:
+    """Return a snapshot as it is stored with its round: canonical JSON, zlib at its fastest."""
+    return zlib.compress(codec.encode(snapshot), level=1)
+
+
+def unpack(stored: bytes) -> Snapshot:
+    """Return the snapshot that ``pack`` wrote."""
+    found = codec.decode(zlib.decompress(stored))
+    if not isinstance(found, Snapshot):
+        raise AssertionError("a round's record holds something else than a snapshot")
+    return found

@@ -1,0 +1,142 @@
+"""The connection: pool, time limits, transactions, and the one place where driver errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from db import embedded
+from formulation.errors import InvalidInput, NotMigrated, TesseraError, Unavailable
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+"""How often a transaction runs that loses against others (serialization failure, deadlock)."""
+
+LOST_AGAINST_OTHERS = frozenset({"40001", "40P01"})
+
+_WRONG_SCHEMA = frozenset({"42P01", "42703", "42883"})  # no such table, column, function
+_WRONG_VALUE_CLASSES = ("22", "23")  # data exception, integrity constraint violation
+
+
+class Database:
+    """A PostgreSQL database. Safe to share between threads."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+
+    @property
+    def url(self) -> str:
+        """Return the URL, password included, as SQLAlchemy writes it."""
+        return self.engine.url.render_as_string(hide_password=False)
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run ``work`` in a transaction; again, a bounded number of times, if it lost against another.
+
+        Raises:
+            Unavailable: the database cannot be reached, or is too busy.
+            InvalidInput: a constraint refused a value.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self.engine.begin() as connection:
+                    return work(connection)
+            except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
+                if sqlstate(error) not in LOST_AGAINST_OTHERS or attempt == ATTEMPTS:
+                    raise self._ours(error) from error
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Yield a connection that sees one moment: REPEATABLE READ, READ ONLY. Raises Unavailable."""
+        try:
+            with self.engine.connect() as plain:
+                connection = plain.execution_options(
+                    isolation_level="REPEATABLE READ", postgresql_readonly=True
+                )
+                with connection.begin():
+                    yield connection
+        except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
+            raise self._ours(error) from error
+
+    def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
+        state, place = sqlstate(error), self.engine.url.render_as_string(hide_password=True)
+        if state in _WRONG_SCHEMA:
+            return NotMigrated(f"the schema of {place} is another release's; run `tessera migrate`")
+        if state[:2] in _WRONG_VALUE_CLASSES:
+            return InvalidInput("", f"the database refuses this: {_detail(error)}")
+        if state in ("57014", "55P03", *LOST_AGAINST_OTHERS) or isinstance(error, PoolTimeout):
+            return Unavailable(f"the database at {place} is too busy; try again")
+        return Unavailable(
+            f"the database at {place} cannot be reached or has failed; start it, or correct"
+            f" TESSERA_DATABASE_URL ({_detail(error)})"
+        )
+
+
+def sqlstate(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
+    """Return the five-letter code that the database gave the error; "" for none."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    return str(getattr(origin, "pgcode", None) or "")
+
+
+def _detail(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
+    """Return the first line of the driver's message, which never holds a password."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    lines = str(origin).strip().splitlines()
+    return lines[0] if lines else type(origin).__name__
+
+
+def sqlalchemy_url(url: str) -> sa.URL:
+    """Return ``url`` for psycopg2, whatever driver it names.
+
+    Raises:
+        InvalidInput: not the URL of a PostgreSQL database.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise InvalidInput("database URL", "expected postgresql://user@host/name") from error
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise InvalidInput("database URL", f"knows only postgresql://, not {parsed.drivername}://")
+    return parsed.set(drivername="postgresql+psycopg2")
+
+
+def connect(
+    url: str | None = None,
+    *,
+    directory: Path | None = None,
+    pool_size: int = 10,
+    statement_timeout_s: float = 60.0,
+    lock_timeout_s: float = 20.0,
+) -> Database:
+    """Return the database at ``url``, or the embedded one (in ``directory``) where it is None.
+
+    Connections are made when they are first needed. ``pool_size`` bounds them; a caller waits for one as
+    long as for a lock.
+
+    Raises:
+        InvalidInput: not a PostgreSQL URL. Unavailable: the embedded database does not start.
+    """
+    place = sqlalchemy_url(embedded.start(directory) if url is None else url)
+    limits = {
+        "statement_timeout": statement_timeout_s,
+        "lock_timeout": lock_timeout_s,
+        "idle_in_transaction_session_timeout": statement_timeout_s,
+    }
+    options = " ".join(f"-c {name}={round(limit * 1000)}" for name, limit in limits.items())
+    engine = sa.create_engine(
+        place,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=lock_timeout_s,
+        pool_pre_ping=True,
+        connect_args={"options": options, "connect_timeout": 10, "application_name": "tessera"},
+    )
+    return Database(engine)

@@ -1,0 +1,121 @@
+"""Which decisions of a round still hold when it is committed: what changed meanwhile is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, allowed
+from formulation.snapshot import Snapshot
+
+Gpu = tuple[int, int]  # (node's key, GPU index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNow:
+    """A job as it stands while the round is committed."""
+
+    key: int
+    version: int
+    state: JobState
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNow:
+    """A node as it stands while the round is committed."""
+
+    key: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the guards look at: jobs and nodes by name, and who owns which GPU (held or reserved)."""
+
+    jobs: Mapping[str, JobNow]
+    nodes: Mapping[str, NodeNow]
+    owner: Mapping[Gpu, int]  # job's key
+    types: Mapping[str, int]
+    plans: Mapping[str, int]
+
+
+def event_of(decision: Decision, state: JobState) -> JobEvent | None:
+    """Return what the decision does to a job in ``state``; None: nothing."""
+    if decision.kind in CHANGES_GPUS:
+        return JobEvent.MOVE if state in ACTIVE else JobEvent.START
+    events = {DecisionKind.SUSPEND: JobEvent.SUSPEND, DecisionKind.REJECT: JobEvent.REJECT}
+    return events.get(decision.kind)
+
+
+def skipped(snapshot: Snapshot, decisions: tuple[Decision, ...], world: World) -> dict[int, str]:
+    """Return, by position in ``decisions``, why a decision is not applied.
+
+    A decision is skipped if its job or one of its nodes has another version than in the snapshot; or
+    if it wants a GPU whose owner keeps it because the owner's own decision is skipped, and so on until
+    nothing more is skipped.
+    """
+    found: dict[int, str] = {}
+    for i, decision in enumerate(decisions):
+        reason = _stale_job(snapshot, decision, world) or _stale_node(snapshot, decision, world)
+        if reason:
+            found[i] = reason
+    return _keep_owners(snapshot, decisions, world, found)
+
+
+def _stale_job(snapshot: Snapshot, decision: Decision, world: World) -> str:
+    job = world.jobs.get(snapshot.jobs.name[decision.job])
+    if job is None:
+        return "the job was deleted during the solve"
+    before = int(snapshot.jobs.version[decision.job])
+    if job.version != before or job.state in TERMINAL:
+        return f"the job changed during the solve (etag {before}, now {job.version}; {job.state})"
+    event = event_of(decision, job.state)
+    if event is not None and not allowed(job.state, event):
+        return f"a job that is {job.state} cannot {event}"
+    return ""
+
+
+def _stale_node(snapshot: Snapshot, decision: Decision, world: World) -> str:
+    if decision.kind not in CHANGES_GPUS or decision.gang is None:
+        return ""
+    for n, _ in decision.gang.members:
+        name, before = snapshot.nodes.name[n], int(snapshot.nodes.version[n])
+        node = world.nodes.get(name)
+        if node is None or node.version != before:
+            return f"node {name} changed during the solve"
+    return ""
+
+
+def _keep_owners(
+    snapshot: Snapshot, decisions: tuple[Decision, ...], world: World, found: dict[int, str]
+) -> dict[int, str]:
+    """Add to ``found`` the decisions that want a GPU which its owner does not give up."""
+    names = {job.key: name for name, job in world.jobs.items()}
+    position: dict[int, int] = {}  # job's key -> its decision, where that gives up GPUs
+    wanted: dict[Gpu, int] = {}
+    for i, decision in enumerate(decisions):
+        job = world.jobs.get(snapshot.jobs.name[decision.job])
+        if i in found or job is None:
+            continue
+        if event_of(decision, job.state) is not None:
+            position[job.key] = i
+        if decision.kind in CHANGES_GPUS and decision.gang is not None:
+            for n, gpus in decision.gang.members:
+                key = world.nodes[snapshot.nodes.name[n]].key
+                wanted.update({(key, gpu): i for gpu in gpus})
+    owned: dict[int, list[Gpu]] = {}
+    for gpu, owner in world.owner.items():
+        owned.setdefault(owner, []).append(gpu)
+    keeping = [owner for owner in owned if owner not in position]
+    while keeping:
+        owner = keeping.pop()
+        for gpu in owned.get(owner, ()):
+            loses = wanted.get(gpu)
+            if loses is None or loses in found:
+                continue
+            found[loses] = f"its GPUs stay with {names.get(owner, 'another job')}"
+            loser = world.jobs[snapshot.jobs.name[decisions[loses].job]].key
+            keeping.append(loser)
+    return found

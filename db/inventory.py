@@ -1,0 +1,159 @@
+"""Clusters, their GPU types and their nodes on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from db.documents import dumps
+from db.turn import Turn
+from db.workloads import require_types
+from formulation.errors import InvalidInput, NotAllowed, NotFound, StaleEtag
+from formulation.resources import NodeSpec
+from formulation.snapshot import GpuType
+
+MAX_GPUS = 64
+"""Of one node."""
+
+_CREATE = sa.text("""
+INSERT INTO clusters (name) VALUES (:name) ON CONFLICT DO NOTHING RETURNING id
+""")
+
+_CLUSTER = sa.text("SELECT id, version FROM clusters WHERE name = :name FOR NO KEY UPDATE")
+
+_TYPES = sa.text("""
+SELECT name, memory_bytes FROM gpu_types WHERE cluster_id = :cluster ORDER BY ordinal
+""")
+
+_USED = sa.text("""
+SELECT t.name, 'nodes' AS by FROM gpu_types t JOIN nodes n ON n.gpu_type_id = t.id
+WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
+UNION SELECT t.name, 'Cells' FROM gpu_types t JOIN estimates e ON e.gpu_type_id = t.id
+WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
+UNION SELECT j.requested_type, 'jobs' FROM jobs j
+WHERE j.cluster_id = :cluster AND j.requested_type = ANY(:names)
+    AND j.state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')
+ORDER BY 1, 2
+""")
+
+_DROP_TYPES = sa.text("DELETE FROM gpu_types WHERE cluster_id = :cluster AND name = ANY(:names)")
+
+_PUT_TYPES = sa.text("""
+INSERT INTO gpu_types (cluster_id, name, memory_bytes, ordinal)
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
+    r(name text, memory_bytes bigint, ordinal bigint)
+ON CONFLICT (cluster_id, name) DO UPDATE
+    SET memory_bytes = excluded.memory_bytes, ordinal = excluded.ordinal
+""")
+
+_BUMP = sa.text("UPDATE clusters SET version = version + 1 WHERE id = :cluster")
+
+_NODES = sa.text("""
+SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, n.version,
+    coalesce((SELECT max(l.gpu) FROM allocations l WHERE l.node_id = n.id), -1) AS last_held
+FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id
+WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
+""")
+
+_PUT_NODES = sa.text("""
+INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack)
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
+    r(name text, gpu_type_id bigint, gpus bigint, rack text)
+ON CONFLICT (cluster_id, name) DO UPDATE SET gpu_type_id = excluded.gpu_type_id,
+    gpus = excluded.gpus, rack = excluded.rack, version = nodes.version + 1
+""")
+
+_DROP_GPUS = sa.text("""
+DELETE FROM gpus g USING nodes n
+WHERE g.node_id = n.id AND n.cluster_id = :cluster AND n.name = ANY(:names) AND g.gpu >= n.gpus
+""")
+
+_PUT_GPUS = sa.text("""
+INSERT INTO gpus (node_id, gpu)
+SELECT n.id, generate_series(0, n.gpus - 1) FROM nodes n
+WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
+ON CONFLICT DO NOTHING
+""")
+
+
+def upsert_cluster(
+    connection: sa.Connection, name: str, gpu_types: Sequence[GpuType], version: int | None
+) -> None:
+    """Create a cluster or replace its types; the version rises only if something changed."""
+    names = [t.name for t in gpu_types]
+    if len(set(names)) < len(names):
+        raise InvalidInput("gpu_types", "each type may be named once")
+    created = connection.execute(_CREATE, {"name": name}).scalar()
+    cluster, stored = connection.execute(_CLUSTER, {"name": name}).one()
+    if version is not None and (created is not None or version != stored):
+        now = "does not exist" if created is not None else f"is at {stored}"
+        raise StaleEtag(f"cluster {name} {now}, not at etag {version}; read it again and retry")
+    before = [
+        GpuType(name=n, memory_bytes=m) for n, m in connection.execute(_TYPES, {"cluster": cluster})
+    ]
+    if before == list(gpu_types):
+        return
+    gone = {"cluster": cluster, "names": sorted({t.name for t in before} - set(names))}
+    used = connection.execute(_USED, gone).all()
+    if used:
+        raise InvalidInput("gpu_types", f"{used[0].name} is still used by {used[0].by}; keep it")
+    connection.execute(_DROP_TYPES, gone)
+    rows = [
+        {"name": t.name, "memory_bytes": t.memory_bytes, "ordinal": i}
+        for i, t in enumerate(gpu_types)
+    ]
+    connection.execute(_PUT_TYPES, {"cluster": cluster, "rows": dumps(rows)})
+    if created is None:
+        connection.execute(_BUMP, {"cluster": cluster})
+
+
+def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
+    """Create or change nodes, all or none; a node's version rises only if it changed.
+
+    Raises:
+        NotFound: a version was given for a node that does not exist. StaleEtag.
+        InvalidInput: a node named twice, unknown GPU type, or a count outside 1..64.
+        NotAllowed: a node whose GPUs are held would change type or lose GPUs.
+    """
+    names = [node.name for node in nodes]
+    if len(set(names)) < len(names):
+        raise InvalidInput("nodes", "each node may be named once")
+    types = require_types(turn.connection, turn.cluster, {node.gpu_type for node in nodes})
+    values = {"cluster": turn.cluster, "names": names}
+    stored = {row.name: row for row in turn.connection.execute(_NODES, values)}
+    changed = []
+    for node in nodes:
+        old = stored.get(node.name)
+        _require_node(turn.name, node, old)
+        if old is None or (old.gpu_type, old.gpus, old.rack) != (
+            node.gpu_type, node.gpus, node.rack,
+        ):  # fmt: skip
+            changed.append(node)
+    if not changed:
+        return
+    rows = [
+        {"name": n.name, "gpu_type_id": types[n.gpu_type].id, "gpus": n.gpus, "rack": n.rack}
+        for n in changed
+    ]
+    values = {"cluster": turn.cluster, "names": [n.name for n in changed], "rows": dumps(rows)}
+    for statement in (_PUT_NODES, _DROP_GPUS, _PUT_GPUS):
+        turn.connection.execute(statement, values)
+
+
+def _require_node(cluster: str, node: NodeSpec, old: sa.Row[tuple[object, ...]] | None) -> None:
+    if not 1 <= node.gpus <= MAX_GPUS:
+        raise InvalidInput(f"nodes/{node.name}.gpus", f"must lie in 1..{MAX_GPUS}, is {node.gpus}")
+    if old is None:
+        if node.version is not None:
+            raise NotFound(f"clusters/{cluster}/nodes/{node.name}")
+        return
+    if node.version is not None and node.version != old.version:
+        raise StaleEtag(
+            f"node {node.name} has changed since you read it (etag {node.version}, now"
+            f" {old.version}); read it again and retry"
+        )
+    if old.last_held >= 0 and (old.gpu_type != node.gpu_type or node.gpus < old.gpus):
+        raise NotAllowed(
+            f"node {node.name} has GPUs in use; drain it and wait before it changes type or loses GPUs"
+        )

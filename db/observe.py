@@ -1,0 +1,136 @@
+"""Take in what runs on an agent's nodes: progress, ends, failures, and GPUs that are free again."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from db.agents import require_agent
+from db.documents import dumps
+from db.turn import Change, Turn
+from formulation.lifecycle import ACTIVE, JobEvent, JobState, allowed
+from formulation.resources import ObservedGang
+
+MAX_ERROR_CHARS = 4000
+
+_ON_NODES = sa.text("""
+SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
+    max(l.release_revision) AS release_revision,
+    j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
+    j.iterations_done
+FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
+WHERE n.agent_id = :agent
+GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
+""")
+
+_PROGRESS = sa.text("""
+UPDATE jobs j SET iterations_done = greatest(j.iterations_done, least(c.done, j.iterations))
+FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, generation bigint, done float8)
+WHERE j.id = c.id AND j.generation = c.generation
+    AND j.state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')
+""")
+
+_LOCK_JOBS = sa.text("SELECT id FROM jobs WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE")
+
+_FREE = sa.text("""
+DELETE FROM allocations l USING json_to_recordset(CAST(:rows AS json)) AS
+    c(job bigint, generation bigint, node bigint)
+WHERE l.hold = 'releasing' AND l.job_id = c.job AND l.generation = c.generation
+    AND l.node_id = c.node
+""")
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a report says against what is stored."""
+
+    progress: list[dict[str, object]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    freed: list[dict[str, object]] = field(default_factory=list)
+
+
+def observe(
+    connection: sa.Connection, cluster: str, agent: str, incarnation: str,
+    gangs: Sequence[ObservedGang], revision: int,
+) -> bool:  # fmt: skip
+    """Take in a report; return whether the desired state changed. See ``service.ports.Store``.
+
+    A report of nothing but progress takes no turn: it waits for nobody and nobody waits for it.
+    """
+    me = require_agent(connection, cluster, agent, incarnation)
+    found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
+    if not (found.changes or found.freed):
+        _advance_progress(connection, found)
+        return False
+    turn = Turn.take(connection, cluster)  # look again: others may have had their turn
+    me = require_agent(connection, cluster, agent, incarnation)
+    found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
+    _advance_progress(connection, found)
+    turn.apply(found.changes)
+    if found.freed:
+        connection.execute(_FREE, {"rows": dumps(found.freed)})
+    return turn.end()
+
+
+def _advance_progress(connection: sa.Connection, found: Findings) -> None:
+    if found.progress:
+        connection.execute(_LOCK_JOBS, {"ids": [row["id"] for row in found.progress]})
+        connection.execute(_PROGRESS, {"rows": dumps(found.progress)})
+
+
+def compare(
+    rows: Sequence[sa.Row[tuple[object, ...]]], gangs: Sequence[ObservedGang], revision: int
+) -> Findings:
+    """Compare a report with the rows of ``_ON_NODES``.
+
+    A gang started, advanced or succeeded when its leading member says so; it failed when any member does.
+    Only the job's current generation counts.
+    """
+    present = {(gang.job, gang.generation, gang.node): gang for gang in gangs}
+    found, members = Findings(), defaultdict(list)
+    for row in rows:
+        gang = present.get((row.name, row.of_generation, row.node))
+        if gang is None:
+            if row.release_revision is not None and revision >= row.release_revision:
+                found.freed.append(
+                    {"job": row.job_id, "generation": row.of_generation, "node": row.node_id}
+                )
+        elif row.of_generation == row.generation:
+            members[row.job_id].append((row, gang))
+    for job in sorted(members):
+        leading = [gang for row, gang in members[job] if row.node_id == row.leader_id]
+        row, leader = members[job][0][0], leading[0] if leading else None
+        failed = next((gang for _, gang in members[job] if gang.phase == "failed"), None)
+        change = _change(row, leader, failed)
+        if change is not None:
+            found.changes.append(change)
+        if leader is not None and _advances(row, leader):
+            done = {"id": job, "generation": row.generation, "done": leader.iterations_done}
+            found.progress.append(done)
+    return found
+
+
+def _advances(row: sa.Row[tuple[object, ...]], leader: ObservedGang) -> bool:
+    done = leader.iterations_done
+    return math.isfinite(done) and min(done, row.iterations) > row.iterations_done
+
+
+def _change(
+    row: sa.Row[tuple[object, ...]], leader: ObservedGang | None, failed: ObservedGang | None
+) -> Change | None:
+    """Return what happened to a job; success counts before failure, failure before running."""
+    state = JobState(row.state)
+    if leader is not None and leader.phase == "succeeded" and allowed(state, JobEvent.FINISH):
+        return Change(job=row.job_id, state=state, event=JobEvent.FINISH)
+    if failed is not None and state in ACTIVE:
+        event = JobEvent.CRASH if row.retries + 1 <= row.max_retries else JobEvent.FAIL
+        error = failed.error[:MAX_ERROR_CHARS]
+        detail = f"on {failed.node}: {error}"
+        return Change(job=row.job_id, state=state, event=event, error=error, detail=detail)
+    if leader is not None and leader.phase == "running" and state is JobState.STARTING:
+        return Change(job=row.job_id, state=state, event=JobEvent.RAN)
+    return None

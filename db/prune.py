@@ -1,0 +1,34 @@
+"""Retention: what is deleted once nobody can ask for it any more."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+_STATEMENTS = {
+    "request_ids": sa.text("""
+        DELETE FROM request_ids WHERE created_at < now() - make_interval(secs => :older_than_s)
+    """),
+    "rounds": sa.text("""
+        DELETE FROM rounds r USING clusters c
+        WHERE c.id = r.cluster_id AND r.number <= c.last_round - :keep_rounds
+            AND r.number <> c.decided_round
+            AND r.created_at < now() - make_interval(secs => :older_than_s)
+    """),
+    "jobs": sa.text("""
+        DELETE FROM jobs j WHERE j.ended_at < now() - make_interval(secs => :older_than_s)
+            AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
+    """),
+}
+
+
+def prune(connection: sa.Connection, older_than_s: float, keep_rounds: int) -> dict[str, int]:
+    """Delete what is older than ``older_than_s``; return how many rows of each kind.
+
+    Request ids; rounds with their decisions, but never the last ``keep_rounds`` of a cluster nor the one
+    that jobs' reasons come from; ended jobs with their histories, once their GPUs are free.
+    """
+    values = {"older_than_s": older_than_s, "keep_rounds": keep_rounds}
+    return {
+        name: connection.execute(statement, values).rowcount
+        for name, statement in _STATEMENTS.items()
+    }

@@ -1,0 +1,121 @@
+"""Records by name and in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from db.rows import (
+    CLUSTER,
+    CLUSTERS_AFTER,
+    JOBS_AFTER,
+    NODES_AFTER,
+    cluster_id,
+    cluster_record,
+    job_records,
+    jobs_named,
+    node_record,
+    nodes_named,
+)
+from formulation.errors import NotFound
+from formulation.lifecycle import JobState
+from formulation.resources import ClusterRecord, EstimateRecord, JobRecord, NodeRecord
+from formulation.snapshot import Source, Workload
+
+_HISTORY = sa.text("""
+SELECT extract(epoch FROM h.at)::float8 AS at_s, h.event, h.state
+FROM job_history h JOIN jobs j ON j.id = h.job_id
+WHERE j.cluster_id = :cluster AND j.name = :name ORDER BY h.id
+""")
+
+_JOB = sa.text("SELECT id FROM jobs WHERE cluster_id = :cluster AND name = :name")
+
+_ESTIMATES = sa.text("""
+SELECT e.id, w.model, w.params, w.global_batch, t.name AS gpu_type, e.gpus, e.nodes,
+    e.pipeline_degree, p.name AS plan, e.iter_time_s, e.source, e.provenance
+FROM estimates e JOIN workloads w ON w.id = e.workload_id
+JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
+WHERE w.cluster_id = :cluster AND e.id > :after
+    AND (:model = '' OR (w.model = :model AND w.params = :params AND w.global_batch = :batch))
+ORDER BY e.id LIMIT :limit
+""")
+
+
+def get_cluster(connection: sa.Connection, cluster: str) -> ClusterRecord:
+    """Return a cluster. Raises NotFound."""
+    row = connection.execute(CLUSTER, {"name": cluster}).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"clusters/{cluster}")
+    return cluster_record(row)
+
+
+def list_clusters(connection: sa.Connection, after: str, limit: int) -> list[ClusterRecord]:
+    """Return the clusters after a name, by name."""
+    rows = connection.execute(CLUSTERS_AFTER, {"after": after, "limit": limit})
+    return [cluster_record(row) for row in rows.mappings()]
+
+
+def get_node(connection: sa.Connection, cluster: str, name: str) -> NodeRecord:
+    """Return a node. Raises NotFound."""
+    found = nodes_named(connection, cluster_id(connection, cluster), [name])
+    if not found:
+        raise NotFound(f"clusters/{cluster}/nodes/{name}")
+    return found[0]
+
+
+def list_nodes(connection: sa.Connection, cluster: str, after: str, limit: int) -> list[NodeRecord]:
+    """Return the nodes after a name, by name. Raises NotFound (the cluster)."""
+    values = {"cluster": cluster_id(connection, cluster), "after": after, "limit": limit}
+    return [node_record(row) for row in connection.execute(NODES_AFTER, values).mappings()]
+
+
+def get_job(connection: sa.Connection, cluster: str, name: str) -> JobRecord:
+    """Return a job. Raises NotFound."""
+    found = jobs_named(connection, cluster_id(connection, cluster), [name])
+    if not found:
+        raise NotFound(f"clusters/{cluster}/jobs/{name}")
+    return found[0]
+
+
+def list_jobs(
+    connection: sa.Connection, cluster: str, states: Sequence[JobState], after: int, limit: int
+) -> tuple[list[JobRecord], int]:
+    """Return the jobs after a cursor in order of submission, and the next cursor (0: no more)."""
+    values = {
+        "cluster": cluster_id(connection, cluster), "states": list(states or JobState),
+        "after": after, "limit": limit + 1,
+    }  # fmt: skip
+    found = job_records(connection, JOBS_AFTER, values)
+    following = found[limit - 1][0] if len(found) > limit else 0
+    return [record for _, record in found[:limit]], following
+
+
+def job_history(connection: sa.Connection, cluster: str, name: str) -> list[tuple[float, str, str]]:
+    """Return (seconds since 1970, event, state after) of a job, oldest first. Raises NotFound."""
+    values = {"cluster": cluster_id(connection, cluster), "name": name}
+    if connection.execute(_JOB, values).scalar() is None:
+        raise NotFound(f"clusters/{cluster}/jobs/{name}")
+    return [(row.at_s, row.event, row.state) for row in connection.execute(_HISTORY, values)]
+
+
+def list_estimates(
+    connection: sa.Connection, cluster: str, workload: Workload, after: int, limit: int
+) -> tuple[list[EstimateRecord], int]:
+    """Return estimates after a cursor, and the next cursor (0: no more). An empty model: of all."""
+    values = {
+        "cluster": cluster_id(connection, cluster), "model": workload.model,
+        "params": workload.params, "batch": workload.global_batch, "after": after,
+        "limit": limit + 1,
+    }  # fmt: skip
+    rows = connection.execute(_ESTIMATES, values).all()
+    records = [
+        EstimateRecord(
+            workload=Workload(model=r.model, params=r.params, global_batch=r.global_batch),
+            gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes, pipeline_degree=r.pipeline_degree,
+            plan=r.plan, iter_time_s=r.iter_time_s, source=Source(r.source),
+            provenance=r.provenance,
+        )
+        for r in rows[:limit]
+    ]  # fmt: skip
+    return records, rows[limit - 1].id if len(rows) > limit else 0

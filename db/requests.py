@@ -1,0 +1,49 @@
+"""Request ids: a call that is repeated is answered as before, without doing its work again."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from formulation.errors import RequestIdReused
+from formulation.resources import Request
+
+_CLAIM = sa.text("""
+INSERT INTO request_ids (id, method, digest) VALUES (:id, :method, :digest)
+ON CONFLICT DO NOTHING
+""")  # waits for a concurrent duplicate to end
+
+_FIND = sa.text("SELECT method, digest, response FROM request_ids WHERE id = :id")
+
+_ANSWER = sa.text("UPDATE request_ids SET response = :response WHERE id = :id")
+
+
+def claim(connection: sa.Connection, request: Request) -> bytes | None:
+    """Claim the id for this transaction, or return what the request was answered before.
+
+    Raises:
+        RequestIdReused: the id was used with another method or body.
+    """
+    values = {"id": request.id, "method": request.method, "digest": request.digest}
+    if connection.execute(_CLAIM, values).rowcount:
+        return None
+    found = answered(connection, request)
+    if found is None:
+        raise AssertionError("a request id was kept without its answer")
+    return found
+
+
+def answered(connection: sa.Connection, request: Request) -> bytes | None:
+    """Return what the request was answered before, if it was. Raises RequestIdReused."""
+    row = connection.execute(_FIND, {"id": request.id}).one_or_none()
+    if row is None or row.response is None:
+        return None
+    if (row.method, row.digest) != (request.method, request.digest):
+        raise RequestIdReused(
+            "request_id", f"{request.id} was used for another request; use a new id for each"
+        )
+    return bytes(row.response)
+
+
+def answer(connection: sa.Connection, request: Request, response: bytes) -> None:
+    """Keep the answer, to be committed with the work."""
+    connection.execute(_ANSWER, {"id": request.id, "response": response})

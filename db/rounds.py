@@ -1,0 +1,278 @@
+"""Commit a round, all or nothing: the epoch first, then what its guards let through, then its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from db import requests
+from db.documents import (
+    allocation_from,
+    allocation_plain,
+    dumps,
+    pack,
+    reason_from,
+    reason_plain,
+    summary_from,
+    summary_json,
+    unpack,
+)
+from db.engine import Database
+from db.guard import JobNow, NodeNow, World, event_of, skipped
+from db.rows import cluster_id
+from db.turn import Change, NewCell, Turn
+from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from formulation.errors import NotFound, RoundSuperseded
+from formulation.lifecycle import ACTIVE, TERMINAL, JobState
+from formulation.resources import (
+    DecisionRecord,
+    Request,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+    decision_record,
+)
+from formulation.snapshot import Snapshot
+
+_ADVANCE_EPOCH = sa.text("""
+UPDATE clusters SET epoch = epoch + 1, last_round = last_round + 1,
+    decided_round = CASE WHEN :decided THEN last_round + 1 ELSE decided_round END
+WHERE name = :name AND epoch = :epoch
+RETURNING id, revision, epoch, last_round
+""")
+
+_LAST_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
+
+_JOBS = sa.text("""
+SELECT name, id, version, state, generation FROM jobs
+WHERE cluster_id = :cluster AND name = ANY(:names)
+""")
+
+_NODES = sa.text("SELECT name, id, version FROM nodes WHERE cluster_id = :cluster")
+
+_OWNERS = sa.text("""
+SELECT l.node_id, l.gpu, l.job_id FROM allocations l JOIN nodes n ON n.id = l.node_id
+WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'
+""")
+
+_TYPES = sa.text("SELECT name, id FROM gpu_types WHERE cluster_id = :cluster")
+
+_PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster")
+
+_INSERT_ROUND = sa.text("""
+INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot)
+VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot)
+""")
+
+_INSERT_DECISIONS = sa.text("""
+INSERT INTO decisions
+    (cluster_id, round, job, ordinal, kind, allocation, reason, restart_price, skipped)
+SELECT :cluster, :number, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(job text,
+    ordinal bigint, kind text, allocation jsonb, reason jsonb, restart_price float8, skipped text)
+""")
+
+_ROUND = sa.text("""
+SELECT r.cluster_id, r.summary FROM rounds r JOIN clusters c ON c.id = r.cluster_id
+WHERE c.name = :name AND r.number = :number
+""")
+
+_DECISIONS = sa.text("""
+SELECT job, kind, allocation, reason, restart_price, skipped FROM decisions
+WHERE cluster_id = :cluster AND round = :number ORDER BY ordinal
+""")
+
+_ROUNDS = sa.text("""
+SELECT summary FROM rounds WHERE cluster_id = :cluster AND (:before = 0 OR number < :before)
+ORDER BY number DESC LIMIT :limit
+""")
+
+_SNAPSHOT = sa.text("""
+SELECT r.snapshot FROM rounds r JOIN clusters c ON c.id = r.cluster_id
+WHERE c.name = :name AND r.number = :number
+""")
+
+
+def commit(database: Database, commit: RoundCommit) -> RoundRecord:
+    """Commit a round; see ``service.ports.Store.commit``."""
+    packed = pack(commit.snapshot)  # before the transaction: it is the slowest part
+
+    def work(connection: sa.Connection) -> RoundRecord:
+        if commit.request is not None and (done := replayed(connection, commit.request)):
+            return done
+        turn = _advance(connection, commit)
+        return turn if isinstance(turn, RoundRecord) else _commit(turn, commit, packed)
+
+    return database.write(work)
+
+
+class _Round(Turn):
+    """The turn of a round, whose first statement advanced the epoch."""
+
+    def __init__(self, connection: sa.Connection, name: str, row: sa.Row[tuple[int, ...]]) -> None:
+        super().__init__(connection, row.id, name, row.revision)
+        self.epoch, self.number = int(row.epoch), int(row.last_round)
+
+
+def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRecord:
+    """Take the turn, or return the round that this very request committed meanwhile."""
+    name, request = commit.snapshot.cluster, commit.request
+    values = {
+        "name": name, "epoch": commit.snapshot.epoch, "decided": commit.summary.outcome != "refused",
+    }  # fmt: skip
+    row = connection.execute(_ADVANCE_EPOCH, values).one_or_none()
+    if row is None:
+        if request is not None and (done := replayed(connection, request)) is not None:
+            return done
+        number = connection.execute(_LAST_ROUND, {"name": name}).scalar()
+        if number is None:
+            raise NotFound(f"clusters/{name}")
+        raise RoundSuperseded(f"clusters/{name}/rounds/{number}")
+    turn = _Round(connection, name, row)
+    if request is not None and (answer := requests.claim(connection, request)) is not None:
+        raise RoundSuperseded(answer.decode())  # rolls back what was advanced
+    return turn
+
+
+def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
+    snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
+    world = _world(turn, [snapshot.jobs.name[d.job] for d in decisions])
+    skips = skipped(snapshot, decisions, world)
+    changes = [
+        change
+        for i, decision in enumerate(decisions)
+        if i not in skips and (change := _change(snapshot, decision, world)) is not None
+    ]
+    turn.apply(changes)
+    turn.end()
+    records = tuple(decision_record(snapshot, d, skips.get(i, "")) for i, d in enumerate(decisions))
+    summary = _summary(
+        turn, commit.summary, records, _states_after(snapshot, decisions, world, changes)
+    )
+    values = {"cluster": turn.cluster, "number": turn.number}
+    connection.execute(
+        _INSERT_ROUND,
+        values | {"epoch": turn.epoch, "summary": summary_json(summary), "snapshot": packed},
+    )
+    if records:
+        rows = dumps([_decision_row(i, record) for i, record in enumerate(records)])
+        connection.execute(_INSERT_DECISIONS, values | {"rows": rows})
+    if commit.request is not None:
+        response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
+        requests.answer(connection, commit.request, response)
+    return RoundRecord(summary=summary, decisions=records)
+
+
+def _world(turn: Turn, names: Sequence[str]) -> World:
+    run, cluster = turn.connection.execute, {"cluster": turn.cluster}
+    return World(
+        jobs={
+            row.name: JobNow(key=row.id, version=row.version, state=JobState(row.state),
+                             generation=row.generation)
+            for row in run(_JOBS, cluster | {"names": list(names)})
+        },
+        nodes={row.name: NodeNow(key=row.id, version=row.version) for row in run(_NODES, cluster)},
+        owner={(node, gpu): job for node, gpu, job in run(_OWNERS, cluster)},
+        types={name: key for name, key in run(_TYPES, cluster)},
+        plans={name: key for name, key in run(_PLANS, cluster)},
+    )  # fmt: skip
+
+
+def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | None:
+    """Return what happens to the job, or None where nothing does."""
+    job = world.jobs[snapshot.jobs.name[decision.job]]
+    event = event_of(decision, job.state)
+    if event is None:
+        return None
+    cell, gang = None, decision.gang
+    if decision.kind in CHANGES_GPUS:
+        if gang is None:
+            raise AssertionError(f"{decision.kind} without GPUs")
+        keys = [world.nodes[snapshot.nodes.name[n]].key for n, _ in gang.members]
+        members = zip(keys, (gpus for _, gpus in gang.members), strict=True)
+        cell = NewCell(
+            type_id=world.types[snapshot.gpu_types[decision.gpu_type].name], gpus=decision.gpus,
+            degree=decision.pipeline_degree, plan_id=world.plans[snapshot.plans[decision.plan]],
+            rate=decision.rate, leader_id=keys[0], members=tuple(members),
+        )  # fmt: skip
+    why = decision.reason.message if decision.reason else ""
+    return Change(
+        job=job.key, state=job.state, event=event, detail=f"{decision.kind}: {why}" if why else
+        decision.kind, error=why if decision.kind is DecisionKind.REJECT else None,
+        generation=job.generation + 1, cell=cell,
+    )  # fmt: skip
+
+
+def _states_after(
+    snapshot: Snapshot, decisions: Sequence[Decision], world: World, changes: Sequence[Change]
+) -> list[JobState]:
+    """Return the state of each decision's job after the round, where the job still exists."""
+    after = {change.job: change.after for change in changes}
+    names = (snapshot.jobs.name[d.job] for d in decisions)
+    jobs = (world.jobs[name] for name in names if name in world.jobs)
+    return [after.get(job.key, job.state) for job in jobs]
+
+
+def _summary(
+    turn: _Round, planned: RoundSummary, records: Sequence[DecisionRecord], states: list[JobState]
+) -> RoundSummary:
+    """Return the summary as committed: numbered, and counting only what was applied."""
+    kinds = [DecisionKind(r.kind) for r in records if r.applied]
+    return replace(
+        planned, number=turn.number, epoch=turn.epoch, outcome=planned.outcome or "committed",
+        running=sum(s in ACTIVE for s in states),
+        waiting=sum(s not in ACTIVE and s not in TERMINAL for s in states),
+        started=kinds.count(DecisionKind.START), suspended=kinds.count(DecisionKind.SUSPEND),
+        changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
+    )  # fmt: skip
+
+
+def _decision_row(ordinal: int, record: DecisionRecord) -> dict[str, object]:
+    return {
+        "job": record.job, "ordinal": ordinal, "kind": record.kind,
+        "allocation": allocation_plain(record.allocation), "reason": reason_plain(record.reason),
+        "restart_price": str(record.restart_price), "skipped": record.skipped,
+    }  # fmt: skip
+
+
+def replayed(connection: sa.Connection, request: Request) -> RoundRecord | None:
+    """Return the round that the request committed before, if any. Raises RequestIdReused."""
+    answer = requests.answered(connection, request)
+    if answer is None:
+        return None
+    _, cluster, _, number = answer.decode().split("/")
+    return get_round(connection, cluster, int(number))
+
+
+def get_round(connection: sa.Connection, cluster: str, number: int) -> RoundRecord:
+    """Return a round with its decisions. Raises NotFound."""
+    row = connection.execute(_ROUND, {"name": cluster, "number": number}).one_or_none()
+    if row is None:
+        raise NotFound(f"clusters/{cluster}/rounds/{number}")
+    found = connection.execute(_DECISIONS, {"cluster": row.cluster_id, "number": number})
+    decisions = tuple(
+        DecisionRecord(
+            job=d.job, kind=d.kind, allocation=allocation_from(d.allocation),
+            reason=reason_from(d.reason), restart_price=d.restart_price, applied=not d.skipped,
+            skipped=d.skipped,
+        )
+        for d in found
+    )  # fmt: skip
+    return RoundRecord(summary=summary_from(row.summary), decisions=decisions)
+
+
+def list_rounds(
+    connection: sa.Connection, cluster: str, before: int, limit: int
+) -> list[RoundSummary]:
+    """Return the rounds before ``before`` (0: all), newest first. Raises NotFound."""
+    values = {"cluster": cluster_id(connection, cluster), "before": before, "limit": limit}
+    return [summary_from(row.summary) for row in connection.execute(_ROUNDS, values)]
+
+
+def round_snapshot(connection: sa.Connection, cluster: str, number: int) -> Snapshot:
+    """Return the snapshot that a round was decided on. Raises NotFound."""
+    stored = connection.execute(_SNAPSHOT, {"name": cluster, "number": number}).scalar()
+    if stored is None:
+        raise NotFound(f"clusters/{cluster}/rounds/{number}")
+    return unpack(bytes(stored))

@@ -1,0 +1,211 @@
+"""Rows to domain values: the queries that read records, and the mapping of their columns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.documents import reason_from
+from formulation.errors import NotFound
+from formulation.explain import Reason
+from formulation.lifecycle import ACTIVE, TERMINAL, JobState
+from formulation.resources import (
+    AllocationRecord,
+    ClusterRecord,
+    JobRecord,
+    JobSpec,
+    NodeRecord,
+    NodeSpec,
+)
+from formulation.snapshot import GpuType, Workload
+
+Row = sa.RowMapping
+
+_WAITING = frozenset(JobState) - ACTIVE - TERMINAL
+
+SILENT_S = """
+    extract(epoch FROM clock_timestamp() - coalesce(a.heard_at, n.heard_at))::float8
+"""
+"""Seconds since a node (n) was heard through its agent (a); NULL: never."""
+
+_CLUSTERS = """
+SELECT c.*, extract(epoch FROM c.created_at)::float8 AS created_s,
+    (SELECT count(*) FROM nodes n WHERE n.cluster_id = c.id) AS node_count,
+    (SELECT coalesce(sum(n.gpus), 0)::bigint FROM nodes n WHERE n.cluster_id = c.id) AS gpu_count,
+    (SELECT coalesce(json_agg(json_build_array(t.name, t.memory_bytes) ORDER BY t.ordinal), '[]')
+        FROM gpu_types t WHERE t.cluster_id = c.id) AS types
+FROM clusters c
+"""
+
+CLUSTER = sa.text(_CLUSTERS + "WHERE c.name = :name")
+
+CLUSTERS_AFTER = sa.text(_CLUSTERS + "WHERE c.name > :after ORDER BY c.name LIMIT :limit")
+
+
+def cluster_record(row: Row) -> ClusterRecord:
+    """Map a row of ``CLUSTER``."""
+    return ClusterRecord(
+        name=row["name"],
+        gpu_types=tuple(GpuType(name=n, memory_bytes=m) for n, m in row["types"]),
+        version=row["version"], created_s=row["created_s"], nodes=row["node_count"],
+        gpus=row["gpu_count"], last_round=row["last_round"], epoch=row["epoch"],
+    )  # fmt: skip
+
+
+def cluster_id(connection: sa.Connection, name: str) -> int:
+    """Return a cluster's key. Raises NotFound."""
+    query = sa.text("SELECT id FROM clusters WHERE name = :name")
+    found = connection.execute(query, {"name": name}).scalar()
+    if found is None:
+        raise NotFound(f"clusters/{name}")
+    return int(found)
+
+
+_NODES = f"""
+SELECT n.*, t.name AS gpu_type, {SILENT_S} AS silent_s,
+    n.gpus - (SELECT count(DISTINCT l.gpu) FROM allocations l WHERE l.node_id = n.id) AS free_gpus,
+    (SELECT coalesce(json_agg(DISTINCT j.name COLLATE "C" ORDER BY j.name COLLATE "C"), '[]')
+        FROM allocations l JOIN jobs j ON j.id = l.job_id WHERE l.node_id = n.id) AS job_names
+FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id LEFT JOIN agents a ON a.id = n.agent_id
+"""  # noqa: S608 - a constant of this module
+
+NODES_NAMED = sa.text(_NODES + "WHERE n.cluster_id = :cluster AND n.name = ANY(:names)")
+
+NODES_AFTER = sa.text(
+    _NODES + "WHERE n.cluster_id = :cluster AND n.name > :after ORDER BY n.name LIMIT :limit"
+)
+
+
+def node_record(row: Row) -> NodeRecord:
+    """Map a row of ``NODES_NAMED``."""
+    spec = NodeSpec(
+        name=row["name"], gpu_type=row["gpu_type"], gpus=row["gpus"], rack=row["rack"],
+        version=row["version"],
+    )  # fmt: skip
+    silent_s = row["silent_s"]
+    return NodeRecord(
+        spec=spec, draining=row["draining"], version=row["version"], free_gpus=row["free_gpus"],
+        jobs=tuple(row["job_names"]),
+        silent_s=float("inf") if silent_s is None else max(0.0, silent_s),
+    )  # fmt: skip
+
+
+_JOBS = """
+SELECT j.*, c.name AS cluster, w.model, w.params, w.global_batch, t.name AS cell_type,
+    p.name AS cell_plan, c.decided_round,
+    extract(epoch FROM j.created_at)::float8 AS created_s,
+    extract(epoch FROM j.started_at)::float8 AS started_s,
+    extract(epoch FROM j.ended_at)::float8 AS ended_s
+FROM jobs j
+JOIN clusters c ON c.id = j.cluster_id
+JOIN workloads w ON w.id = j.workload_id
+LEFT JOIN gpu_types t ON t.id = j.cell_type_id
+LEFT JOIN plans p ON p.id = j.cell_plan_id
+"""
+
+JOBS_NAMED = sa.text(_JOBS + "WHERE j.cluster_id = :cluster AND j.name = ANY(:names) ORDER BY j.id")
+
+JOBS_KEYED = sa.text(_JOBS + "WHERE j.id = ANY(:ids) ORDER BY j.id")
+
+JOBS_AFTER = sa.text(
+    _JOBS + "WHERE j.cluster_id = :cluster AND j.id > :after AND j.state = ANY(:states)"
+    " ORDER BY j.id LIMIT :limit"
+)
+
+_REASONS = sa.text("""
+SELECT j.id, d.reason FROM jobs j JOIN clusters c ON c.id = j.cluster_id
+JOIN decisions d ON d.cluster_id = c.id AND d.round = c.decided_round AND d.job = j.name
+WHERE j.id = ANY(:ids) AND d.reason IS NOT NULL
+""")
+
+_SHARES = sa.text("""
+SELECT l.job_id, n.name AS node, array_agg(l.gpu ORDER BY l.gpu) AS gpus
+FROM allocations l JOIN nodes n ON n.id = l.node_id
+WHERE l.job_id = ANY(:ids) AND l.hold <> 'releasing'
+GROUP BY l.job_id, n.name ORDER BY l.job_id, n.name
+""")
+
+Shares = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def shares_of(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, Shares]:
+    """Return the GPUs that each job owns, held or reserved, by node in order of name."""
+    found: dict[int, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
+    if jobs:
+        for job, node, gpus in connection.execute(_SHARES, {"ids": list(jobs)}):
+            found[job].append((node, tuple(gpus)))
+    return {job: tuple(shares) for job, shares in found.items()}
+
+
+def job_spec(row: Row) -> JobSpec:
+    """Map a row of ``JOBS_NAMED`` to what its user asked for."""
+    return JobSpec(
+        name=row["name"],
+        workload=Workload(
+            model=row["model"], params=row["params"], global_batch=row["global_batch"]
+        ),
+        iterations=row["iterations"], requested_gpus=row["requested_gpus"],
+        requested_type=row["requested_type"], tenant=row["tenant"], queue=row["queue"],
+        weight=row["weight"], guaranteed=row["guaranteed"], movable=row["movable"],
+        deadline_s=row["deadline_s"], restart_s=row["restart_s"], labels=row["labels"],
+        command=tuple(row["command"]), max_retries=row["max_retries"],
+    )  # fmt: skip
+
+
+def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
+    """Map the Cell of a row of ``JOBS_NAMED``; None: it runs on none."""
+    if row["cell_gpus"] is None:
+        return None
+    return AllocationRecord(
+        gpu_type=row["cell_type"], gpus=row["cell_gpus"], pipeline_degree=row["cell_degree"],
+        plan=row["cell_plan"], rate=row["cell_rate"], generation=row["generation"], shares=shares,
+    )  # fmt: skip
+
+
+def job_record(row: Row, shares: Shares, reason: Reason | None) -> JobRecord:
+    """Map a row of ``JOBS_NAMED``."""
+    return JobRecord(
+        cluster=row["cluster"], spec=job_spec(row), version=row["version"],
+        state=JobState(row["state"]),
+        created_s=row["created_s"], started_s=row["started_s"], ended_s=row["ended_s"],
+        iterations_done=row["iterations_done"], generation=row["generation"],
+        retries=row["retries"], last_error=row["last_error"],
+        allocation=allocation_record(row, shares), reason=reason,
+        reason_round=row["decided_round"] if reason else 0,
+    )  # fmt: skip
+
+
+def job_records(
+    connection: sa.Connection, query: sa.TextClause, values: dict[str, Any]
+) -> list[tuple[int, JobRecord]]:
+    """Run one of the queries of jobs; return (key, record) in order of submission."""
+    rows = connection.execute(query, values).mappings().all()
+    shares = shares_of(connection, [row["id"] for row in rows if row["cell_gpus"] is not None])
+    reasons = _reasons(connection, [row["id"] for row in rows if row["state"] in _WAITING])
+    return [
+        (row["id"], job_record(row, shares.get(row["id"], ()), reasons.get(row["id"])))
+        for row in rows
+    ]
+
+
+def _reasons(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, Reason | None]:
+    """Return why the last round that was not refused left each of ``jobs`` waiting, where it says."""
+    if not jobs:
+        return {}
+    return {job: reason_from(plain) for job, plain in connection.execute(_REASONS, {"ids": jobs})}
+
+
+def jobs_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[JobRecord]:
+    """Return the jobs of those names that exist, in order of submission."""
+    found = job_records(connection, JOBS_NAMED, {"cluster": cluster, "names": list(names)})
+    return [record for _, record in found]
+
+
+def nodes_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[NodeRecord]:
+    """Return the nodes of those names that exist, in the order of ``names``."""
+    rows = connection.execute(NODES_NAMED, {"cluster": cluster, "names": list(names)})
+    found = {row["name"]: node_record(row) for row in rows.mappings()}
+    return [found[name] for name in dict.fromkeys(names) if name in found]

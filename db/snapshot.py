@@ -1,0 +1,190 @@
+"""Read everything a round may look at, as arrays, in one moment of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import sqlalchemy as sa
+
+from db.copy import read_columns
+from db.tables import LIVE
+from formulation.errors import NotFound
+from formulation.snapshot import (
+    STATES,
+    Allocations,
+    Estimates,
+    GpuType,
+    Hold,
+    Jobs,
+    Nodes,
+    Snapshot,
+    Workload,
+)
+from formulation.tables import Ints
+
+_CLUSTER = sa.text("""
+SELECT id, epoch, last_round, extract(epoch FROM now())::float8 AS now_s
+FROM clusters WHERE name = :name
+""")
+
+_TYPES = sa.text("""
+SELECT id, name, memory_bytes FROM gpu_types WHERE cluster_id = :cluster ORDER BY ordinal
+""")
+
+_WORKLOADS = sa.text("""
+SELECT id, model, params, global_batch FROM workloads WHERE cluster_id = :cluster
+ORDER BY model, params, global_batch
+""")
+
+_PLANS = sa.text("SELECT id, name FROM plans WHERE cluster_id = :cluster ORDER BY name")
+
+_NODES = sa.text("""
+SELECT n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version,
+    NOT n.draining AND coalesce(
+        extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false) AS schedulable
+FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
+WHERE n.cluster_id = :cluster ORDER BY n.name
+""")
+
+_NAMES = sa.text(f"""
+SELECT name, tenant FROM jobs WHERE cluster_id = :cluster AND {LIVE} ORDER BY id
+""")  # noqa: S608 - a constant of db.tables
+
+
+def _case(column: str, codes: dict[str, int]) -> str:
+    cases = " ".join(f"WHEN '{name}' THEN {code}" for name, code in codes.items())
+    return f"CASE {column} {cases} END::int8"
+
+
+_JOBS = f"""
+SELECT j.id, j.version, {_case("j.state", {s.value: i for i, s in enumerate(STATES)})}, j.workload_id,
+    greatest(j.iterations - j.iterations_done, 0)::float8, j.requested_gpus, coalesce(t.id, 0), j.queue,
+    j.weight, j.guaranteed, j.movable, j.deadline_s, extract(epoch FROM j.created_at)::float8,
+    j.restart_s, j.generation, coalesce(j.cell_type_id, 0), coalesce(j.cell_gpus, 0),
+    coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0)
+FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
+WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
+"""  # noqa: S608 - constants only
+
+_JOB_COLUMNS = {
+    "id": "int8", "version": "int8", "state": "int8", "workload": "int8",
+    "iterations_left": "float8", "requested_gpus": "int8", "requested_type": "int8",
+    "queue": "int8", "weight": "float8", "guaranteed": "bool", "movable": "bool",
+    "deadline_s": "float8", "submit_s": "float8", "restart_s": "float8", "generation": "int8",
+    "current_type": "int8", "current_gpus": "int8", "current_degree": "int8",
+    "current_plan": "int8",
+}  # fmt: skip
+
+_ESTIMATES = """
+SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
+    e.source
+FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {cluster}
+"""
+
+_ESTIMATE_COLUMNS = {
+    "workload": "int8", "gpu_type": "int8", "gpus": "int8", "nodes": "int8",
+    "pipeline_degree": "int8", "plan": "int8", "iter_time_s": "float8", "source": "int8",
+}  # fmt: skip
+
+_ALLOCATIONS = f"""
+SELECT l.job_id, l.node_id, l.gpu, {_case("l.hold", {h.name.lower(): int(h) for h in Hold})},
+    l.generation
+FROM allocations l JOIN nodes n ON n.id = l.node_id
+WHERE n.cluster_id = {{cluster}} ORDER BY n.name, l.gpu, 4, l.job_id, l.generation
+"""  # noqa: S608 - constants only
+
+_ALLOCATION_COLUMNS = {
+    "job": "int8", "node": "int8", "gpu": "int8", "hold": "int8", "generation": "int8",
+}  # fmt: skip
+
+
+def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
+    """Return the cluster's snapshot; nodes not heard for ``silence_s`` are not schedulable.
+
+    The keys of rows never show: the same content gives the same snapshot in any database.
+
+    Raises:
+        NotFound: the cluster.
+    """
+    cluster = connection.execute(_CLUSTER, {"name": name}).one_or_none()
+    if cluster is None:
+        raise NotFound(f"clusters/{name}")
+    of = {"cluster": cluster.id}
+    types = connection.execute(_TYPES, of).all()
+    workloads = connection.execute(_WORKLOADS, of).all()
+    plans = connection.execute(_PLANS, of).all()
+    nodes = connection.execute(_NODES, of | {"silence_s": silence_s}).all()
+    type_at, workload_at, plan_at, node_at = (
+        _Index([row.id for row in rows]) for rows in (types, workloads, plans, nodes)
+    )
+    jobs, job_at = _jobs(connection, cluster.id, type_at, workload_at, plan_at)
+    a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), _ALLOCATION_COLUMNS)
+    return Snapshot(
+        cluster=name, epoch=cluster.epoch, round_number=cluster.last_round + 1,
+        now_s=cluster.now_s,
+        gpu_types=tuple(GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in types),
+        nodes=Nodes(
+            name=tuple(n.name for n in nodes),
+            gpu_type=type_at.of(np.array([n.gpu_type_id for n in nodes], np.int64)),
+            gpus=np.array([n.gpus for n in nodes], np.int64),
+            rack=tuple(n.rack for n in nodes),
+            schedulable=np.array([n.schedulable for n in nodes], np.bool_),
+            version=np.array([n.version for n in nodes], np.int64),
+        ),
+        workloads=tuple(
+            Workload(model=w.model, params=w.params, global_batch=w.global_batch)
+            for w in workloads
+        ),
+        plans=tuple(p.name for p in plans),
+        estimates=_estimates(connection, cluster.id, type_at, workload_at, plan_at),
+        jobs=jobs,
+        allocations=Allocations(
+            job=job_at.of(a["job"]), node=node_at.of(a["node"]), gpu=a["gpu"], hold=a["hold"],
+            generation=a["generation"],
+        ),
+    )  # fmt: skip
+
+
+class _Index:
+    """From keys of rows to positions in the snapshot."""
+
+    def __init__(self, keys: Sequence[int] | Ints) -> None:
+        found = np.asarray(keys, dtype=np.int64)
+        self._order = np.argsort(found)
+        self._sorted = found[self._order]
+
+    def of(self, keys: Ints, absent: int = -1) -> Ints:
+        """Return the position of each key, int64[keys]; ``absent`` where there is none."""
+        if not len(self._sorted):
+            return np.full(len(keys), absent, np.int64)
+        at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        return np.where(self._sorted[at] == keys, self._order[at], absent).astype(np.int64)
+
+
+def _jobs(
+    connection: sa.Connection, cluster: int, type_at: _Index, workload_at: _Index, plan_at: _Index
+) -> tuple[Jobs, _Index]:
+    names = connection.execute(_NAMES, {"cluster": cluster}).all()
+    j = read_columns(connection, _JOBS.format(cluster=cluster), _JOB_COLUMNS)
+    return Jobs(
+        name=tuple(row.name for row in names), version=j["version"], state=j["state"],
+        workload=workload_at.of(j["workload"]), iterations_left=j["iterations_left"],
+        requested_gpus=j["requested_gpus"], requested_type=type_at.of(j["requested_type"]),
+        tenant=tuple(row.tenant for row in names), queue=j["queue"], weight=j["weight"],
+        guaranteed=j["guaranteed"], movable=j["movable"], deadline_s=j["deadline_s"],
+        submit_s=j["submit_s"], restart_s=j["restart_s"], generation=j["generation"],
+        current_type=type_at.of(j["current_type"]), current_gpus=j["current_gpus"],
+        current_degree=j["current_degree"], current_plan=plan_at.of(j["current_plan"], absent=0),
+    ), _Index(j["id"])  # fmt: skip
+
+
+def _estimates(
+    connection: sa.Connection, cluster: int, type_at: _Index, workload_at: _Index, plan_at: _Index
+) -> Estimates:
+    e = read_columns(connection, _ESTIMATES.format(cluster=cluster), _ESTIMATE_COLUMNS)
+    e["workload"], e["gpu_type"] = workload_at.of(e["workload"]), type_at.of(e["gpu_type"])
+    e["plan"] = plan_at.of(e["plan"])
+    keys = ("nodes", "plan", "pipeline_degree", "gpus", "gpu_type", "workload")
+    order = np.lexsort([e[key] for key in keys])  # the last key counts first
+    return Estimates(**{name: column[order] for name, column in e.items()})

@@ -1,0 +1,197 @@
+"""The store of ``service.ports`` on PostgreSQL: each method one transaction, each a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import sqlalchemy as sa
+
+from db import agents, migrate, prune, reads, requests, rounds, snapshot
+from db.engine import Database
+from db.observe import observe
+from db.writer import PostgresWriter
+from formulation.lifecycle import JobState
+from formulation.resources import (
+    ClusterRecord,
+    Desired,
+    EstimateRecord,
+    JobRecord,
+    NodeRecord,
+    NodeSpec,
+    ObservedGang,
+    Request,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+)
+from formulation.snapshot import Snapshot, Workload
+
+_LEASE = sa.text("""
+INSERT INTO leases AS l (cluster_id, holder, expires_at)
+SELECT c.id, :holder, clock_timestamp() + make_interval(secs => :ttl_s) FROM clusters c
+WHERE c.name = :cluster
+ON CONFLICT (cluster_id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
+    WHERE l.holder = excluded.holder OR l.expires_at < clock_timestamp()
+""")
+
+
+class _DryRun(Exception):
+    """Carries the answer of a call that only validates out of the transaction it rolls back."""
+
+    def __init__(self, response: bytes) -> None:
+        self.response = response
+
+
+class PostgresStore:
+    """See ``service.ports.Store``. An agent is dead when silent for ``lease_s`` plus ``margin_s``.
+
+    The margin is for the agent to stop its gangs once it knows that its lease has run out.
+    """
+
+    def __init__(self, database: Database, lease_s: float = 30.0, margin_s: float = 15.0) -> None:
+        self._database = database
+        self._silence_s = lease_s + margin_s
+
+    def write(
+        self,
+        request: Request | None,
+        work: Callable[[PostgresWriter], bytes],
+        *,
+        validate_only: bool = False,
+    ) -> bytes:
+        """Run ``work`` in one transaction; a request id makes it happen once."""
+
+        def transaction(connection: sa.Connection) -> bytes:
+            if validate_only:
+                raise _DryRun(work(PostgresWriter(connection)))
+            if request is not None and (done := requests.claim(connection, request)) is not None:
+                return done
+            response = work(PostgresWriter(connection))
+            if request is not None:
+                requests.answer(connection, request, response)
+            return response
+
+        try:
+            return self._database.write(transaction)
+        except _DryRun as done:
+            return done.response
+
+    def get_cluster(self, cluster: str) -> ClusterRecord:
+        """Return a cluster."""
+        with self._database.read() as connection:
+            return reads.get_cluster(connection, cluster)
+
+    def list_clusters(self, after: str, limit: int) -> list[ClusterRecord]:
+        """Return clusters by name."""
+        with self._database.read() as connection:
+            return reads.list_clusters(connection, after, limit)
+
+    def get_node(self, cluster: str, name: str) -> NodeRecord:
+        """Return a node."""
+        with self._database.read() as connection:
+            return reads.get_node(connection, cluster, name)
+
+    def list_nodes(self, cluster: str, after: str, limit: int) -> list[NodeRecord]:
+        """Return nodes by name."""
+        with self._database.read() as connection:
+            return reads.list_nodes(connection, cluster, after, limit)
+
+    def get_job(self, cluster: str, name: str) -> JobRecord:
+        """Return a job."""
+        with self._database.read() as connection:
+            return reads.get_job(connection, cluster, name)
+
+    def list_jobs(
+        self, cluster: str, states: Sequence[JobState], after: int, limit: int
+    ) -> tuple[list[JobRecord], int]:
+        """Return jobs in order of submission, and the next cursor."""
+        with self._database.read() as connection:
+            return reads.list_jobs(connection, cluster, states, after, limit)
+
+    def job_history(self, cluster: str, name: str) -> list[tuple[float, str, str]]:
+        """Return what happened to a job."""
+        with self._database.read() as connection:
+            return reads.job_history(connection, cluster, name)
+
+    def list_estimates(
+        self, cluster: str, model: str, params: str, global_batch: int, after: int, limit: int
+    ) -> tuple[list[EstimateRecord], int]:
+        """Return estimates, and the next cursor."""
+        workload = Workload(model=model, params=params, global_batch=global_batch)
+        with self._database.read() as connection:
+            return reads.list_estimates(connection, cluster, workload, after, limit)
+
+    def expire(self, cluster: str) -> list[str]:
+        """Release what silent nodes held."""
+        return self._database.write(lambda c: agents.expire(c, cluster, self._silence_s))
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        """Read everything a round may look at."""
+        with self._database.read() as connection:
+            return snapshot.load(connection, cluster, self._silence_s)
+
+    def commit(self, commit: RoundCommit) -> RoundRecord:
+        """Commit a round."""
+        return rounds.commit(self._database, commit)
+
+    def replayed_round(self, request: Request) -> RoundRecord | None:
+        """Return the round that the request committed before."""
+        with self._database.read() as connection:
+            return rounds.replayed(connection, request)
+
+    def get_round(self, cluster: str, number: int) -> RoundRecord:
+        """Return a round with its decisions."""
+        with self._database.read() as connection:
+            return rounds.get_round(connection, cluster, number)
+
+    def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
+        """Return rounds, newest first."""
+        with self._database.read() as connection:
+            return rounds.list_rounds(connection, cluster, before, limit)
+
+    def round_snapshot(self, cluster: str, number: int) -> Snapshot:
+        """Return what a round was decided on."""
+        with self._database.read() as connection:
+            return rounds.round_snapshot(connection, cluster, number)
+
+    def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
+        """Take or renew the lease of the periodic round loop."""
+        values = {"cluster": cluster, "holder": holder, "ttl_s": ttl_s}
+        return self._database.write(lambda c: c.execute(_LEASE, values).rowcount > 0)
+
+    def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
+        """Register an agent and its nodes."""
+        self._database.write(
+            lambda c: agents.hello(c, cluster, agent, incarnation, nodes, self._silence_s)
+        )
+
+    def heartbeat(self, cluster: str, agent: str, incarnation: str) -> None:
+        """Renew the lease of the agent's nodes."""
+        self._database.write(lambda c: agents.heartbeat(c, cluster, agent, incarnation))
+
+    def observe(
+        self,
+        cluster: str,
+        agent: str,
+        incarnation: str,
+        gangs: Sequence[ObservedGang],
+        revision: int,
+    ) -> bool:
+        """Take in what runs on the agent's nodes."""
+        return self._database.write(
+            lambda c: observe(c, cluster, agent, incarnation, gangs, revision)
+        )
+
+    def desired(self, cluster: str, agent: str) -> Desired:
+        """Return what should run on the agent's nodes."""
+        with self._database.read() as connection:
+            return agents.desired(connection, cluster, agent)
+
+    def ready(self) -> None:
+        """Check connection and schema."""
+        with self._database.read() as connection:
+            migrate.require_head(connection)
+
+    def prune(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
+        """Delete what has outlived its use; return how many rows of each kind."""
+        return self._database.write(lambda c: prune.prune(c, older_than_s, keep_rounds))

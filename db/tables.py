@@ -1,0 +1,341 @@
+"""The tables, their constraints and their triggers: what the database itself refuses."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import BYTEA, DOUBLE_PRECISION, JSONB, TIMESTAMP
+
+from formulation.lifecycle import ACTIVE, JobState, successors
+from formulation.snapshot import Hold
+
+NAMING = {
+    "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+}
+
+metadata = sa.MetaData(naming_convention=NAMING)
+
+Name = sa.Text(collation="C")  # sorts as Python sorts
+Moment = TIMESTAMP(timezone=True)
+
+
+def _key() -> sa.Column[int]:
+    return sa.Column("id", sa.BigInteger, sa.Identity(always=True), primary_key=True)
+
+
+def _ref(name: str, target: str, *, nullable: bool = False, ondelete: str | None = None,
+         primary_key: bool = False) -> sa.Column[int]:  # fmt: skip
+    key = sa.ForeignKey(target, ondelete=ondelete)
+    return sa.Column(name, sa.BigInteger, key, nullable=nullable, primary_key=primary_key)
+
+
+def _count(name: str, default: int | None = 0) -> sa.Column[int]:
+    default_sql = None if default is None else sa.text(str(default))
+    return sa.Column(name, sa.BigInteger, nullable=False, server_default=default_sql)
+
+
+def _real(name: str, *, nullable: bool = False) -> sa.Column[float]:
+    return sa.Column(name, DOUBLE_PRECISION, nullable=nullable)
+
+
+def _text(name: str, *, default: str | None = None, primary_key: bool = False) -> sa.Column[str]:
+    default_sql = None if default is None else sa.text(f"'{default}'")
+    return sa.Column(
+        name, Name, nullable=False, server_default=default_sql, primary_key=primary_key
+    )
+
+
+def _moment(name: str, *, nullable: bool = False) -> sa.Column[datetime]:
+    default_sql = None if nullable else sa.text("now()")
+    return sa.Column(name, Moment, nullable=nullable, server_default=default_sql)
+
+
+def one_of(values: list[str]) -> str:
+    """Return the values as an SQL list of literals."""
+    return "(" + ", ".join(f"'{value}'" for value in values) + ")"
+
+
+clusters = sa.Table(
+    "clusters", metadata,
+    _key(),
+    _text("name"),
+    _count("version", 1),
+    _count("epoch", 0),
+    _count("revision", 0),  # of the desired state
+    _count("last_round", 0),
+    _count("decided_round", 0),  # the last that was not refused
+    _moment("created_at"),
+    sa.UniqueConstraint("name"),
+    sa.CheckConstraint("decided_round BETWEEN 0 AND last_round", name="rounds"),
+)  # fmt: skip
+
+gpu_types = sa.Table(
+    "gpu_types", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("name"),
+    _count("memory_bytes", None),
+    _count("ordinal", None),
+    sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint("memory_bytes > 0", name="memory"),
+)  # fmt: skip
+
+agents = sa.Table(
+    "agents", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("name"),
+    _text("incarnation"),
+    _moment("heard_at"),
+    sa.UniqueConstraint("cluster_id", "name"),
+)  # fmt: skip
+
+nodes = sa.Table(
+    "nodes", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("name"),
+    _ref("gpu_type_id", "gpu_types.id"),
+    _count("gpus", None),
+    _text("rack", default=""),
+    sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
+    _count("version", 1),
+    _ref("agent_id", "agents.id", nullable=True),
+    _moment("heard_at", nullable=True),  # by an agent that no longer names this node
+    sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
+    sa.Index(None, "agent_id"),
+)  # fmt: skip
+
+gpus = sa.Table(
+    "gpus", metadata,
+    _ref("node_id", "nodes.id", primary_key=True),
+    sa.Column("gpu", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.CheckConstraint("gpu >= 0", name="gpu"),
+)  # fmt: skip
+
+workloads = sa.Table(
+    "workloads", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("model"),
+    _text("params"),
+    _count("global_batch", None),
+    sa.UniqueConstraint("cluster_id", "model", "params", "global_batch"),
+    sa.CheckConstraint("global_batch > 0", name="global_batch"),
+)  # fmt: skip
+
+plans = sa.Table(
+    "plans", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("name"),
+    sa.UniqueConstraint("cluster_id", "name"),
+)  # fmt: skip
+
+estimates = sa.Table(
+    "estimates", metadata,
+    _key(),
+    _ref("workload_id", "workloads.id"),
+    _ref("gpu_type_id", "gpu_types.id"),
+    _count("gpus", None),
+    _count("nodes", None),
+    _count("pipeline_degree", None),
+    _ref("plan_id", "plans.id"),
+    _real("iter_time_s"),  # infinite: tried, does not run
+    _count("source", None),
+    _text("provenance", default=""),
+    sa.UniqueConstraint("workload_id", "gpu_type_id", "gpus", "nodes", "pipeline_degree", "plan_id",
+                        name="uq_estimates_shape"),
+    sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
+    sa.CheckConstraint("pipeline_degree >= 0", name="pipeline_degree"),
+    sa.CheckConstraint("iter_time_s > 0 AND iter_time_s <= 'Infinity'", name="iter_time"),
+    sa.CheckConstraint("source BETWEEN 0 AND 2", name="source"),
+    sa.Index(None, "gpu_type_id"),
+)  # fmt: skip
+
+jobs = sa.Table(
+    "jobs", metadata,
+    _key(),  # rises in order of submission
+    _ref("cluster_id", "clusters.id"),
+    _text("name"),
+    _ref("workload_id", "workloads.id"),
+    _count("iterations", None),
+    _count("requested_gpus", None),
+    _text("requested_type", default=""),
+    _text("tenant", default=""),
+    _count("queue", 1),
+    _real("weight"),
+    sa.Column("guaranteed", sa.Boolean, nullable=False),
+    sa.Column("movable", sa.Boolean, nullable=False),
+    _real("deadline_s"),
+    _real("restart_s"),
+    sa.Column("labels", JSONB, nullable=False),
+    sa.Column("command", JSONB, nullable=False),
+    _count("max_retries", None),
+    _text("state", default=JobState.QUEUED.value),
+    _count("version", 1),
+    _count("generation", 0),
+    sa.Column("iterations_done", DOUBLE_PRECISION, nullable=False, server_default=sa.text("0")),
+    _count("retries", 0),
+    _text("last_error", default=""),
+    _moment("created_at"),
+    _moment("started_at", nullable=True),
+    _moment("ended_at", nullable=True),
+    # the Cell it runs on and the node whose agent reports for the gang
+    _ref("cell_type_id", "gpu_types.id", nullable=True),
+    sa.Column("cell_gpus", sa.BigInteger),
+    sa.Column("cell_degree", sa.BigInteger),
+    _ref("cell_plan_id", "plans.id", nullable=True),
+    _real("cell_rate", nullable=True),
+    _ref("leader_id", "nodes.id", nullable=True),
+    sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
+    sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND queue > 0", name="positive"),
+    sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
+    sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
+    sa.CheckConstraint("weight > 0 AND weight < 'Infinity'", name="weight"),
+    sa.CheckConstraint("deadline_s > 0 AND deadline_s <= 'Infinity'", name="deadline"),
+    sa.CheckConstraint("restart_s >= 0 AND restart_s < 'Infinity'", name="restart"),
+    sa.CheckConstraint(
+        "CASE WHEN state IN " + one_of(sorted(ACTIVE)) + " THEN"
+        " num_nulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate, leader_id) = 0"
+        " ELSE num_nonnulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate) = 0 END",
+        name="cell",
+    ),
+)  # fmt: skip
+
+LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
+sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
+
+job_history = sa.Table(
+    "job_history", metadata,
+    _key(),
+    _ref("job_id", "jobs.id", ondelete="CASCADE"),
+    _moment("at"),
+    _text("event"),
+    _text("state"),
+    _text("detail", default=""),
+    sa.Index(None, "job_id"),
+)  # fmt: skip
+
+allocations = sa.Table(
+    "allocations", metadata,
+    sa.Column("node_id", sa.BigInteger, primary_key=True),
+    sa.Column("gpu", sa.BigInteger, primary_key=True),
+    _ref("job_id", "jobs.id", primary_key=True),
+    sa.Column("generation", sa.BigInteger, primary_key=True),
+    _text("hold"),
+    sa.Column("release_revision", sa.BigInteger),  # of the desired state that no longer has it
+    sa.ForeignKeyConstraint(["node_id", "gpu"], ["gpus.node_id", "gpus.gpu"]),
+    sa.CheckConstraint("generation > 0", name="generation"),
+    sa.CheckConstraint("hold IN " + one_of([h.name.lower() for h in Hold]), name="hold"),
+    sa.CheckConstraint("(hold = 'releasing') = (release_revision IS NOT NULL)", name="release"),
+    sa.Index("uq_allocations_holder", "node_id", "gpu", unique=True,
+             postgresql_where=sa.text("hold IN ('held', 'releasing')")),
+    sa.Index("uq_allocations_successor", "node_id", "gpu", unique=True,
+             postgresql_where=sa.text("hold = 'reserved'")),
+    sa.Index(None, "job_id"),
+)  # fmt: skip
+
+rounds = sa.Table(
+    "rounds", metadata,
+    _ref("cluster_id", "clusters.id", primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _count("epoch", None),
+    _moment("created_at"),
+    sa.Column("summary", JSONB, nullable=False),
+    sa.Column("snapshot", BYTEA, nullable=False),  # zlib of formulation.codec's JSON
+    sa.UniqueConstraint("cluster_id", "epoch"),
+    sa.CheckConstraint("number > 0", name="number"),
+)  # fmt: skip
+
+decisions = sa.Table(
+    "decisions", metadata,
+    sa.Column("cluster_id", sa.BigInteger, primary_key=True),
+    sa.Column("round", sa.BigInteger, primary_key=True),
+    _text("job", primary_key=True),  # by name: outlives the job
+    _count("ordinal", None),
+    _text("kind"),
+    sa.Column("allocation", JSONB),
+    sa.Column("reason", JSONB),
+    _real("restart_price"),
+    _text("skipped", default=""),
+    sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
+                            ondelete="CASCADE"),
+)  # fmt: skip
+
+request_ids = sa.Table(
+    "request_ids", metadata,
+    _text("id", primary_key=True),
+    _text("method"),
+    _text("digest"),
+    sa.Column("response", BYTEA),  # NULL only inside the transaction that answers it
+    _moment("created_at"),
+    sa.Index(None, "created_at"),
+)  # fmt: skip
+
+leases = sa.Table(
+    "leases", metadata,
+    _ref("cluster_id", "clusters.id", primary_key=True),
+    _text("holder"),
+    _moment("expires_at"),
+)  # fmt: skip
+
+
+def _transitions() -> str:
+    pairs = [(b.value, a.value) for b, after in successors().items() for a in sorted(after)]
+    return ",\n        ".join(f"('{before}', '{after}')" for before, after in pairs)
+
+
+FUNCTIONS: tuple[str, ...] = (
+    f"""
+CREATE FUNCTION check_job_transition() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF (OLD.state, NEW.state) NOT IN (
+        {_transitions()}
+    ) THEN
+        RAISE EXCEPTION 'a job that is % cannot become %', OLD.state, NEW.state
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'jobs_transition';
+    END IF;
+    RETURN NEW;
+END $$
+""",
+    """
+CREATE FUNCTION check_job_owns_nothing() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM allocations a JOIN jobs j ON j.id = a.job_id
+        WHERE a.job_id = NEW.id AND a.hold <> 'releasing' AND j.state = NEW.state
+    ) THEN
+        RAISE EXCEPTION 'a job that is % cannot own GPUs', NEW.state
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'jobs_own_nothing';
+    END IF;
+    RETURN NULL;
+END $$
+""",
+)
+"""Functions of the triggers. The lists of states come from ``formulation.lifecycle``."""
+
+TRIGGERS: tuple[str, ...] = (
+    """
+CREATE TRIGGER jobs_transition BEFORE UPDATE OF state ON jobs FOR EACH ROW
+WHEN (OLD.state IS DISTINCT FROM NEW.state) EXECUTE FUNCTION check_job_transition()
+""",
+    f"""
+CREATE CONSTRAINT TRIGGER jobs_own_nothing AFTER UPDATE OF state ON jobs
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+WHEN (NEW.state NOT IN {one_of(sorted(ACTIVE))}) EXECUTE FUNCTION check_job_owns_nothing()
+""",
+)
+
+
+@sa.event.listens_for(metadata, "after_create")
+def _create_triggers(_: sa.MetaData, connection: sa.Connection, **__: object) -> None:
+    for statement in (*FUNCTIONS, *TRIGGERS):
+        connection.exec_driver_sql(statement)

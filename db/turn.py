@@ -1,0 +1,208 @@
+"""A turn at changing a cluster's jobs and allocations: the one place that does so, under one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import sqlalchemy as sa
+
+from db.documents import dumps
+from formulation.errors import NotFound
+from formulation.lifecycle import ACTIVE, LEAVING, TERMINAL, JobEvent, JobState, advance
+
+CHANNEL = "tessera"
+"""Where the name of a cluster is sent when its desired state has changed."""
+
+QUIET = frozenset({JobEvent.RAN, JobEvent.GONE})
+"""Events that leave the job's version alone: a round decided without them is still right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewCell:
+    """The Cell that a job is given, by keys."""
+
+    type_id: int
+    gpus: int
+    degree: int
+    plan_id: int
+    rate: float
+    leader_id: int
+    members: tuple[tuple[int, tuple[int, ...]], ...]  # (node's key, GPU indices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """An event that happens to a job. ``cell``: what START and MOVE give it."""
+
+    job: int
+    state: JobState  # before
+    event: JobEvent
+    detail: str = ""
+    error: str | None = None
+    generation: int = 0  # of the new Cell
+    cell: NewCell | None = None
+
+    @property
+    def after(self) -> JobState:
+        """Return the state that the event leads to. Raises NotAllowed."""
+        return advance(self.state, self.event)
+
+
+_LOCK = sa.text("SELECT id, name, revision FROM clusters WHERE name = :name FOR NO KEY UPDATE")
+
+_LOCK_JOBS = sa.text("SELECT id FROM jobs WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE")
+
+_ADVANCE = sa.text("""
+UPDATE jobs j SET
+    state = c.state,
+    version = j.version + CASE WHEN c.quiet THEN 0 ELSE 1 END,
+    generation = CASE WHEN c.gpus IS NULL THEN j.generation ELSE c.generation END,
+    retries = j.retries + CASE WHEN c.event IN ('crash', 'fail') THEN 1 ELSE 0 END,
+    last_error = coalesce(c.error, j.last_error),
+    iterations_done = CASE WHEN c.event = 'finish' THEN j.iterations ELSE j.iterations_done END,
+    started_at = CASE WHEN c.event IN ('ran', 'finish') THEN coalesce(j.started_at, now())
+        ELSE j.started_at END,
+    ended_at = CASE WHEN c.terminal THEN now() END,
+    cell_type_id = CASE WHEN c.active THEN coalesce(c.type_id, j.cell_type_id) END,
+    cell_gpus = CASE WHEN c.active THEN coalesce(c.gpus, j.cell_gpus) END,
+    cell_degree = CASE WHEN c.active THEN coalesce(c.degree, j.cell_degree) END,
+    cell_plan_id = CASE WHEN c.active THEN coalesce(c.plan_id, j.cell_plan_id) END,
+    cell_rate = CASE WHEN c.active THEN coalesce(c.rate, j.cell_rate) END,
+    leader_id = coalesce(c.leader_id, j.leader_id)
+FROM json_to_recordset(CAST(:rows AS json)) AS c(
+    id bigint, event text, state text, quiet boolean, active boolean, terminal boolean, error text,
+    generation bigint, type_id bigint, gpus bigint, degree bigint, plan_id bigint, rate float8,
+    leader_id bigint
+)
+WHERE j.id = c.id
+""")
+
+_RECORD = sa.text("""
+INSERT INTO job_history (job_id, at, event, state, detail)
+SELECT c.id, clock_timestamp(), c.event, c.state, c.detail
+FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail text)
+""")
+
+_UNRESERVE = sa.text("DELETE FROM allocations WHERE job_id = ANY(:jobs) AND hold = 'reserved'")
+
+_RELEASE = sa.text("""
+UPDATE allocations SET hold = 'releasing', release_revision = :revision
+WHERE job_id = ANY(:jobs) AND hold = 'held'
+""")
+
+_RESERVE = sa.text("""
+INSERT INTO allocations (node_id, gpu, job_id, generation, hold)
+SELECT r.*, 'reserved' FROM unnest(
+    CAST(:nodes AS bigint[]), CAST(:gpus AS bigint[]),
+    CAST(:jobs AS bigint[]), CAST(:generations AS bigint[])
+) AS r
+""")
+
+_PROMOTE = sa.text("""
+UPDATE allocations r SET hold = 'held'
+FROM nodes n
+WHERE r.hold = 'reserved' AND n.id = r.node_id AND n.cluster_id = :cluster AND NOT EXISTS (
+    SELECT FROM allocations h
+    WHERE h.node_id = r.node_id AND h.gpu = r.gpu AND h.hold IN ('held', 'releasing')
+)
+""")
+
+_GONE = sa.text("""
+SELECT j.id, j.state FROM jobs j
+WHERE j.cluster_id = :cluster AND j.state = ANY(:leaving)
+    AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
+ORDER BY j.id
+""")
+
+_REVISE = sa.text("UPDATE clusters SET revision = :revision WHERE id = :cluster")
+
+_NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
+
+
+class Turn:
+    """Holds the cluster's row until the transaction ends, so that turns happen one after another."""
+
+    def __init__(self, connection: sa.Connection, cluster: int, name: str, revision: int) -> None:
+        self.connection, self.cluster, self.name = connection, cluster, name
+        self.revision = revision + 1  # of the desired state that this turn makes, if it makes one
+        self.changed = False
+
+    @classmethod
+    def take(cls, connection: sa.Connection, name: str) -> Self:
+        """Wait for the turn. Raises NotFound."""
+        row = connection.execute(_LOCK, {"name": name}).one_or_none()
+        if row is None:
+            raise NotFound(f"clusters/{name}")
+        return cls(connection, row.id, row.name, row.revision)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Let the events happen: states, histories, and the GPUs that are given back or reserved.
+
+        Jobs that go where they own no GPUs, and those with a new Cell, give back what they have.
+        """
+        if not changes:
+            return
+        ids = [change.job for change in changes]
+        self.connection.execute(_LOCK_JOBS, {"ids": ids})
+        losing = [c.job for c in changes if c.cell is not None or c.after not in ACTIVE]
+        self._release(losing)
+        self.connection.execute(_ADVANCE, {"rows": dumps([_row(c) for c in changes])})
+        history = [
+            {"id": c.job, "event": c.event, "state": c.after, "detail": c.detail} for c in changes
+        ]
+        self.connection.execute(_RECORD, {"rows": dumps(history)})
+        self._reserve(changes)
+
+    def settle(self) -> None:
+        """Give free GPUs to who waits for them, and let jobs that have left be gone."""
+        promoted = self.connection.execute(_PROMOTE, {"cluster": self.cluster})
+        self.changed |= promoted.rowcount > 0
+        gone = self.connection.execute(
+            _GONE, {"cluster": self.cluster, "leaving": sorted(LEAVING)}
+        ).all()
+        self.apply([Change(job=job, state=JobState(s), event=JobEvent.GONE) for job, s in gone])
+
+    def end(self) -> bool:
+        """Settle, and tell the world if the desired state has changed; return whether it has."""
+        self.settle()
+        if self.changed:
+            values = {"revision": self.revision, "cluster": self.cluster}
+            self.connection.execute(_REVISE, values)
+            self.connection.execute(_NOTIFY, {"channel": CHANNEL, "name": self.name})
+        return self.changed
+
+    def _release(self, jobs: Iterable[int]) -> None:
+        """Reserved GPUs are free at once: no agent was told. Held ones once the agent says so."""
+        values = {"jobs": list(jobs), "revision": self.revision}
+        if values["jobs"]:
+            self.connection.execute(_UNRESERVE, values)
+            self.changed |= self.connection.execute(_RELEASE, values).rowcount > 0
+
+    def _reserve(self, changes: Sequence[Change]) -> None:
+        rows = [
+            (node, gpu, c.job, c.generation)
+            for c in changes
+            if c.cell is not None
+            for node, gpus in c.cell.members
+            for gpu in gpus
+        ]
+        if rows:
+            columns = zip(*rows, strict=True)
+            names = ("nodes", "gpus", "jobs", "generations")
+            values = {name: list(column) for name, column in zip(names, columns, strict=True)}
+            self.connection.execute(_RESERVE, values)
+
+
+def _row(change: Change) -> dict[str, object]:
+    cell: dict[str, object] = {}
+    if change.cell is not None:
+        cell = asdict(change.cell)
+        del cell["members"]
+    return {
+        "id": change.job, "event": change.event, "state": change.after,
+        "quiet": change.event in QUIET, "active": change.after in ACTIVE,
+        "terminal": change.after in TERMINAL, "error": change.error,
+        "generation": change.generation, **cell,
+    }  # fmt: skip

@@ -1,0 +1,163 @@
+"""Workloads and their estimates on the way in, and whether a job can ever run here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from db.documents import dumps
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import Workload
+
+_TYPES = sa.text("""
+SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,
+    coalesce(sum(n.gpus), 0)::bigint AS gpus
+FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
+WHERE t.cluster_id = :cluster GROUP BY t.id, t.name ORDER BY t.name
+""")
+
+_ADD_WORKLOADS = sa.text("""
+INSERT INTO workloads (cluster_id, model, params, global_batch)
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
+    r(model text, params text, global_batch bigint)
+ON CONFLICT DO NOTHING
+""")
+
+_WORKLOADS = sa.text("""
+SELECT w.id, w.model, w.params, w.global_batch FROM workloads w
+JOIN json_to_recordset(CAST(:rows AS json)) AS r(model text, params text, global_batch bigint)
+    ON w.model = r.model AND w.params = r.params AND w.global_batch = r.global_batch
+WHERE w.cluster_id = :cluster
+""")
+
+_ADD_PLANS = sa.text("""
+INSERT INTO plans (cluster_id, name) SELECT :cluster, unnest(CAST(:names AS text[]))
+ON CONFLICT DO NOTHING
+""")
+
+_PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster AND name = ANY(:names)")
+
+_UPSERT = sa.text("""
+INSERT INTO estimates
+    (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance)
+SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text)
+ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
+    iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance
+""")
+
+_SMALLEST = sa.text("""
+SELECT e.workload_id, t.name, min(e.gpus) AS needs
+FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id
+WHERE e.workload_id = ANY(:workloads) AND e.iter_time_s < 'Infinity'
+GROUP BY e.workload_id, t.name ORDER BY e.workload_id, t.name
+""")
+
+
+def ensure(
+    connection: sa.Connection, cluster: int, workloads: Collection[Workload]
+) -> dict[Workload, int]:
+    """Return the keys of workloads, making those that are missing."""
+    ordered = sorted(workloads, key=lambda w: w.key)  # one order everywhere: no deadlock
+    plain = [
+        {"model": w.model, "params": w.params, "global_batch": w.global_batch} for w in ordered
+    ]
+    values = {"cluster": cluster, "rows": dumps(plain)}
+    connection.execute(_ADD_WORKLOADS, values)
+    return {
+        Workload(model=model, params=params, global_batch=batch): key
+        for key, model, params, batch in connection.execute(_WORKLOADS, values)
+    }
+
+
+def require_types(
+    connection: sa.Connection, cluster: int, names: Collection[str]
+) -> dict[str, sa.Row[tuple[int, str, int, int]]]:
+    """Return (key, name, GPUs of its largest node, all its GPUs) of each type of the cluster.
+
+    Raises:
+        InvalidInput: one of ``names`` is not among them.
+    """
+    types = {row.name: row for row in connection.execute(_TYPES, {"cluster": cluster})}
+    if unknown := set(names) - types.keys():
+        known = ", ".join(types) or "none"
+        raise InvalidInput("gpu_type", f"the cluster has no type {min(unknown)!r}; it has: {known}")
+    return types
+
+
+def require_fit(
+    connection: sa.Connection,
+    cluster: int,
+    jobs: Sequence[JobSpec],
+    workload_ids: Mapping[Workload, int],
+) -> None:
+    """Check that each job could run if the cluster were empty. All nodes count, drained ones too.
+
+    A cluster without any node yet takes every job.
+
+    Raises:
+        InvalidInput: unknown type; more GPUs requested than there are; or every Cell is too large.
+    """
+    types = require_types(
+        connection, cluster, {job.requested_type for job in jobs if job.requested_type}
+    )
+    total = sum(row.gpus for row in types.values())
+    if total == 0:
+        return
+    needs: dict[int, dict[str, int]] = {}
+    keys = sorted(set(workload_ids.values()))
+    for workload, gpu_type, least in connection.execute(_SMALLEST, {"workloads": keys}):
+        needs.setdefault(workload, {})[gpu_type] = least
+    for job in jobs:
+        if job.requested_gpus > total:
+            raise InvalidInput(
+                f"jobs/{job.name}.requested_gpus",
+                f"asks for {job.requested_gpus} GPUs, the whole cluster has {total}",
+            )
+        smallest = needs.get(workload_ids[job.workload], {})
+        if smallest and all(least > types[name].gpus for name, least in smallest.items()):
+            text = ", ".join(
+                f"{least} x {name} (of {types[name].gpus})" for name, least in smallest.items()
+            )
+            raise InvalidInput(
+                f"jobs/{job.name}.workload",
+                f"its smallest Cells exceed the cluster: it needs {text}; add Cells with fewer GPUs",
+            )
+
+
+def upsert_estimates(
+    connection: sa.Connection, cluster: int, estimates: Sequence[EstimateRecord]
+) -> int:
+    """Create or replace estimates; of two of one Cell and shape the later counts.
+
+    Raises:
+        InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.
+    """
+    types = require_types(connection, cluster, {e.gpu_type for e in estimates})
+    workload_ids = ensure(connection, cluster, {e.workload for e in estimates})
+    plan_ids = ensure_plans(connection, cluster, {e.plan for e in estimates})
+    rows: dict[tuple[int, ...], dict[str, object]] = {}
+    for e in estimates:
+        size = types[e.gpu_type].node_gpus
+        if e.nodes == 0 and size == 0:
+            raise InvalidInput(
+                "nodes", f"no node of type {e.gpu_type} is known: give nodes, or add nodes first"
+            )
+        nodes = e.nodes or -(-e.gpus // size)
+        key = (workload_ids[e.workload], types[e.gpu_type].id, e.gpus, nodes, e.pipeline_degree,
+               plan_ids[e.plan])  # fmt: skip
+        rows[key] = dict(zip("wtgndp", key, strict=True)) | {
+            "s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance,
+        }  # fmt: skip
+    if rows:
+        connection.execute(_UPSERT, {"rows": dumps([rows[key] for key in sorted(rows)])})
+    return len(rows)
+
+
+def ensure_plans(connection: sa.Connection, cluster: int, names: Collection[str]) -> dict[str, int]:
+    """Return the keys of execution plans, making those that are missing."""
+    values = {"cluster": cluster, "names": sorted(names)}
+    connection.execute(_ADD_PLANS, values)
+    return {name: key for name, key in connection.execute(_PLANS, values)}

@@ -1,0 +1,166 @@
+"""Changes that users ask for, each inside the transaction that ``write`` opened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from db import inventory, workloads
+from db.documents import dumps
+from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
+from db.turn import Change, Turn
+from formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
+from formulation.lifecycle import TERMINAL, JobEvent, JobState
+from formulation.resources import (
+    ClusterRecord,
+    EstimateRecord,
+    JobRecord,
+    JobSpec,
+    NodeRecord,
+    NodeSpec,
+)
+from formulation.snapshot import GpuType
+
+UPDATABLE = frozenset(
+    {
+        "iterations", "requested_gpus", "requested_type", "tenant", "queue", "weight",
+        "guaranteed", "movable", "deadline_s", "restart_s", "labels", "command", "max_retries",
+    }
+)  # fmt: skip
+"""Fields of a job that may change after it was submitted; its name and its workload may not."""
+
+_JOB_COLUMNS = """
+    name text, workload_id bigint, iterations bigint, requested_gpus bigint, requested_type text,
+    tenant text, queue bigint, weight float8, guaranteed boolean, movable boolean,
+    deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint
+"""
+
+_SUBMIT = sa.text(f"""
+INSERT INTO jobs (cluster_id, name, workload_id, iterations, requested_gpus, requested_type, tenant,
+    queue, weight, guaranteed, movable, deadline_s, restart_s, labels, command, max_retries)
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({_JOB_COLUMNS})
+ON CONFLICT (cluster_id, name) DO NOTHING
+RETURNING name
+""")  # noqa: S608 - a constant of this module
+
+_JOB = sa.text("""
+SELECT id, version, state FROM jobs WHERE cluster_id = :cluster AND name = :name
+""")
+
+_DRAIN = sa.text("""
+UPDATE nodes SET draining = :draining, version = version + 1
+WHERE cluster_id = :cluster AND name = ANY(:names) AND draining <> :draining
+""")
+
+
+class PostgresWriter:
+    """The changes of ``service.ports.Writer``, on one connection."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    def upsert_cluster(
+        self, name: str, gpu_types: Sequence[GpuType], version: int | None
+    ) -> ClusterRecord:
+        """Create the cluster or replace its GPU types."""
+        inventory.upsert_cluster(self._connection, name, gpu_types, version)
+        row = self._connection.execute(CLUSTER, {"name": name}).mappings().one()
+        return cluster_record(row)
+
+    def upsert_nodes(self, cluster: str, nodes: Sequence[NodeSpec]) -> list[NodeRecord]:
+        """Create or change nodes, all or none."""
+        turn = Turn.take(self._connection, cluster)
+        inventory.upsert_nodes(turn, nodes)
+        return nodes_named(self._connection, turn.cluster, [node.name for node in nodes])
+
+    def drain_nodes(
+        self, cluster: str, names: Sequence[str], *, draining: bool
+    ) -> list[NodeRecord]:
+        """Mark nodes as draining, or not."""
+        turn = Turn.take(self._connection, cluster)
+        values = {"cluster": turn.cluster, "names": list(names), "draining": draining}
+        self._connection.execute(_DRAIN, values)
+        found = nodes_named(self._connection, turn.cluster, names)
+        if missing := set(names) - {node.spec.name for node in found}:
+            raise NotFound(f"clusters/{cluster}/nodes/{min(missing)}")
+        return found
+
+    def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
+        """Queue jobs, all or none."""
+        key, names = cluster_id(self._connection, cluster), [job.name for job in jobs]
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise AlreadyExists(f"clusters/{cluster}/jobs/{min(repeated)}")
+        workload_ids = workloads.ensure(self._connection, key, {job.workload for job in jobs})
+        workloads.require_fit(self._connection, key, jobs, workload_ids)
+        rows = []
+        for job in jobs:
+            row = asdict(job)
+            del row["workload"]
+            row["workload_id"] = workload_ids[job.workload]
+            for real in ("deadline_s", "weight", "restart_s"):  # JSON knows no infinity
+                row[real] = str(row[real])
+            rows.append(row)
+        found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
+        if missing := set(names) - set(found):
+            raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
+        order = {name: i for i, name in enumerate(names)}
+        records = jobs_named(self._connection, key, names)
+        return sorted(records, key=lambda record: order[record.spec.name])
+
+    def update_job(
+        self, cluster: str, spec: JobSpec, fields: Sequence[str], version: int | None
+    ) -> JobRecord:
+        """Change the named fields of a job."""
+        turn = Turn.take(self._connection, cluster)
+        job, state = self._job(turn, spec.name, version)
+        if state in TERMINAL:
+            raise NotAllowed(f"job {spec.name} has {state}; only jobs that have not ended change")
+        if unknown := set(fields) - UPDATABLE:
+            allowed = ", ".join(sorted(UPDATABLE))
+            raise InvalidInput("fields", f"{min(unknown)} cannot change; these can: {allowed}")
+        if spec.requested_type and "requested_type" in fields:
+            workloads.require_types(self._connection, turn.cluster, {spec.requested_type})
+        if fields:
+            values = {field: getattr(spec, field) for field in fields}
+            for document in {"labels", "command"} & values.keys():
+                values[document] = dumps(values[document])
+            assignments = ", ".join(f"{field} = :{field}" for field in values)  # names: UPDATABLE
+            update = f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = :job"  # noqa: S608
+            self._connection.execute(sa.text(update), values | {"job": job})
+        return jobs_named(self._connection, turn.cluster, [spec.name])[0]
+
+    def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
+        """Apply a user's event."""
+        turn = Turn.take(self._connection, cluster)
+        job, state = self._job(turn, name, version)
+        turn.apply([Change(job=job, state=state, event=event)])
+        turn.end()
+        return jobs_named(self._connection, turn.cluster, [name])[0]
+
+    def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
+        """Create or replace estimates; return how many."""
+        key = cluster_id(self._connection, cluster)
+        return workloads.upsert_estimates(self._connection, key, estimates)
+
+    def _job(self, turn: Turn, name: str, version: int | None) -> tuple[int, JobState]:
+        row = self._connection.execute(_JOB, {"cluster": turn.cluster, "name": name}).one_or_none()
+        if row is None:
+            raise NotFound(f"clusters/{turn.name}/jobs/{name}")
+        if version is not None and version != row.version:
+            raise StaleEtag(
+                f"job {name} has changed since you read it (etag {version}, now {row.version});"
+                " read it again and retry"
+            )
+        return row.id, JobState(row.state)
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> str:
+    return dumps(list(rows))
+
+
+Work = Callable[[PostgresWriter], bytes]
