@@ -90,6 +90,9 @@ class Problem:
             raise InvalidInput("cell", f"must lie in [0, {len(self.cells)})")
         if len(self.row) and not (self.row.min() >= 0 and self.row.max() < len(self.rows)):
             raise InvalidInput("row", f"must lie in [0, {len(self.rows)})")
+        column = self.usage_column
+        if np.any((column[1:] == column[:-1]) & (self.row[1:] <= self.row[:-1])):
+            raise InvalidInput("row", "the rows that a column uses must rise, each named once")
         if np.any(self.amount < 0) or any(r.capacity < 0 for r in self.rows):
             raise InvalidInput("amount", "amounts and capacities must not be negative")
         running = self.current >= 0

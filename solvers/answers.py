@@ -42,13 +42,11 @@ def trivial_bound(problem: Problem) -> float:
 
 
 def usage_matrix(problem: Problem) -> sparse.csc_array:
-    """Return how much of each row each column uses, int64[rows, columns]; one entry a row and column."""
-    matrix = sparse.csc_array(
+    """Return how much of each row each column uses, int64[rows, columns]."""
+    return sparse.csc_array(
         (problem.amount.copy(), problem.row.copy(), problem.usage_start.copy()),
         shape=(len(problem.rows), len(problem.cell)),
     )
-    matrix.sum_duplicates()
-    return matrix
 
 
 def lonely_fit(problem: Problem) -> Bools:

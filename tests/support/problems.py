@@ -37,8 +37,8 @@ def a_problem(
         restart_price=np.zeros(len(options), np.int64), scale=1.0, unit="units",
         rows=tuple(Row(name=f"row-{r}", capacity=c) for r, c in enumerate(capacity)),
         usage_start=np.cumsum([0, *(len(use) for _, use in options)]),
-        row=np.array([r for _, use in options for r in use], np.int64),
-        amount=np.array([a for _, use in options for a in use.values()], np.int64),
+        row=np.array([r for _, use in options for r in sorted(use)], np.int64),
+        amount=np.array([use[r] for _, use in options for r in sorted(use)], np.int64),
         must_run=must, current=running, restart_share=np.zeros(len(jobs)),
         weight=np.ones(len(jobs)),
     )  # fmt: skip
