@@ -53,9 +53,8 @@ _DESIRED = sa.text("""
 SELECT DISTINCT l.job_id FROM nodes n
 JOIN allocations l ON l.node_id = n.id AND l.hold = 'held'
 JOIN jobs j ON j.id = l.job_id AND j.state IN ('starting', 'running')
-WHERE n.agent_id = :agent AND NOT EXISTS (
-    SELECT FROM allocations r WHERE r.job_id = l.job_id AND r.hold = 'reserved'
-)
+WHERE n.agent_id = :agent
+    AND l.job_id NOT IN (SELECT r.job_id FROM allocations r WHERE r.hold = 'reserved')
 """)
 
 _DEAD = sa.text(f"""

@@ -1,0 +1,97 @@
+"""Hears when a cluster's desired state changes: LISTEN, in a thread and on a connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Self
+
+import psycopg2
+from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
+
+from db.engine import sqlalchemy_url
+from db.turn import CHANNEL
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Between attempts to connect again."""
+
+EVERY = ""
+"""What subscribers are told after the connection was lost: any cluster may have changed."""
+
+
+class Listener:
+    """Calls its subscribers, in its own thread, with the name of each cluster that changes.
+
+    Nothing is missed: after a lost connection subscribers are called with ``EVERY``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._dsn = sqlalchemy_url(url).set(drivername="postgresql").render_as_string(False)
+        self._subscribers: list[Callable[[str], None]] = []
+        self._closed, self.listening = threading.Event(), threading.Event()
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="tessera-listen", daemon=True)
+
+    def subscribe(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` from now on. It must not block."""
+        self._subscribers.append(callback)
+
+    def start(self) -> Self:
+        """Begin to listen; ``listening`` is set once the database confirmed it."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop listening and end the thread."""
+        self._closed.set()
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def __enter__(self) -> Self:
+        """Begin to listen."""
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Stop listening."""
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                with closing(psycopg2.connect(self._dsn, application_name="tessera-listen")) as c:
+                    self._listen(c)
+            except psycopg2.Error as error:
+                self.listening.clear()
+                log.warning(
+                    "the database cannot be heard: %s; connecting again", error,
+                    extra={"action": "listen_lost"},
+                )  # fmt: skip
+                self._closed.wait(RETRY_S)
+
+    def _listen(self, connection: Any) -> None:
+        connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
+        with connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {CHANNEL}")
+        self.listening.set()
+        self._tell({EVERY})
+        while not self._closed.is_set():
+            ready, _, _ = select.select([connection.fileno(), self._wake_read], [], [])
+            if self._wake_read in ready:
+                return
+            connection.poll()
+            changed = {note.payload for note in connection.notifies}
+            connection.notifies.clear()
+            self._tell(changed)
+
+    def _tell(self, clusters: set[str]) -> None:
+        for cluster in sorted(clusters):
+            for callback in self._subscribers:
+                callback(cluster)
