@@ -1,0 +1,401 @@
+"""Calls over a real socket against PostgreSQL: what is wrong is refused whole, what is right is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from db.engine import connect
+from db.store import PostgresStore
+from tessera.v1 import (
+    clusters_pb2,
+    clusters_pb2_grpc,
+    estimates_pb2,
+    estimates_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from tests.support.rpc import WALL_S, details, serving
+
+C = "clusters/c"
+
+
+class Api:
+    """Stubs of every service."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.clusters = clusters_pb2_grpc.ClustersStub(channel)
+        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
+        self.jobs = jobs_pb2_grpc.JobsStub(channel)
+        self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+
+
+@asynccontextmanager
+async def api(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
+    """Yield stubs to a server with a cluster of one type, two nodes and Cells of one workload."""
+    async with serving(store, **settings) as (channel, _):
+        found = Api(channel)
+        await found.clusters.UpsertCluster(a_cluster())
+        await found.clusters.UpsertNodes(some_nodes("n1", "n2"))
+        await found.estimates.UpsertCells(some_cells(a_cell(1), a_cell(8)))
+        yield found
+
+
+def a_cluster(*types: str, **rest: Any) -> clusters_pb2.UpsertClusterRequest:
+    gpu_types = [clusters_pb2.GpuType(name=t, memory_bytes=2**35) for t in types or ("a100",)]
+    cluster = clusters_pb2.Cluster(name=C, gpu_types=gpu_types, etag=rest.pop("etag", ""))
+    return clusters_pb2.UpsertClusterRequest(cluster=cluster, **rest)
+
+
+def a_node(name: str, **changes: Any) -> clusters_pb2.Node:
+    values: dict[str, Any] = {"gpu_type": "a100", "gpus": 8} | changes
+    return clusters_pb2.Node(name=f"{C}/nodes/{name}", **values)
+
+
+def some_nodes(*names: str, **rest: Any) -> clusters_pb2.UpsertNodesRequest:
+    return clusters_pb2.UpsertNodesRequest(parent=C, nodes=[a_node(n) for n in names], **rest)
+
+
+def a_cell(gpus: int, **changes: Any) -> estimates_pb2.CellEstimate:
+    values: dict[str, Any] = {
+        "workload": a_workload(),
+        "cell": estimates_pb2.Cell(gpu_type="a100", gpus=gpus, pipeline_degree=1),
+        "iter_time_s": 1.0 / gpus, "source": estimates_pb2.MEASURED,
+    }  # fmt: skip
+    chosen = {k: v for k, v in (values | changes).items() if v is not None}
+    return estimates_pb2.CellEstimate(**chosen)
+
+
+def some_cells(*cells: estimates_pb2.CellEstimate) -> estimates_pb2.UpsertCellsRequest:
+    return estimates_pb2.UpsertCellsRequest(parent=C, cells=cells)
+
+
+def a_workload(model: str = "bert") -> estimates_pb2.Workload:
+    return estimates_pb2.Workload(model=model, params="1.3B", global_batch=256)
+
+
+def a_submit(job_id: str = "j", **changes: Any) -> jobs_pb2.SubmitJobRequest:
+    outer = {k: changes.pop(k) for k in ("request_id", "validate_only") if k in changes}
+    values: dict[str, Any] = {"workload": a_workload(), "iterations": 1000, "requested_gpus": 4}
+    job = jobs_pb2.Job(**(values | changes))
+    return jobs_pb2.SubmitJobRequest(parent=C, job_id=job_id, job=job, **outer)
+
+
+def a_batch(*inner: jobs_pb2.SubmitJobRequest) -> jobs_pb2.SubmitJobsRequest:
+    for request in inner:
+        request.ClearField("parent")
+    return jobs_pb2.SubmitJobsRequest(parent=C, requests=inner)
+
+
+async def refused(call: Awaitable[Message]) -> tuple[StatusCode, str, list[str]]:
+    """Return the code, the reason and the wrong fields of a call that fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    info, wrong = details(caught.value)
+    return caught.value.code(), info.reason, wrong
+
+
+async def kept(api: Api) -> list[str]:
+    """Return all that is stored, but what serves to repeat calls."""
+    found: list[Message] = [
+        await api.clusters.ListClusters(clusters_pb2.ListClustersRequest()),
+        await api.clusters.ListNodes(clusters_pb2.ListNodesRequest(parent=C)),
+        await api.estimates.ListCells(estimates_pb2.ListCellsRequest(parent=C)),
+        await api.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C)),
+        await api.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C)),
+    ]
+    return [str(answer) for answer in found]
+
+
+Call = Callable[[Api], Awaitable[Message]]
+INVALID = StatusCode.INVALID_ARGUMENT
+
+BAD: dict[str, tuple[Call, StatusCode, str]] = {
+    "a node of an unknown GPU type": (
+        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
+            parent=C, nodes=[a_node("n3"), a_node("n4", gpu_type="h100")])),
+        INVALID, "gpu_type"),
+    "a Cell of an unknown GPU type": (
+        lambda a: a.estimates.UpsertCells(some_cells(
+            a_cell(2), a_cell(4, cell=estimates_pb2.Cell(gpu_type="h100", gpus=4)))),
+        INVALID, "gpu_type"),
+    "a job that asks for an unknown GPU type": (
+        lambda a: a.jobs.SubmitJob(a_submit(requested_gpu_type="h100")), INVALID, "gpu_type"),
+    "a job that asks for more GPUs than there are": (
+        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b", requested_gpus=17))),
+        INVALID, "jobs/b.requested_gpus"),
+    "a node without GPUs": (
+        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
+            parent=C, nodes=[a_node("n3"), a_node("n4", gpus=0)])),
+        INVALID, "nodes[1].gpus"),
+    "a node with more GPUs than any has": (
+        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
+            parent=C, nodes=[a_node("n3", gpus=65)])),
+        INVALID, "nodes[0].gpus"),
+    "a GPU type without memory": (
+        lambda a: a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(
+            cluster=clusters_pb2.Cluster(name=C, gpu_types=[clusters_pb2.GpuType(name="x")]))),
+        INVALID, "cluster.gpu_types[0].memory_bytes"),
+    "a GPU type that is still used": (
+        lambda a: a.clusters.UpsertCluster(a_cluster("v100")), INVALID, "gpu_types"),
+    "a job without iterations": (
+        lambda a: a.jobs.SubmitJob(a_submit(iterations=0)), INVALID, "job.iterations"),
+    "a job without GPUs": (
+        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b", requested_gpus=0))),
+        INVALID, "requests[1].job.requested_gpus"),
+    "a job with too many iterations": (
+        lambda a: a.jobs.SubmitJob(a_submit(iterations=10**13)), INVALID, "job.iterations"),
+    "a job whose weight is not a number": (
+        lambda a: a.jobs.SubmitJob(a_submit(weight=math.nan)), INVALID, "job.weight"),
+    "a job whose restart is negative": (
+        lambda a: a.jobs.SubmitJob(a_submit(restart=Duration(seconds=-1))), INVALID, "job.restart"),
+    "a job whose deadline has passed": (
+        lambda a: a.jobs.SubmitJob(a_submit(deadline=Timestamp(seconds=int(WALL_S)))),
+        INVALID, "job.deadline"),
+    "a batch that names a job twice": (
+        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("a"))),
+        INVALID, "requests[1].job_id"),
+    "an empty batch": (lambda a: a.jobs.SubmitJobs(a_batch()), INVALID, "requests"),
+    "a batch that is too large": (
+        lambda a: a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(10_001)])),
+        INVALID, "requests"),
+    "a batch whose inner request has a request id": (
+        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a", request_id="x"))),
+        INVALID, "requests[0].request_id"),
+    "an estimate that is not a number": (
+        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4, iter_time_s=math.nan))),
+        INVALID, "cells[1].iter_time_s"),
+    "a negative estimate": (
+        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4, iter_time_s=-1.0))),
+        INVALID, "cells[1].iter_time_s"),
+    "a Cell named twice": (
+        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(2))), INVALID, "cells[1]"),
+    "a Cell of a missing job": (
+        lambda a: a.estimates.UpsertCells(some_cells(
+            a_cell(2), a_cell(4, workload=None, job=f"{C}/jobs/missing"))),
+        StatusCode.NOT_FOUND, ""),
+    "a Cell of another cluster's job": (
+        lambda a: a.estimates.UpsertCells(some_cells(
+            a_cell(4, workload=None, job="clusters/d/jobs/j"))),
+        INVALID, "cells[0].job"),
+    "a node of another cluster": (
+        lambda a: a.clusters.DrainNodes(clusters_pb2.DrainNodesRequest(
+            parent=C, names=[f"{C}/nodes/n1", "clusters/d/nodes/n2"])),
+        INVALID, "names[1]"),
+    "a drain of a missing node": (
+        lambda a: a.clusters.DrainNodes(clusters_pb2.DrainNodesRequest(
+            parent=C, names=[f"{C}/nodes/n1", f"{C}/nodes/n9"])),
+        StatusCode.NOT_FOUND, ""),
+    "a node with a stale etag": (
+        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
+            parent=C, nodes=[a_node("n3"), a_node("n1", gpus=4, etag='"99"')])),
+        StatusCode.ABORTED, ""),
+    "a cluster with a stale etag": (
+        lambda a: a.clusters.UpsertCluster(a_cluster("a100", "v100", etag='"99"')),
+        StatusCode.ABORTED, ""),
+    "a job that does not exist": (
+        lambda a: a.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=f"{C}/jobs/missing")),
+        StatusCode.NOT_FOUND, ""),
+    "a cluster that does not exist": (
+        lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent="clusters/d")),
+        StatusCode.NOT_FOUND, ""),
+    "a round that does not exist": (
+        lambda a: a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=f"{C}/rounds/9")),
+        StatusCode.NOT_FOUND, ""),
+    "a name that is none": (
+        lambda a: a.jobs.GetJob(jobs_pb2.GetJobRequest(name="j")), INVALID, "name"),
+    "a negative page size": (
+        lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_size=-1)),
+        INVALID, "page_size"),
+    "a page token of nobody's": (
+        lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_token="x")),
+        INVALID, "page_token"),
+    "an unknown solver": (
+        lambda a: a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(
+            parent=C, options=scheduler_pb2.RoundOptions(solver="magic"))),
+        INVALID, "solver"),
+    "a gap that is not a number": (
+        lambda a: a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(
+            parent=C, options=scheduler_pb2.RoundOptions(gap=math.nan))),
+        INVALID, "options.gap"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_what_is_wrong_is_refused_whole(store: PostgresStore, what: str) -> None:
+    call, code, field = BAD[what]
+    async with api(store) as a:
+        before = await kept(a)
+        got_code, _, wrong = await refused(call(a))
+        assert (got_code, wrong) == (code, [field] if field else [])
+        assert await kept(a) == before
+
+
+async def test_a_job_whose_cells_all_exceed_the_cluster_is_refused(store: PostgresStore) -> None:
+    async with api(store) as a:
+        big = a_cell(32, workload=a_workload("huge"))
+        await a.estimates.UpsertCells(some_cells(big))
+        code, _, wrong = await refused(a.jobs.SubmitJob(a_submit(workload=a_workload("huge"))))
+        assert (code, wrong) == (INVALID, ["jobs/j.workload"])
+        assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
+
+
+async def test_a_repeated_request_is_answered_as_before_and_another_body_is_refused(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        first = await a.jobs.SubmitJob(a_submit("", request_id="r1"))
+        assert await a.jobs.SubmitJob(a_submit("", request_id="r1")) == first
+        code, reason, wrong = await refused(a.jobs.SubmitJob(a_submit("k", request_id="r1")))
+        assert (code, reason, wrong) == (INVALID, "REQUEST_ID_REUSED", ["request_id"])
+        code, reason, _ = await refused(
+            a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=first.name, request_id="r1"))
+        )
+        assert (code, reason) == (INVALID, "REQUEST_ID_REUSED")
+        jobs = (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
+        assert [job.name for job in jobs] == [first.name]
+
+
+async def test_a_call_that_only_validates_keeps_nothing(store: PostgresStore) -> None:
+    async with api(store) as a:
+        before = await kept(a)
+        job = await a.jobs.SubmitJob(a_submit(validate_only=True, request_id="r1"))
+        assert job.state == jobs_pb2.QUEUED
+        await a.clusters.UpsertNodes(some_nodes("n9", validate_only=True))
+        assert await kept(a) == before
+        assert (await a.jobs.SubmitJob(a_submit(request_id="r1"))).name == f"{C}/jobs/j"
+
+
+async def test_a_job_goes_through_update_hold_release_and_cancel_by_etag(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit(labels={"k": "v"}))
+        change = jobs_pb2.Job(name=job.name, etag=job.etag, weight=2.0, pinned=True, priority=3)
+        request = jobs_pb2.UpdateJobRequest(
+            job=change, update_mask=FieldMask(paths=["weight", "pinned"])
+        )
+        changed = await a.jobs.UpdateJob(request)
+        assert (changed.weight, changed.pinned, changed.priority) == (2.0, True, 1)
+        assert dict(changed.labels) == {"k": "v"}
+        code, reason, _ = await refused(a.jobs.UpdateJob(request))
+        assert (code, reason) == (StatusCode.ABORTED, "STALE_ETAG")
+        held = await a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=job.name, etag=changed.etag))
+        assert held.state == jobs_pb2.HELD
+        code, _, _ = await refused(a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=job.name)))
+        assert code is StatusCode.FAILED_PRECONDITION
+        released = await a.jobs.ReleaseJob(jobs_pb2.ReleaseJobRequest(name=job.name))
+        assert released.state == jobs_pb2.QUEUED
+        cancelled = await a.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=job.name))
+        assert cancelled.state == jobs_pb2.CANCELLED
+        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == cancelled
+
+
+async def test_only_what_may_change_is_changed(store: PostgresStore) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit())
+        for mask, change, field in (
+            (["iterations"], {"iterations": 5}, "update_mask"),
+            (["colour"], {}, "update_mask"),
+            ([], {"iterations": 5}, "update_mask"),
+            (["weight"], {"weight": math.inf}, "job.weight"),
+            (["deadline"], {"deadline": Timestamp(seconds=1)}, "job.deadline"),
+        ):
+            request = jobs_pb2.UpdateJobRequest(
+                job=jobs_pb2.Job(name=job.name, **change), update_mask=FieldMask(paths=mask)
+            )
+            assert await refused(a.jobs.UpdateJob(request)) == (INVALID, "INVALID_INPUT", [field])
+        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
+
+
+async def test_pages_of_every_list_add_up_to_all(store: PostgresStore) -> None:
+    async with api(store) as a:
+        await a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(5)]))
+        await a.clusters.UpsertNodes(some_nodes("n3", "n4", "n5"))
+        await a.estimates.UpsertCells(some_cells(*[a_cell(k) for k in (2, 3, 4)]))
+        for _ in range(5):
+            await a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C))
+        lists: list[tuple[Any, type[Message], str]] = [
+            (a.jobs.ListJobs, jobs_pb2.ListJobsRequest, "jobs"),
+            (a.clusters.ListNodes, clusters_pb2.ListNodesRequest, "nodes"),
+            (a.estimates.ListCells, estimates_pb2.ListCellsRequest, "cells"),
+            (a.scheduler.ListRounds, scheduler_pb2.ListRoundsRequest, "rounds"),
+        ]
+        for call, request, field in lists:
+            whole = await call(request(parent=C))
+            assert len(getattr(whole, field)) == 5
+            assert not whole.next_page_token
+            found, token = [], ""
+            for size in (2, 2, 1):
+                page = await call(request(parent=C, page_size=2, page_token=token))
+                found += getattr(page, field)
+                token = page.next_page_token
+                assert len(getattr(page, field)) == size
+            assert (found, token) == (list(getattr(whole, field)), "")
+
+
+async def test_a_cell_of_a_job_is_kept_under_its_workload(store: PostgresStore) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit(workload=a_workload("new")))
+        await a.estimates.UpsertCells(some_cells(a_cell(4, workload=None, job=job.name)))
+        request = estimates_pb2.ListCellsRequest(parent=C, workload=a_workload("new"))
+        (cell,) = (await a.estimates.ListCells(request)).cells
+        assert (cell.workload, cell.cell.gpus, cell.nodes) == (a_workload("new"), 4, 1)
+
+
+async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> None:
+    async with api(store) as a:
+        await a.jobs.SubmitJob(a_submit())
+        dry = scheduler_pb2.ScheduleRequest(parent=C, dry_run=True, request_id="r")
+        assert (await a.scheduler.Schedule(dry)).name == f"{C}/rounds/0"
+        request = scheduler_pb2.ScheduleRequest(parent=C, request_id="r")
+        done = await a.scheduler.Schedule(request, timeout=30)
+        assert (done.name, done.outcome, done.verified) == (f"{C}/rounds/1", "committed", True)
+        assert [d.job for d in done.decisions] == [f"{C}/jobs/j"]
+        assert (await a.scheduler.Schedule(request)).name == done.name
+        name = scheduler_pb2.GetRoundRequest(name=done.name)
+        assert (await a.scheduler.GetRound(name)).decisions == done.decisions
+        name.summary_only = True
+        assert not (await a.scheduler.GetRound(name)).decisions
+        again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
+        assert again.same_decisions
+        cluster = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
+        assert (cluster.last_round, cluster.nodes, cluster.gpus) == (done.name, 2, 16)
+
+
+async def test_a_deadline_that_is_too_short_changes_nothing(store: PostgresStore) -> None:
+    async with api(store, default_deadline_s=1e-6) as a:
+        await a.jobs.SubmitJob(a_submit())
+        request = scheduler_pb2.ScheduleRequest(parent=C, request_id="r")
+        code, reason, _ = await refused(a.scheduler.Schedule(request))
+        assert (code, reason) == (StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT")
+        assert not (await a.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C))).rounds
+        assert (await a.scheduler.Schedule(request, timeout=30)).outcome == "committed"
+
+
+async def test_a_database_without_our_schema_serves_nothing(postgres_url: str) -> None:
+    database = connect(postgres_url)
+    try:
+        async with serving(PostgresStore(database)) as (channel, _):
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            code, reason, _ = await refused(
+                Api(channel).clusters.ListClusters(clusters_pb2.ListClustersRequest())
+            )
+            assert (code, reason) == (StatusCode.UNAVAILABLE, "NOT_MIGRATED")
+    finally:
+        database.engine.dispose()
