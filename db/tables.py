@@ -338,4 +338,4 @@ WHEN (NEW.state NOT IN {one_of(sorted(ACTIVE))}) EXECUTE FUNCTION check_job_owns
 @sa.event.listens_for(metadata, "after_create")
 def _create_triggers(_: sa.MetaData, connection: sa.Connection, **__: object) -> None:
     for statement in (*FUNCTIONS, *TRIGGERS):
-        connection.exec_driver_sql(statement)
+        connection.execute(sa.text(statement))

@@ -1,0 +1,200 @@
+"""The schema: migrations and models agree, and the database itself refuses what must not be."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from db import migrate, tables
+from db.engine import Database, connect
+from db.store import PostgresStore
+from formulation.errors import InvalidInput, NotMigrated
+from formulation.lifecycle import JobState, successors
+from tests.support.database import a_database
+from tests.support.stored import C, a_cluster, a_spec, run, submit
+
+CATALOGS = {
+    "columns": """
+        SELECT table_name, column_name, data_type, is_nullable, column_default, collation_name,
+            is_identity FROM information_schema.columns WHERE table_schema = 'public'""",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = 'public'::regnamespace AND contype <> 'n'""",
+    "indexes": "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
+    "triggers": "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal",
+    "functions": """
+        SELECT proname, pg_get_functiondef(oid) FROM pg_proc
+        WHERE pronamespace = 'public'::regnamespace""",
+}
+
+
+def catalog(database: Database) -> dict[str, set[tuple[object, ...]]]:
+    with database.read() as connection:
+        return {
+            name: {
+                tuple(row)
+                for row in connection.execute(sa.text(query))
+                if "alembic_version" not in row
+            }
+            for name, query in CATALOGS.items()
+        }
+
+
+def test_migrations_build_what_the_models_say(database: Database, postgres_url: str) -> None:
+    with a_database(postgres_url, "template1") as fresh:
+        with fresh.engine.begin() as connection:
+            tables.metadata.create_all(connection)
+        from_models, migrated = catalog(fresh), catalog(database)
+    for name in CATALOGS:
+        assert from_models[name], name
+        assert migrated[name] == from_models[name], name
+
+
+def test_migrations_can_be_undone(database: Database) -> None:
+    migrate.downgrade(database, "base")
+    left = catalog(database)
+    assert not any(left[name] for name in ("columns", "constraints", "triggers", "functions"))
+    with pytest.raises(NotMigrated, match="tessera migrate"):
+        PostgresStore(database).ready()
+    migrate.upgrade(database)
+    PostgresStore(database).ready()
+
+
+def test_a_store_on_a_database_without_schema_says_to_migrate(postgres_url: str) -> None:
+    with a_database(postgres_url, "template1") as fresh:
+        store = PostgresStore(fresh)
+        with pytest.raises(NotMigrated, match="no schema yet; run `tessera migrate`"):
+            store.ready()
+        with pytest.raises(NotMigrated, match="tessera migrate"):
+            store.snapshot(C)
+
+
+def test_a_newer_schema_is_told_from_an_older_one(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(NotMigrated, match="newer release"):
+        PostgresStore(database).ready()
+
+
+def test_two_replicas_may_migrate_at_once(postgres_url: str) -> None:
+    with a_database(postgres_url, "template1") as fresh:
+        others = [connect(fresh.url) for _ in range(3)]
+        threads = [threading.Thread(target=migrate.upgrade, args=(other,)) for other in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for other in others:
+            other.engine.dispose()
+        PostgresStore(fresh).ready()
+
+
+def refuse(database: Database, statement: str, constraint: str) -> None:
+    """Check that ``statement`` fails on ``constraint``."""
+    with pytest.raises(InvalidInput, match=constraint):
+        database.write(lambda c: c.execute(sa.text(statement)))
+
+
+@pytest.fixture
+def running(database: Database) -> Database:
+    """Return a database where job a runs on GPUs 0 and 1 of node a100-0, and job b is queued."""
+    store = PostgresStore(database)
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[("a100-0", [0, 1])])
+    return database
+
+
+ALLOCATE = """
+    INSERT INTO allocations (node_id, gpu, job_id, generation, hold, release_revision)
+    SELECT n.id, {gpu}, j.id, 1, '{hold}', {revision} FROM nodes n, jobs j
+    WHERE n.name = 'a100-0' AND j.name = 'b'
+"""
+
+
+@pytest.mark.parametrize(("hold", "revision"), [("held", "NULL"), ("releasing", "1")])
+def test_a_gpu_cannot_have_two_holders(running: Database, hold: str, revision: str) -> None:
+    statement = ALLOCATE.format(gpu=0, hold=hold, revision=revision)
+    refuse(running, statement, "uq_allocations_holder")
+
+
+def test_a_gpu_cannot_have_two_successors(running: Database) -> None:
+    reserve = ALLOCATE.format(gpu=0, hold="reserved", revision="NULL")
+    running.write(lambda c: c.execute(sa.text(reserve)))
+    refuse(running, reserve.replace("1, '", "2, '"), "uq_allocations_successor")
+
+
+def test_a_gpu_that_does_not_exist_cannot_be_allocated(running: Database) -> None:
+    statement = ALLOCATE.format(gpu=4, hold="reserved", revision="NULL")
+    refuse(running, statement, "fk_allocations_node_id_gpu")
+
+
+def test_a_running_job_cannot_become_queued_at_once(running: Database) -> None:
+    refuse(running, "UPDATE jobs SET state = 'queued' WHERE name = 'a'", "cannot become queued")
+
+
+def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Database) -> None:
+    legal = successors()
+    with running.engine.connect() as connection:
+        for before in JobState:
+            for after in JobState:
+                connection.rollback()
+                connection.execute(sa.text("SET session_replication_role = replica"))
+                jump = sa.text("UPDATE jobs SET state = :state WHERE name = 'b'")
+                cell = sa.text("""
+                    UPDATE jobs b SET state = CAST(:state AS text), cell_type_id = a.cell_type_id,
+                        cell_gpus = 1, cell_degree = 1, cell_plan_id = a.cell_plan_id,
+                        cell_rate = 1, leader_id = a.leader_id
+                    FROM jobs a WHERE a.name = 'a' AND b.name = 'b'
+                """)
+                clear = sa.text("""
+                    UPDATE jobs SET state = :state, cell_type_id = NULL, cell_gpus = NULL,
+                        cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL
+                    WHERE name = 'b'
+                """)
+                put = cell if before in ("starting", "running") else jump
+                connection.execute(put, {"state": before})
+                connection.execute(sa.text("SET session_replication_role = origin"))
+                put = cell if after in ("starting", "running") else clear
+                if after is before or after in legal[before]:
+                    connection.execute(put, {"state": after})
+                else:
+                    with pytest.raises(sa.exc.IntegrityError, match="cannot become"):
+                        connection.execute(put, {"state": after})
+        connection.rollback()
+
+
+def test_a_job_that_ended_cannot_own_gpus(running: Database) -> None:
+    statement = """
+        UPDATE jobs SET state = 'succeeded', cell_type_id = NULL, cell_gpus = NULL,
+            cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL WHERE name = 'a'
+    """
+    refuse(running, statement, "cannot own GPUs")
+
+
+@pytest.mark.parametrize(
+    ("change", "constraint"),
+    [
+        ("jobs SET state = 'lost'", "ck_jobs_state|cannot become"),
+        ("jobs SET iterations_done = -1", "ck_jobs_progress"),
+        ("jobs SET iterations_done = 'NaN'", "ck_jobs_progress"),
+        ("jobs SET weight = 'NaN'", "ck_jobs_weight"),
+        ("jobs SET restart_s = -1", "ck_jobs_restart"),
+        ("jobs SET requested_gpus = 0", "ck_jobs_positive"),
+        ("jobs SET cell_gpus = NULL WHERE name = 'a'", "ck_jobs_cell"),
+        ("jobs SET cell_gpus = 1 WHERE name = 'b'", "ck_jobs_cell"),
+        ("estimates SET iter_time_s = 0", "ck_estimates_iter_time"),
+        ("estimates SET iter_time_s = 'NaN'", "ck_estimates_iter_time"),
+        ("estimates SET nodes = gpus + 1", "ck_estimates_shape"),
+        ("nodes SET gpus = 65", "ck_nodes_gpus"),
+        ("gpu_types SET memory_bytes = 0", "ck_gpu_types_memory"),
+        ("allocations SET hold = 'borrowed'", "ck_allocations_hold"),
+        ("allocations SET release_revision = 1", "ck_allocations_release"),
+    ],
+)
+def test_the_database_refuses_impossible_values(
+    running: Database, change: str, constraint: str
+) -> None:
+    refuse(running, f"UPDATE {change}", constraint)

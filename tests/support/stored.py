@@ -1,0 +1,171 @@
+"""A stored cluster for tests: what users, rounds and agents do to it, in a line each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from db.store import PostgresStore
+from db.writer import PostgresWriter
+from formulation.decisions import Decision, DecisionKind
+from formulation.explain import Reason, ReasonCode
+from formulation.lifecycle import JobEvent, JobState
+from formulation.placement import Gang
+from formulation.resources import (
+    EstimateRecord,
+    JobRecord,
+    JobSpec,
+    NodeSpec,
+    ObservedGang,
+    Request,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+)
+from formulation.snapshot import GpuType, Snapshot, Source, Workload
+
+C = "lab"
+"""The cluster of these tests."""
+
+BERT = Workload(model="bert", params="1B", global_batch=256)
+
+Members = Sequence[tuple[str, Sequence[int]]]
+
+
+def a_spec(name: str, **overrides: Any) -> JobSpec:
+    return JobSpec(**{"name": name, "workload": BERT, "iterations": 1000, "requested_gpus": 1}
+                   | overrides)  # fmt: skip
+
+
+def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
+    fields = {
+        "workload": BERT, "gpu_type": "a100", "gpus": gpus, "nodes": 0, "pipeline_degree": 1,
+        "plan": "", "iter_time_s": 1.0 / gpus, "source": Source.MEASURED,
+    }  # fmt: skip
+    return EstimateRecord(**fields | overrides)
+
+
+def do(store: PostgresStore, work: Callable[[PostgresWriter], object]) -> None:
+    """Run one change without a request id."""
+
+    def transaction(writer: PostgresWriter) -> bytes:
+        work(writer)
+        return b""
+
+    store.write(None, transaction)
+
+
+def a_cluster(
+    store: PostgresStore, nodes: int = 2, gpus: int = 4, *, types: Sequence[str] = ("a100",),
+    name: str = C,
+) -> None:  # fmt: skip
+    """Create a cluster with ``nodes`` nodes of each type: a100-0, a100-1, ..., one agent a node."""
+    kinds = [GpuType(name=t, memory_bytes=2**35) for t in types]
+    do(store, lambda w: w.upsert_cluster(name, kinds, None))
+    for t in types:
+        for i in range(nodes):
+            node = NodeSpec(name=f"{t}-{i}", gpu_type=t, gpus=gpus)
+            store.hello(name, f"agent-{t}-{i}", "first", [node])
+    records = [a_record(g, gpu_type=t, nodes=-(-g // gpus)) for t in types for g in (1, 2, 4, 8)]
+    do(store, lambda w: w.upsert_estimates(name, records))
+
+
+def submit(store: PostgresStore, *specs: JobSpec) -> None:
+    """Queue jobs."""
+    do(store, lambda w: w.submit_jobs(C, specs))
+
+
+def happen(store: PostgresStore, job: str, event: JobEvent) -> None:
+    """Apply a user's event."""
+    do(store, lambda w: w.job_event(C, job, event, None))
+
+
+def start(snapshot: Snapshot, job: str, members: Members,
+          kind: DecisionKind = DecisionKind.START) -> Decision:  # fmt: skip
+    """Return the decision that ``job`` runs on ``members``."""
+    nodes = snapshot.nodes.name
+    gang = Gang(members=tuple((nodes.index(n), tuple(gpus)) for n, gpus in members))
+    return Decision(
+        job=snapshot.jobs.name.index(job), kind=kind,
+        gpu_type=int(snapshot.nodes.gpu_type[gang.members[0][0]]), gpus=gang.gpus,
+        pipeline_degree=1, plan=0, rate=256.0 * gang.gpus, gang=gang,
+    )  # fmt: skip
+
+
+def wait(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.WAIT) -> Decision:
+    """Return the decision that ``job`` does not run."""
+    reason = Reason(
+        code=ReasonCode.NO_CAPACITY, message="no GPU is free", next_step="wait",
+        evidence=(("gpus", "1"),),
+    )  # fmt: skip
+    return Decision(job=snapshot.jobs.name.index(job), kind=kind, reason=reason)
+
+
+def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
+    fields: dict[str, Any] = {
+        "cluster": snapshot.cluster, "number": 0, "epoch": snapshot.epoch,
+        "created_s": snapshot.now_s, "options": {"solver": "greedy", "solve_limit_s": math.inf},
+        "status": "feasible", "outcome": "", "objective": 1.0, "bound": math.inf, "gap": math.inf,
+        "placed_score": 1.0, "greedy_objective": 1.0, "verified": True, "violations": (),
+        "snapshot_digest": snapshot.digest(), "solver": "greedy", "work": (("greedy", 1.0),),
+        "prices": {"a100": 0.5}, "used_gpus": {"a100": 1}, "seconds": {"load": 0.1},
+        "running": 0, "waiting": 0, "started": 0, "suspended": 0, "changed": 0,
+        "samples_per_s": 1.0, "unit": "samples/s", "versions": ("tessera 0",),
+    }  # fmt: skip
+    return RoundSummary(**fields | overrides)
+
+
+def commit(
+    store: PostgresStore, snapshot: Snapshot, *decisions: Decision, request: Request | None = None
+) -> RoundRecord:
+    """Commit the decisions that were taken on ``snapshot``."""
+    return store.commit(
+        RoundCommit(
+            snapshot=snapshot, decisions=decisions, summary=a_summary(snapshot), request=request
+        )
+    )  # fmt: skip
+
+
+def run(store: PostgresStore, **jobs: Members) -> RoundRecord:
+    """Start jobs by a round and let the agents bring them up."""
+    snapshot = store.snapshot(C)
+    record = commit(store, snapshot, *(start(snapshot, j, m) for j, m in jobs.items()))
+    assert all(d.applied for d in record.decisions), record.decisions
+    agents_report(store)
+    return record
+
+
+def agents_of(store: PostgresStore) -> list[str]:
+    return [f"agent-{node.spec.name}" for node in store.list_nodes(C, "", 100)]
+
+
+def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
+    """Let an agent do what is desired at once and say so; ``facts`` go into each of its gangs."""
+    desired, node = store.desired(C, agent), agent.removeprefix("agent-")
+    gangs = [
+        replace(
+            ObservedGang(
+                job=gang.spec.name, generation=gang.generation, node=node, phase="running"
+            ),
+            **facts,
+        )
+        for gang in desired.gangs
+        if node in dict(gang.allocation.shares)
+    ]
+    return store.observe(C, agent, "first", gangs, desired.revision)
+
+
+def agents_report(store: PostgresStore, **facts: Any) -> None:
+    """Let all agents report until nothing changes any more."""
+    while any([agent_reports(store, agent, **facts) for agent in agents_of(store)]):
+        pass
+
+
+def job(store: PostgresStore, name: str) -> JobRecord:
+    return store.get_job(C, name)
+
+
+def states(store: PostgresStore) -> dict[str, JobState]:
+    return {j.spec.name: j.state for j in store.list_jobs(C, [], 0, 1000)[0]}
