@@ -45,7 +45,9 @@ _BUILT_IN: Final = {
     "serve": Later("service.cli.serve:add", "Run a server."),
     "agent": Later("service.cli.serve:add", "Run an agent on a GPU node."),
     "migrate": Later("service.cli.database:add", "Bring the database to this release's schema."),
-    "prune": Later("service.cli.database:add", "Delete what is old: snapshots, request ids."),
+    "prune": Later(
+        "service.cli.database:add", "Delete what is old: request ids, rounds, ended jobs."
+    ),
     "db": Later("service.cli.database:add", "Look at the database."),
 }
 

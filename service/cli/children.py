@@ -1,0 +1,79 @@
+"""Child processes that are started, watched and stopped in order, each with a log of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from formulation.errors import Unavailable
+
+TAIL_CHARS: Final = 2000
+"""What is shown of a log when its process has ended unexpectedly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running child process."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def require_running(self) -> None:
+        """Raise Unavailable, with the end of its log, if the process has ended."""
+        if (status := self.process.poll()) is not None:
+            tail = self.log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].strip()
+            raise Unavailable(
+                f"{self.name} ended with status {status}; {self.log} ends in:\n{tail}"
+            )
+
+
+@contextlib.contextmanager
+def running(
+    name: str, module: str, arguments: Sequence[str], folder: Path, grace_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Child]:  # fmt: skip
+    """Run a Python module as a child for the length of the block, then stop it.
+
+    It has a session of its own, so that Ctrl-C at the terminal reaches only the parent, which stops its
+    children in order. ``grace_s`` after SIGTERM it is killed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{name}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=out,
+            stderr=out, start_new_session=True, env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+    try:
+        yield Child(name, process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def ending_signals() -> Iterator[None]:
+    """Inside the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

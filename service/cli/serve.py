@@ -1,0 +1,97 @@
+"""``tessera serve`` and ``tessera agent``: the two long-running programs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from db.migrate import upgrade
+from formulation.errors import InvalidInput
+from service import wiring
+from service.agent import main as agent_program
+from service.cli import options
+from service.cli.render import note
+from service.config import Config, load_config
+
+FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``serve`` and ``agent``."""
+    app.command("serve", rich_help_panel="Servers")(serve)
+    app.command(
+        "agent", rich_help_panel="Servers", add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )(agent)  # fmt: skip
+
+
+def serve(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; by default 127.0.0.1:7070.")
+    ] = "",
+    database_url: Annotated[
+        str, typer.Option(help="postgresql://...; by default the embedded PostgreSQL.")
+    ] = "",
+    period: Annotated[
+        str, typer.Option(help="A round each, e.g. 300s (the default); 0: only when asked.")
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Settings (TOML).")
+    ] = None,
+    migrate: Annotated[
+        bool | None, typer.Option("--migrate/--no-migrate", help="Bring the schema to this release's"
+                                  " first; by default only the embedded database's.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings, without secrets, and end.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help=", ".join(LEVELS))] = "INFO",
+) -> None:  # fmt: skip
+    """Run a server until Ctrl-C or SIGTERM. Any number may share a database.
+
+    Settings come from options, else TESSERA_ variables of the environment, else the file.
+    """
+    settings = _settings(config, listen, database_url, period)
+    if print_config:
+        typer.echo(str(settings), nl=False)
+        return
+    if log_level not in LEVELS:
+        raise InvalidInput("--log-level", f"{log_level!r}: know {', '.join(LEVELS)}")
+    _set_up_logging(log_level)
+    if migrate if migrate is not None else not settings.database_url:
+        database = wiring.open_database(settings)
+        upgrade(database)
+        database.engine.dispose()
+    host = settings.listen.rpartition(":")[0]
+    asyncio.run(wiring.serve(settings, lambda port: note(f"serving on {host}:{port}")))
+
+
+def agent(
+    arguments: Annotated[list[str] | None, typer.Argument(help="As `tessera-agent`.")] = None,
+) -> None:
+    """Run an agent on a GPU node: the same as the command `tessera-agent`, which needs less installed."""
+    raise typer.Exit(agent_program.main(arguments or []))
+
+
+def _settings(file: Path | None, listen: str, database_url: str, period: str) -> Config:
+    found = load_config(file, os.environ)
+    if listen:
+        found = replace(found, listen=listen)
+    if database_url:
+        found = replace(found, database_url=database_url)
+    if period:
+        found = replace(found, period_s=options.seconds("--period", period))
+    return found
+
+
+def _set_up_logging(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT, defaults={"action": "-"}))
+    logging.basicConfig(level=level, handlers=[handler])

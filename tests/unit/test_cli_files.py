@@ -1,0 +1,163 @@
+"""Files that people write for the command line: what they mean, and how mistakes are reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from formulation.errors import InvalidInput
+from service.cli import clusterfile, options, yamlfile
+from service.cli.jobfile import read_jobs
+
+NOW = Timestamp(seconds=1_800_000_000)
+
+MINIMAL = "model: bert\nparams: 1.3B\nglobal_batch: 256\niterations: 1000\ngpus: 8\n"
+
+
+def test_a_job_file_may_hold_one_job() -> None:
+    (request,) = read_jobs("name: j\n" + MINIMAL, "j.yaml", NOW)
+    assert request.job_id == "j"
+    assert request.job.workload.model == "bert"
+    assert request.job.workload.params == "1.3B"
+    assert (request.job.workload.global_batch, request.job.iterations) == (256, 1000)
+    assert request.job.requested_gpus == 8
+    assert not request.job.HasField("restart")
+    assert not request.job.HasField("deadline")
+    assert not request.job.HasField("max_retries")
+
+
+def test_every_key_of_a_job_reaches_the_request() -> None:
+    text = MINIMAL + (
+        "name: j\ngpu_type: a100\ntenant: nlp\npriority: 2\nweight: 1.5\nguaranteed: true\n"
+        "restart: 2m\ndeadline: 2027-01-15T09:00:00Z\npinned: true\nlabels: {team: nlp, run: 7}\n"
+        "command: [python, train.py, 3]\nmax_retries: 0\n"
+    )
+    job = read_jobs(text, "j.yaml", NOW)[0].job
+    assert (job.requested_gpu_type, job.tenant, job.priority, job.weight) == ("a100", "nlp", 2, 1.5)
+    assert job.guaranteed
+    assert job.pinned
+    assert job.restart.seconds == 120
+    assert job.deadline.ToJsonString() == "2027-01-15T09:00:00Z"
+    assert dict(job.labels) == {"team": "nlp", "run": "7"}
+    assert list(job.command) == ["python", "train.py", "3"]
+    assert job.HasField("max_retries")
+    assert job.max_retries == 0
+
+
+def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
+    text = (
+        f"{MINIMAL}---\n- {{model: a, global_batch: 1, iterations: 1, gpus: 1}}\n---\n"
+        "defaults: {model: b, global_batch: 2, iterations: 3, gpus: 4, tenant: t}\n"
+        "jobs: [{name: x}, {name: y, gpus: 8}]\n"
+    )
+    found = read_jobs(text, "many.yaml", NOW)
+    assert [r.job.workload.model for r in found] == ["bert", "a", "b", "b"]
+    assert [r.job_id for r in found] == ["", "", "x", "y"]
+    assert [r.job.requested_gpus for r in found] == [8, 1, 4, 8]
+    assert found[3].job.tenant == "t"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MINIMAL + "gpu: 8\n", "j.yaml: unknown key 'gpu'; did you mean 'gpus'? (allowed: name,"),
+        ("jobs:\n- {model: m, modle: m}\n", "j.yaml: jobs[0]: unknown key 'modle'"),
+        ("defaults: {name: n}\njobs: []\n", "j.yaml: defaults: unknown key 'name'"),
+        ("model: bert\n", "j.yaml: needs 'global_batch'"),
+        (MINIMAL.replace("256", "many"), "j.yaml: global_batch: must be a whole number, not 'many'"),
+        (MINIMAL.replace("8", "true"), "j.yaml: gpus: must be a whole number, not True"),
+        (MINIMAL.replace("1.3B", "1.30"), "j.yaml: params: must be a text; put 1.3 in quotes"),
+        (MINIMAL + "restart: soon\n", "j.yaml: restart: 'soon' is no duration"),
+        (MINIMAL + "deadline: 2027-01-15T09:00:00\n", "j.yaml: deadline: 2027-01-15T09:00:00 has no"),
+        (MINIMAL + "deadline: 2027-01-15\n", "has no time zone"),
+        (MINIMAL + "labels: [a]\n", "j.yaml: labels: must map texts to texts"),
+        (MINIMAL + "command: python\n", "j.yaml: command: must be a list of texts"),
+        (MINIMAL + "guaranteed: 1\n", "j.yaml: guaranteed: must be true or false, not 1"),
+        (MINIMAL + "gpus: 9\n", "the key 'gpus' occurs twice"),
+        (f"{MINIMAL}---\n5\n", "j.yaml: document 2: must be a mapping of keys to values, not 5"),
+        ("jobs: 5\n", "j.yaml: jobs: must be a list, not 5"),
+        ("a: [", "j.yaml: is not valid YAML"),
+        ("", "j.yaml: holds no jobs"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_job_file_is_named_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_jobs(text, "j.yaml", NOW)
+    assert says in str(caught.value)
+
+
+def test_the_example_in_the_readme_is_a_valid_job_file() -> None:
+    readme = (Path(clusterfile.__file__).parent / "README.md").read_text()
+    examples = [part.partition("```")[0] for part in readme.split("```yaml\n")[1:]]
+    jobs = [request for text in examples[:2] for request in read_jobs(text, "README.md", NOW)]
+    assert len(jobs) == 4
+    assert clusterfile.read_cluster(examples[2], "README.md").nodes
+
+
+def test_a_cluster_file_counts_out_nodes_and_racks() -> None:
+    text = (
+        "name: c\ngpu_types: {a100: 40GiB}\nnodes:\n"
+        "- {name: 'n{}', count: 5, gpu_type: a100, gpus: 4, rack: 'r{}', nodes_per_rack: 2}\n"
+        "- {name: big, gpu_type: a100, gpus: 8}\n"
+    )
+    found = clusterfile.read_cluster(text, "c.yaml")
+    assert found.name == "c"
+    assert [(t.name, t.memory_bytes) for t in found.gpu_types] == [("a100", 40 * 2**30)]
+    assert [n.name for n in found.nodes] == ["n0", "n1", "n2", "n3", "n4", "big"]
+    assert [n.rack for n in found.nodes] == ["r0", "r0", "r1", "r1", "r2", ""]
+    assert [n.gpus for n in found.nodes] == [4] * 5 + [8]
+
+
+def test_the_default_cluster_is_a_valid_cluster_file() -> None:
+    found = clusterfile.read_cluster(clusterfile.DEFAULT, "default")
+    assert sum(node.gpus for node in found.nodes) == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu_types: {}\n", "gpu_types: name at least one"),
+        ("gpu_types: [a100]\n", "gpu_types: must map types to memory"),
+        ("gpu_types: {a100: big}\n", "gpu_types: a100: 'big' is no size"),
+        ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: b, gpus: 1}]\n", "'b' is not among a"),
+        ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a}]\n", "nodes[0]: needs 'gpus'"),
+        ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1, count: 2}]\n", "must hold {}"),
+        (
+            "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1},"
+            " {name: n, gpu_type: a, gpus: 1}]\n",
+            "the node n occurs twice",
+        ),
+        ("a: 1\n---\nb: 1\n", "must hold one cluster, not 2"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        clusterfile.read_cluster(text, "c.yaml")
+    assert says in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"absent\.yaml: cannot be read"):
+        yamlfile.read(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_s"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86400)]
+)
+def test_durations_are_read_with_their_units(text: str, expected_s: float) -> None:
+    assert options.seconds("x", text) == expected_s
+
+
+@pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "1e3", "s", "5M"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is no duration"):
+        options.seconds("x", text)
+
+
+def test_a_deadline_may_count_from_now() -> None:
+    assert options.moment("x", "2h", NOW).seconds == NOW.seconds + 7200
+    assert options.moment("x", "2027-01-15T10:00:00+01:00", NOW).ToJsonString() == (
+        "2027-01-15T09:00:00Z"
+    )

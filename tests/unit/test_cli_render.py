@@ -1,0 +1,202 @@
+"""What the command line prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from service.cli import render
+from service.cli.jobview import job_columns, show_job
+from service.cli.options import Output
+from service.cli.roundview import show_round
+from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
+
+NOW = Timestamp(seconds=1_800_000_000)
+
+
+def a_job(name: str = "j", **fields: object) -> jobs_pb2.Job:
+    job = jobs_pb2.Job(
+        name=f"clusters/c/jobs/{name}", iterations=1000, requested_gpus=8, tenant="nlp",
+        workload=estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256),
+        state=jobs_pb2.QUEUED, create_time=Timestamp(seconds=NOW.seconds - 200), weight=1.0,
+        priority=1, max_retries=3,
+    )  # fmt: skip
+    job.MergeFrom(jobs_pb2.Job(**fields))  # type: ignore[arg-type] # a test names any field
+    return job
+
+
+def a_running_job() -> jobs_pb2.Job:
+    cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
+    shares = [
+        jobs_pb2.NodeShare(node="clusters/c/nodes/n0", gpu_indices=[0, 1, 2, 3]),
+        jobs_pb2.NodeShare(node="clusters/c/nodes/n1", gpu_indices=[0, 1, 2, 6]),
+    ]
+    return a_job(
+        "runs", state=jobs_pb2.RUNNING, iterations_done=372.6,
+        allocation=jobs_pb2.Allocation(cell=cell, rate=123.4, shares=shares),
+    )  # fmt: skip
+
+
+def a_waiting_job() -> jobs_pb2.Job:
+    reason = jobs_pb2.Reason(
+        code="OUTPRICED", message="worth 0.5, costs 0.7", next_step="raise its weight",
+        evidence={"value": "0.5", "price": "0.7"}, round="clusters/c/rounds/12",
+    )  # fmt: skip
+    return a_job("waits", reason=reason)
+
+
+def show(output: Output, capsys: pytest.CaptureFixture[str], *jobs: jobs_pb2.Job) -> str:
+    response = jobs_pb2.ListJobsResponse(jobs=jobs)
+    render.show_list(response, jobs, job_columns(NOW), output)
+    return capsys.readouterr().out
+
+
+def test_a_table_of_jobs_says_what_runs_where_and_why_others_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head, runs, waits = show(Output.TABLE, capsys, a_running_job(), a_waiting_job()).splitlines()
+    assert head.split("  ")[0] == "JOB"
+    assert head.split() == [
+        "JOB",
+        "STATE",
+        "MODEL",
+        "GPUS",
+        "RUNS",
+        "ON",
+        "DONE",
+        "%",
+        "AGE",
+        "REASON",
+    ]
+    expected = [
+        "runs",
+        "RUNNING",
+        "bert/1.3B/256",
+        "8",
+        "8",
+        "x",
+        "a100,",
+        "pp",
+        "2",
+        "37.2",
+        "3m20s",
+    ]
+    assert runs.split() == expected
+    assert waits.split() == ["waits", "QUEUED", "bert/1.3B/256", "8", "0.0", "3m20s", "OUTPRICED"]
+
+
+def test_a_wide_table_adds_tenant_priority_weight_deadline_and_next_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head, waits = show(Output.WIDE, capsys, a_waiting_job()).splitlines()
+    for title in ("TENANT", "PRIORITY", "WEIGHT", "DEADLINE", "NEXT STEP"):
+        assert title in head
+    assert waits.rstrip().endswith("raise its weight")
+
+
+def test_json_is_proto_json_with_the_protos_names_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = json.loads(show(Output.JSON, capsys, a_running_job()))
+    assert list(found) == ["jobs", "next_page_token"]
+    (job,) = found["jobs"]
+    assert job["state"] == "RUNNING"
+    assert job["requested_gpus"] == 8
+    assert job["iterations_done"] == 372.6
+    assert job["allocation"]["shares"][1]["gpu_indices"] == [0, 1, 2, 6]
+    assert job["retries"] == 0  # also what is zero
+
+
+def test_an_empty_list_is_still_valid_json_but_no_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert json.loads(show(Output.JSON, capsys))["jobs"] == []
+    assert show(Output.TABLE, capsys) == ""
+
+
+def test_yaml_holds_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = (a_running_job(), a_waiting_job())
+    as_yaml = yaml.safe_load(show(Output.YAML, capsys, *jobs))
+    assert as_yaml == json.loads(show(Output.JSON, capsys, *jobs))
+
+
+def test_names_are_full_resource_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(Output.NAME, capsys, a_running_job()) == "clusters/c/jobs/runs\n"
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "[red]x[/red] :smile:" in show(Output.WIDE, capsys, a_job(tenant="[red]x[/red] :smile:"))
+
+
+def test_long_values_are_never_cut_or_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = show(Output.WIDE, capsys, a_job("x" * 100, tenant="t" * 300))
+    assert len(printed.splitlines()) == 2
+    assert "x" * 100 in printed
+    assert "t" * 300 in printed
+
+
+def test_a_waiting_job_is_shown_with_its_reason_evidence_and_next_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_job(a_waiting_job(), NOW)
+    printed = capsys.readouterr().out
+    assert "OUTPRICED: worth 0.5, costs 0.7 (round 12)" in printed
+    assert "price: 0.7; value: 0.5" in printed
+    assert "raise its weight" in printed
+    assert "8 GPUs of any type" in printed
+
+
+def test_a_running_job_is_shown_with_its_gpus_and_no_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_job(a_running_job(), NOW)
+    printed = capsys.readouterr().out
+    assert "n0 GPU 0-3; n1 GPU 0-2,6" in printed
+    assert "37.2 % (372.6 of 1,000 iterations)" in printed
+    assert "why it waits" not in printed
+
+
+def test_a_round_hides_decisions_that_change_nothing_unless_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = scheduler_pb2.Round(
+        name="clusters/c/rounds/3", status="optimal", outcome="committed", objective=2.5, bound=2.5,
+        decisions=[
+            scheduler_pb2.Decision(job="clusters/c/jobs/new", kind="start"),
+            scheduler_pb2.Decision(job="clusters/c/jobs/old", kind="keep"),
+        ],
+    )  # fmt: skip
+    show_round(found, everything=False, wide=False)
+    shown = capsys.readouterr()
+    assert "new" in shown.out
+    assert "old" not in shown.out
+    assert "1 keep" in shown.err
+    show_round(found, everything=True, wide=False)
+    assert "old" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0s"), (0, "0s"), (59, "59s"), (60, "1m"), (200, "3m20s"), (900, "15m"), (7260, "2h1m"),
+     (86400, "1d"), (90000, "1d1h"), (20 * 86400 + 3600, "20d")],
+)  # fmt: skip
+def test_spans_have_at_most_two_units(seconds: float, text: str) -> None:
+    assert render.span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7")]
+)
+def test_gpu_indices_are_shown_as_ranges(values: list[int], text: str) -> None:
+    assert render.indices(values) == text
+
+
+def test_a_job_is_a_hundred_percent_done_only_at_its_end() -> None:
+    assert render.percent(999.9, 1000) == "99.9"
+    assert render.percent(1000, 1000) == "100.0"
+    assert render.percent(1, 0) == ""
