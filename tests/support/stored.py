@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sqlalchemy as sa
+
+from db.engine import Database
 from db.store import PostgresStore
 from db.writer import PostgresWriter
 from formulation.decisions import Decision, DecisionKind
@@ -35,12 +38,14 @@ Members = Sequence[tuple[str, Sequence[int]]]
 
 
 def a_spec(name: str, **overrides: Any) -> JobSpec:
-    return JobSpec(**{"name": name, "workload": BERT, "iterations": 1000, "requested_gpus": 1}
-                   | overrides)  # fmt: skip
+    fields: dict[str, Any] = {
+        "name": name, "workload": BERT, "iterations": 1000, "requested_gpus": 1,
+    }  # fmt: skip
+    return JobSpec(**fields | overrides)
 
 
 def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
-    fields = {
+    fields: dict[str, Any] = {
         "workload": BERT, "gpu_type": "a100", "gpus": gpus, "nodes": 0, "pipeline_degree": 1,
         "plan": "", "iter_time_s": 1.0 / gpus, "source": Source.MEASURED,
     }  # fmt: skip
@@ -55,6 +60,11 @@ def do(store: PostgresStore, work: Callable[[PostgresWriter], object]) -> None:
         return b""
 
     store.write(None, transaction)
+
+
+def execute(database: Database, statement: str) -> None:
+    """Change the database behind the store's back."""
+    database.write(lambda connection: connection.execute(sa.text(statement)))
 
 
 def a_cluster(

@@ -1,0 +1,152 @@
+"""The snapshot: what is stored, as arrays, in the order that its types promise."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from db.engine import Database
+from db.store import PostgresStore
+from db.writer import PostgresWriter
+from formulation import codec
+from formulation.lifecycle import JobEvent, JobState
+from formulation.snapshot import STATE_CODE, STATES, Hold, Workload
+from tests.support.stored import (
+    BERT,
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    agent_reports,
+    do,
+    execute,
+    happen,
+    run,
+    submit,
+)
+
+
+def test_an_empty_cluster_has_a_snapshot(store: PostgresStore) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [], None))
+    found = store.snapshot(C)
+    assert (found.epoch, found.round_number, len(found.jobs), len(found.nodes)) == (0, 1, 0, 0)
+    assert codec.decode(codec.encode(found)).digest() == found.digest()
+
+
+def test_a_snapshot_holds_what_is_stored(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("v100", "a100"))
+    other = Workload(model="alpha", params="2B", global_batch=32)
+    do(store, lambda w: w.upsert_estimates(C, [
+        a_record(4, workload=other, pipeline_degree=2, plan="zero", nodes=2),
+        a_record(4, workload=other, pipeline_degree=2, plan="zero", iter_time_s=math.inf),
+    ]))  # fmt: skip
+    submit(
+        store,
+        a_spec("late", workload=other, weight=2.0, deadline_s=3e9, requested_type="a100"),
+        a_spec("early", guaranteed=True, movable=False, queue=3, tenant="t", requested_gpus=2),
+    )
+    run(store, early=[("a100-0", [2, 3])])
+    found = store.snapshot(C)
+    assert [t.name for t in found.gpu_types] == ["v100", "a100"]
+    assert found.nodes.name == ("a100-0", "a100-1", "v100-0", "v100-1")
+    assert found.nodes.gpu_type.tolist() == [1, 1, 0, 0]
+    assert found.nodes.schedulable.all()
+    assert found.workloads == (other, BERT)
+    assert found.plans == ("", "zero")
+    late, early = found.jobs.row(0), found.jobs.row(1)
+    assert (late["name"], late["workload"], late["requested_type"]) == ("late", 0, 1)
+    assert (late["weight"], late["deadline_s"], late["current_gpus"]) == (2.0, 3e9, 0)
+    assert (early["requested_type"], early["deadline_s"], early["tenant"]) == (-1, math.inf, "t")
+    assert (early["guaranteed"], early["movable"], early["queue"]) == (True, False, 3)
+    assert early["state"] == STATE_CODE[JobState.RUNNING]
+    assert (early["current_type"], early["current_gpus"], early["generation"]) == (1, 2, 1)
+    a = found.allocations
+    assert list(zip(a.job, a.node, a.gpu, a.hold, a.generation, strict=True)) == [
+        (1, 0, 2, Hold.HELD, 1), (1, 0, 3, Hold.HELD, 1),
+    ]  # fmt: skip
+    assert (found.epoch, found.round_number) == (1, 2)
+
+
+def test_estimates_are_sorted_whatever_order_they_came_in(store: PostgresStore) -> None:
+    a_cluster(store, types=("v100", "a100"))
+    rng = np.random.default_rng(0)
+    records = [
+        a_record(
+            gpus, workload=Workload(model=m, params="1B", global_batch=8), gpu_type=t,
+            nodes=int(rng.integers(1, gpus + 1)), pipeline_degree=d, plan=p,
+        )
+        for m in "ba" for t in ("a100", "v100") for gpus in (4, 2) for d in (2, 1) for p in "yx"
+    ]  # fmt: skip
+    rng.shuffle(records)
+    do(store, lambda w: w.upsert_estimates(C, records))
+    found = store.snapshot(C)
+    e = found.estimates
+    keys = list(
+        zip(e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan, e.nodes, strict=True)
+    )
+    assert keys == sorted(keys)
+    assert len(keys) == len(records) + 8
+    works = {w: i for i, w in enumerate(found.workloads)}
+    types = {t.name: i for i, t in enumerate(found.gpu_types)}
+    plans = {p: i for i, p in enumerate(found.plans)}
+    assert {
+        (works[r.workload], types[r.gpu_type], r.gpus, r.pipeline_degree, plans[r.plan], r.nodes)
+        for r in records
+    } <= set(keys)
+
+
+def test_a_job_that_ended_is_seen_only_by_the_gpus_it_has_not_given_back(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=1)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[("a100-0", [1])])
+    agent_reports(store, "agent-a100-0", phase="succeeded")
+    found = store.snapshot(C)
+    assert found.jobs.name == ("b",)
+    assert found.allocations.job.tolist() == [-1]
+    assert found.allocations.hold.tolist() == [Hold.RELEASING]
+
+
+def test_draining_silent_and_unheard_nodes_are_not_schedulable(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store, nodes=4)
+    do(store, lambda w: w.drain_nodes(C, ["a100-1"], draining=True))
+    silence = "UPDATE agents SET heard_at = now() - interval '46 s' WHERE name = 'agent-a100-2'"
+    unheard = "UPDATE nodes SET agent_id = NULL WHERE name = 'a100-3'"
+    for statement in (silence, unheard):
+        execute(database, statement)
+    assert store.snapshot(C).nodes.schedulable.tolist() == [True, False, False, False]
+    patient = PostgresStore(database, lease_s=40.0, margin_s=10.0)
+    assert patient.snapshot(C).nodes.schedulable.tolist() == [True, False, True, False]
+    assert store.get_node(C, "a100-3").silent_s == math.inf
+    assert store.get_node(C, "a100-2").silent_s > 45
+
+
+def test_iterations_left_and_states_follow_the_jobs(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", iterations=100), a_spec("b"))
+    run(store, a=[("a100-0", [0])])
+    agent_reports(store, "agent-a100-0", iterations_done=30.5)
+    happen(store, "b", JobEvent.HOLD)
+    found = store.snapshot(C).jobs
+    assert found.iterations_left.tolist() == [69.5, 1000.0]
+    assert [STATES[s] for s in found.state] == [JobState.RUNNING, JobState.HELD]
+    happen(store, "a", JobEvent.CANCEL)
+    cancelling = store.snapshot(C).jobs
+    assert STATES[cancelling.state[0]] is JobState.CANCELLING
+    assert cancelling.current_gpus.tolist() == [0, 0]
+
+
+def test_the_keys_of_rows_do_not_show(store: PostgresStore) -> None:
+    for name in ("first", "second"):
+        a_cluster(store, name=name)
+        do(store, partial(PostgresWriter.submit_jobs, cluster=name, jobs=[a_spec("a")]))
+    first, second = store.snapshot("first"), store.snapshot("second")
+    for table in ("nodes", "estimates", "allocations"):
+        assert getattr(first, table).equals(getattr(second, table))
+    assert first.jobs.name == second.jobs.name
+    assert np.array_equal(first.jobs.workload, second.jobs.workload)

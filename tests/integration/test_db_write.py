@@ -1,0 +1,329 @@
+"""Changes by users: once for each request id, all or nothing, and refused with a sentence that helps."""
+
+from __future__ import annotations
+
+import math
+import threading
+from functools import partial
+
+import pytest
+import sqlalchemy as sa
+
+from db.engine import Database
+from db.store import PostgresStore
+from db.writer import PostgresWriter, Work
+from formulation.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    RequestIdReused,
+    StaleEtag,
+)
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import NodeSpec, Request
+from formulation.snapshot import GpuType, Workload
+from tests.support.stored import (
+    BERT,
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    do,
+    happen,
+    job,
+    run,
+    states,
+    submit,
+)
+
+REQUEST = Request(id="r-1", method="SubmitJobs", digest="d")
+
+
+def submitting(*names: str) -> Work:
+    def work(writer: PostgresWriter) -> bytes:
+        return ",".join(
+            j.spec.name for j in writer.submit_jobs(C, [a_spec(name) for name in names])
+        ).encode()
+
+    return work
+
+
+def test_a_repeated_request_is_answered_without_doing_it_again(store: PostgresStore) -> None:
+    a_cluster(store)
+    first = store.write(REQUEST, submitting("a", "b"))
+    assert first == b"a,b"
+    assert store.write(REQUEST, submitting("c")) == first
+    assert list(states(store)) == ["a", "b"]
+
+
+def test_a_request_that_failed_may_be_repeated(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    with pytest.raises(AlreadyExists):
+        store.write(REQUEST, submitting("a"))
+    assert store.write(REQUEST, submitting("b")) == b"b"
+
+
+@pytest.mark.parametrize("change", [{"method": "CancelJob"}, {"digest": "other"}])
+def test_a_request_id_is_good_for_one_request(store: PostgresStore, change: dict[str, str]) -> None:
+    a_cluster(store)
+    store.write(REQUEST, submitting("a"))
+    fields = {"id": REQUEST.id, "method": REQUEST.method, "digest": REQUEST.digest} | change
+    with pytest.raises(RequestIdReused):
+        store.write(Request(**fields), submitting("b"))
+
+
+def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
+    a_cluster(store)
+    both_started, answers = threading.Barrier(2, timeout=10), []
+
+    def call() -> None:
+        both_started.wait()
+        answers.append(store.write(REQUEST, submitting("a")))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [b"a", b"a"]
+
+
+def test_validating_only_answers_and_leaves_no_trace(store: PostgresStore) -> None:
+    a_cluster(store)
+    assert store.write(REQUEST, submitting("a"), validate_only=True) == b"a"
+    assert states(store) == {}
+    too_large = a_spec("x", requested_gpus=9)
+    with pytest.raises(InvalidInput):
+        store.write(None, lambda w: str(w.submit_jobs(C, [too_large])).encode(), validate_only=True)
+    assert store.write(REQUEST, submitting("b")) == b"b"
+
+
+def test_a_job_is_read_back_as_submitted(store: PostgresStore) -> None:
+    a_cluster(store)
+    spec = a_spec(
+        "a", iterations=7, requested_gpus=3, requested_type="a100", tenant="t", queue=2, weight=0.5,
+        guaranteed=True, movable=False, deadline_s=2e9, restart_s=1.5, labels={"k": "ünï"},
+        command=("python", "-m", "train"), max_retries=0,
+    )  # fmt: skip
+    submit(store, spec, a_spec("b"))
+    found = job(store, "a")
+    assert found.spec == spec
+    assert (found.state, found.version, found.generation) == (JobState.QUEUED, 1, 0)
+    assert found.allocation is None
+    assert job(store, "b").spec.deadline_s == math.inf
+
+
+def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    for wrong in (a_spec("a"), a_spec("b"), a_spec("c", requested_type="h100")):
+        with pytest.raises((AlreadyExists, InvalidInput)):
+            submit(store, a_spec("b"), wrong)
+    assert list(states(store)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weight": math.nan}, {"weight": 0.0}, {"iterations": 0}, {"iterations": 2**63},
+        {"restart_s": math.inf}, {"deadline_s": math.nan}, {"max_retries": -1},
+    ],
+)  # fmt: skip
+def test_numbers_without_meaning_are_refused(
+    store: PostgresStore, wrong: dict[str, object]
+) -> None:
+    a_cluster(store)
+    with pytest.raises(InvalidInput):
+        submit(store, a_spec("a", **wrong))
+
+
+def test_a_job_that_can_never_fit_is_refused_and_told_why(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    large = Workload(model="gpt", params="175B", global_batch=8)
+    do(store, lambda w: w.upsert_estimates(C, [
+        a_record(16, workload=large, nodes=4), a_record(1, workload=large, iter_time_s=math.inf),
+        a_record(32, workload=large, gpu_type="v100", nodes=8),
+    ]))  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"needs 16 x a100 \(of 8\), 32 x v100 \(of 8\)"):
+        submit(store, a_spec("a", workload=large))
+    with pytest.raises(InvalidInput, match="asks for 17 GPUs, the whole cluster has 16"):
+        submit(store, a_spec("a", requested_gpus=17))
+    submit(store, a_spec("b", workload=Workload(model="new", params="1B", global_batch=1)))
+
+
+def test_a_cluster_without_nodes_takes_jobs(store: PostgresStore) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
+    submit(store, a_spec("a", requested_gpus=64))
+    assert states(store) == {"a": JobState.QUEUED}
+
+
+def test_a_drained_node_still_counts_for_what_fits(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1, gpus=8)
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))
+    submit(store, a_spec("a", requested_gpus=8))
+
+
+def test_updates_change_what_they_name_and_nothing_else(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", weight=1.0, tenant="t"))
+    change = a_spec("a", weight=4.0, tenant="other", labels={"k": "v"}, command=("x",))
+    do(store, lambda w: w.update_job(C, change, ["weight", "labels", "command"], 1))
+    found = job(store, "a")
+    assert (found.spec.weight, found.spec.tenant, found.version) == (4.0, "t", 2)
+    assert (found.spec.labels, found.spec.command) == ({"k": "v"}, ("x",))
+    with pytest.raises(StaleEtag):
+        do(store, lambda w: w.update_job(C, change, ["weight"], 1))
+    with pytest.raises(InvalidInput, match="cannot change"):
+        do(store, lambda w: w.update_job(C, change, ["workload"], None))
+    with pytest.raises(NotFound):
+        do(store, lambda w: w.update_job(C, a_spec("z"), ["weight"], None))
+    happen(store, "a", JobEvent.CANCEL)
+    with pytest.raises(NotAllowed):
+        do(store, lambda w: w.update_job(C, change, ["weight"], None))
+
+
+def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    for event in (JobEvent.HOLD, JobEvent.RELEASE, JobEvent.CANCEL):
+        happen(store, "a", event)
+    found = job(store, "a")
+    assert (found.state, found.version) == (JobState.CANCELLED, 4)
+    assert found.ended_s is not None
+    assert [(event, state) for _, event, state in store.job_history(C, "a")] == [
+        ("hold", "held"), ("release", "queued"), ("cancel", "cancelled"),
+    ]  # fmt: skip
+    with pytest.raises(NotAllowed):
+        happen(store, "a", JobEvent.CANCEL)
+
+
+def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1, gpus=4)
+    other = Workload(model="x", params="", global_batch=1)
+    for iter_time_s in (2.0, math.inf):
+        replaced = a_record(6, workload=other, iter_time_s=iter_time_s)
+        records = [replaced, a_record(1, workload=other)]
+        do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=records))
+    found, following = store.list_estimates(C, "x", "", 1, 0, 10)
+    assert [(e.gpus, e.nodes, e.iter_time_s) for e in found] == [(1, 1, 1.0), (6, 2, math.inf)]
+    assert following == 0
+    everything, _ = store.list_estimates(C, "", "", 0, 0, 100)
+    assert len(everything) == 6
+
+
+def test_pages_of_estimates_join_up(store: PostgresStore) -> None:
+    a_cluster(store)
+    found, after = [], 0
+    while True:
+        page, after = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, after, 3)
+        found += [e.gpus for e in page]
+        if not after:
+            break
+    assert found == [1, 2, 4, 8]
+
+
+def test_an_estimate_without_nodes_needs_a_node_to_guess_from(store: PostgresStore) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
+    with pytest.raises(InvalidInput, match="give nodes, or add nodes first"):
+        do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
+
+
+def test_a_type_in_use_stays(store: PostgresStore) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    keep = [GpuType(name="v100", memory_bytes=1)]
+    with pytest.raises(InvalidInput, match="a100 is still used by Cells"):
+        do(store, lambda w: w.upsert_cluster(C, keep, None))
+    both = [GpuType(name="v100", memory_bytes=1), GpuType(name="a100", memory_bytes=2)]
+    do(store, lambda w: w.upsert_cluster(C, both, 1))
+    found = store.get_cluster(C)
+    assert (found.gpu_types, found.version, found.nodes, found.gpus) == (tuple(both), 2, 4, 16)
+    do(store, lambda w: w.upsert_cluster(C, both, 2))
+    assert store.get_cluster(C).version == 2  # nothing changed
+    with pytest.raises(StaleEtag):
+        do(store, lambda w: w.upsert_cluster(C, both, 1))
+
+
+def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    submit(store, a_spec("a"))
+    run(store, a=[("a100-0", [0])])
+
+    def put(name: str, **fields: object) -> None:
+        spec = NodeSpec(**{"name": name, "gpu_type": "a100", "gpus": 4} | fields)  # type: ignore[arg-type]  # a test's shorthand
+        do(store, lambda w: w.upsert_nodes(C, [spec]))
+
+    with pytest.raises(NotAllowed):
+        put("a100-0", gpus=2)
+    with pytest.raises(NotAllowed):
+        put("a100-0", gpu_type="v100")
+    put("a100-0", gpus=8, rack="r1")
+    put("a100-1", gpu_type="v100", gpus=2, version=1)
+    node = store.get_node(C, "a100-0")
+    assert (node.spec.gpus, node.version, node.free_gpus, node.jobs) == (8, 2, 7, ("a",))
+    for wrong, error in (
+        ({"gpus": 65}, InvalidInput), ({"gpu_type": "h100"}, InvalidInput),
+        ({"version": 1}, StaleEtag), ({"name": "new", "version": 1}, NotFound),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            put(**{"name": "a100-0"} | wrong)
+
+
+def test_pages_of_jobs_and_nodes_join_up(store: PostgresStore) -> None:
+    a_cluster(store, nodes=5)
+    submit(store, *(a_spec(f"j{i}") for i in range(7)))
+    happen(store, "j3", JobEvent.HOLD)
+    found, after = [], 0
+    while True:
+        page, after = store.list_jobs(C, [JobState.QUEUED], after, 2)
+        found += [j.spec.name for j in page]
+        if not after:
+            break
+    assert found == ["j0", "j1", "j2", "j4", "j5", "j6"]
+    first = store.list_nodes(C, "", 3)
+    rest = store.list_nodes(C, first[-1].spec.name, 3)
+    assert [n.spec.name for n in first + rest] == [f"a100-{i}" for i in range(5)]
+    assert [c.name for c in store.list_clusters("", 5)] == [C]
+
+
+def test_what_does_not_exist_is_named(store: PostgresStore) -> None:
+    a_cluster(store)
+    for call, resource in (
+        (lambda: store.get_cluster("x"), "clusters/x"),
+        (lambda: store.list_jobs("x", [], 0, 1), "clusters/x"),
+        (lambda: store.get_job(C, "x"), f"clusters/{C}/jobs/x"),
+        (lambda: store.job_history(C, "x"), f"clusters/{C}/jobs/x"),
+        (lambda: store.get_node(C, "x"), f"clusters/{C}/nodes/x"),
+        (lambda: store.get_round(C, 1), f"clusters/{C}/rounds/1"),
+        (lambda: store.round_snapshot(C, 1), f"clusters/{C}/rounds/1"),
+        (lambda: store.snapshot("x"), "clusters/x"),
+        (lambda: store.desired(C, "x"), f"clusters/{C}/agents/x"),
+        (lambda: do(store, lambda w: w.drain_nodes(C, ["x"], draining=True)), f"{C}/nodes/x"),
+    ):
+        with pytest.raises(NotFound, match=f"{resource} does not exist"):
+            call()
+
+
+def test_a_deadlock_is_tried_again(store: PostgresStore, database: Database) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    both_hold_one, attempts = threading.Barrier(2, timeout=10), []
+
+    def touch(first: str, second: str) -> None:
+        def work(connection: sa.Connection) -> None:
+            attempts.append(first)
+            update = sa.text("UPDATE jobs SET tenant = tenant WHERE name = :name")
+            connection.execute(update, {"name": first})
+            if len(attempts) <= 2:
+                both_hold_one.wait()
+            connection.execute(update, {"name": second})
+
+        database.write(work)
+
+    threads = [threading.Thread(target=touch, args=names) for names in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(attempts) == 3
