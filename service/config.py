@@ -27,7 +27,7 @@ _Value = str | int | float | bool
 class Config:
     """The server's settings. Printable: no secret appears in ``str`` or ``repr``."""
 
-    listen: str = "127.0.0.1:7400"
+    listen: str = "127.0.0.1:7070"
     """Host and port, or unix:/path. Port 0: any free one."""
     insecure_any_interface: bool = False
     """Callers are not authenticated, so other machines are let in only where this says so."""
@@ -39,14 +39,16 @@ class Config:
     """Calls that wait for the database at once."""
     round_threads: int = 2
     """Rounds that are decided at once."""
+    period_s: float = 300.0
+    """A round for each cluster so often; 0: only when asked."""
     default_deadline_s: float = 60.0
     """What a Schedule call gets that brings no deadline."""
     grace_s: float = 10.0
     """How long a stopping server lets calls finish."""
     health_period_s: float = 5.0
     """How often the database is asked whether it is ready."""
-    poll_s: float = 5.0
-    """How often a watched job is read again where no notification came."""
+    poll_s: float = 1.0
+    """How often a watched job is read again: only changes of what should run are notified."""
     lease_s: float = 30.0
     margin_s: float = 15.0
     heartbeat_s: float = 5.0
@@ -61,8 +63,9 @@ class Config:
         for name in ("default_deadline_s", "health_period_s", "poll_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise InvalidInput(name, "must be a positive number of seconds")
-        if not 0 <= self.grace_s < 1e6:
-            raise InvalidInput("grace_s", "must be 0 s or more")
+        for name in ("grace_s", "period_s"):
+            if not 0 <= getattr(self, name) < 1e6:
+                raise InvalidInput(name, "must be 0 s or more")
         self.agent_timing()
         if not (self.insecure_any_interface or _is_local(self.listen)):
             raise InvalidInput(

@@ -58,7 +58,10 @@ _OPTIONS: Final = (
 
 
 class Server:
-    """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop."""
+    """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop.
+
+    ``wakeups``, ``calls`` and ``round_calls`` (the pools of threads) are for others to share.
+    """
 
     def __init__(
         self, config: Config, store: Store, rounds: RoundLoop, clock: Clock, *,
@@ -66,16 +69,16 @@ class Server:
     ) -> None:  # fmt: skip
         self.wakeups = Wakeups()
         self._config = config
-        self._calls = Calls(config.store_threads, "store")
-        self._round_calls = Calls(config.round_threads, "round")
+        self.calls = Calls(config.store_threads, "store")
+        self.round_calls = Calls(config.round_threads, "round")
         self._health = Health(store, SERVICES, config.health_period_s)
         self._grpc = grpc.aio.server(interceptors=[Guard()], options=_OPTIONS)
-        calls, wakeups, timing = self._calls, self.wakeups, config.agent_timing()
+        calls, wakeups, timing = self.calls, self.wakeups, config.agent_timing()
         jobs = JobsServicer(
             store, calls, wakeups, new_id=new_id, wall_s=wall_s, poll_s=config.poll_s
         )
         scheduler = SchedulerServicer(
-            store, rounds, clock, calls=calls, round_calls=self._round_calls,
+            store, rounds, clock, calls=calls, round_calls=self.round_calls,
             default_deadline_s=config.default_deadline_s,
         )  # fmt: skip
         agents = AgentsServicer(store, calls, wakeups, clock, timing)
@@ -113,4 +116,4 @@ class Server:
         await self._health.stop()
         self.wakeups.close()
         await self._grpc.stop(self._config.grace_s)
-        await asyncio.gather(self._calls.close(), self._round_calls.close(), self._health.close())
+        await asyncio.gather(self.calls.close(), self.round_calls.close(), self._health.close())

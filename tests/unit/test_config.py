@@ -9,7 +9,7 @@ import pytest
 from formulation.errors import InvalidInput
 from service.config import Config, load_config
 
-ANY = "0.0.0.0:7400"
+ANY = "0.0.0.0:7070"
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
@@ -43,14 +43,14 @@ def test_variables_of_the_command_line_are_left_alone() -> None:
     assert load_config(None, {"TESSERA_SERVER": "x", "TESSERA_CLUSTER": "c"}) == Config()
 
 
-@pytest.mark.parametrize("listen", [ANY, "[::]:7400", "10.0.0.1:7400", "example.org:7400", ":7400"])
+@pytest.mark.parametrize("listen", [ANY, "[::]:7070", "10.0.0.1:7070", "example.org:7070", ":7070"])
 def test_other_machines_are_let_in_only_where_asked(listen: str) -> None:
     with pytest.raises(InvalidInput, match="not authenticated"):
         Config(listen=listen)
     assert Config(listen=listen, insecure_any_interface=True).listen == listen
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:7400", "localhost:7400", "unix:/run/t.s"])
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:7070", "localhost:7070", "unix:/run/t.s"])
 def test_this_machine_is_always_let_in(listen: str) -> None:
     assert Config(listen=listen).listen == listen
 

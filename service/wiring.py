@@ -1,0 +1,81 @@
+"""Puts the running system together: the only place that names the store, the clock and the database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from db.engine import Database, connect
+from db.notify import Listener
+from db.store import PostgresStore
+from service.clock import SystemClock
+from service.config import Config
+from service.loop import RoundLoop
+from service.periodic import PeriodicRounds
+from service.rpc.server import Server
+
+
+def open_database(config: Config) -> Database:
+    """Return the database of the settings; the embedded one is started if need be.
+
+    It has a connection for each thread that may want one.
+    """
+    directory = Path(config.database_directory) if config.database_directory else None
+    size = config.store_threads + config.round_threads + 1
+    return connect(config.database_url or None, directory=directory, pool_size=size)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[int]:
+    """Run a server for the length of the block; yield its port.
+
+    Raises:
+        InvalidInput: the address cannot be bound, or the database's URL is none.
+        Unavailable: the embedded database does not start. A database that does not answer is no error:
+            the server says NOT_SERVING until it does.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        database = await asyncio.to_thread(open_database, config)
+        stack.callback(database.engine.dispose)
+        clock = SystemClock()
+        store = PostgresStore(database, config.lease_s, config.margin_s)
+        rounds = RoundLoop(store, clock)
+        server = Server(
+            config, store, rounds, clock,
+            new_id=lambda: f"job-{uuid.uuid4().hex[:16]}", wall_s=clock.wall_s,
+        )  # fmt: skip
+        listener, loop = Listener(database.url), asyncio.get_running_loop()
+
+        def changed(cluster: str) -> None:  # in the listener's thread
+            loop.call_soon_threadsafe(server.wakeups.changed, cluster)
+
+        listener.subscribe(changed)
+        listener.start()
+        stack.push_async_callback(asyncio.to_thread, listener.close)
+        port = await server.start()
+        stack.push_async_callback(server.stop)
+        if config.period_s:
+            periodic = PeriodicRounds(
+                store, rounds, clock, calls=server.calls, round_calls=server.round_calls,
+                holder=f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}",
+                period_s=config.period_s, deadline_s=min(config.period_s, config.default_deadline_s),
+            )  # fmt: skip
+            periodic.start()
+            stack.push_async_callback(periodic.stop)
+        yield port
+
+
+async def serve(config: Config, started: Callable[[int], None]) -> None:
+    """Run a server until SIGINT or SIGTERM; ``started`` is called with its port once it listens."""
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    async with running(config) as port:
+        started(port)
+        await stopping.wait()

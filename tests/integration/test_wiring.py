@@ -1,0 +1,174 @@
+"""The parts together, as `tessera serve` runs them: notifications, periodic rounds, a lost address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from formulation.snapshot import GpuType, Source, Workload
+from service.config import Config
+from service.loop import RoundLoop
+from service.periodic import PeriodicRounds
+from service.rounds import RoundOptions
+from service.rpc.calls import Calls
+from service.wiring import running
+from tessera.v1 import (
+    agents_pb2,
+    agents_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+
+JOB = JobSpec(
+    name="j", workload=Workload(model="m", params="", global_batch=8), iterations=10, requested_gpus=1
+)  # fmt: skip
+
+
+CELL = EstimateRecord(
+    workload=JOB.workload, gpu_type="a100", gpus=1, nodes=1, pipeline_degree=1, plan="",
+    iter_time_s=1.0, source=Source.MEASURED,
+)  # fmt: skip
+HELLO = agents_pb2.AgentMessage(
+    hello=agents_pb2.Hello(
+        parent="clusters/c", agent_id="a", incarnation="1",
+        nodes=[agents_pb2.AgentNode(node="n", gpu_type="a100", gpus=8)],
+    )
+)  # fmt: skip
+
+
+def a_cluster(store: PostgresStore, name: str = "c") -> None:
+    def work(writer: Any) -> bytes:
+        writer.upsert_cluster(name, [GpuType(name="a100", memory_bytes=2**35)], None)
+        writer.upsert_nodes(name, [NodeSpec(name="n", gpu_type="a100", gpus=8)])
+        writer.submit_jobs(name, [JOB])
+        writer.upsert_estimates(name, [CELL])
+        return b""
+
+    store.write(None, work)
+
+
+def settings(database: Database, **changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "listen": "127.0.0.1:0", "database_url": database.url, "period_s": 0.0,
+        "poll_s": 60.0, "heartbeat_s": 7.0, "grace_s": 2.0, "store_threads": 4,
+    }  # fmt: skip
+    return Config(**(values | changes))
+
+
+@asynccontextmanager
+async def channel_to(config: Config) -> AsyncIterator[grpc.aio.Channel]:
+    async with (
+        running(config) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield channel
+
+
+async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
+    database: Database, store: PostgresStore
+) -> None:
+    a_cluster(store)
+    config = settings(database)
+    async with channel_to(config) as one, channel_to(config) as other:
+        call = agents_pb2_grpc.AgentsStub(one).Sync()
+        await call.write(HELLO)
+        assert cast(agents_pb2.ServerMessage, await call.read()).HasField("welcome")
+        assert not cast(agents_pb2.ServerMessage, await call.read()).desired.gangs
+        request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        watch = jobs_pb2_grpc.JobsStub(one).WatchJob(request)
+        assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.QUEUED
+        await scheduler_pb2_grpc.SchedulerStub(other).Schedule(
+            scheduler_pb2.ScheduleRequest(parent="clusters/c"), timeout=30
+        )
+        async with asyncio.timeout(10):
+            assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.STARTING
+            told = cast(agents_pb2.ServerMessage, await call.read()).desired
+        assert [gang.job for gang in told.gangs] == ["j"]
+        watch.cancel()
+        await call.done_writing()
+
+
+async def test_an_address_in_use_is_an_error(database: Database) -> None:
+    async with running(settings(database)) as port:
+        with pytest.raises(InvalidInput, match="in use"):
+            async with running(settings(database, listen=f"127.0.0.1:{port}")):
+                raise AssertionError("two servers on one port")
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def a_replica(
+    store: PostgresStore, clock: HandClock, holder: str
+) -> AsyncIterator[PeriodicRounds]:
+    calls, round_calls = Calls(1, "store"), Calls(1, "round")
+    periodic = PeriodicRounds(
+        store, RoundLoop(store, clock), clock, calls=calls, round_calls=round_calls, holder=holder,
+        period_s=300.0, deadline_s=60.0,
+    )  # fmt: skip
+    yield periodic
+    await periodic.stop()
+    await asyncio.gather(calls.close(), round_calls.close())
+
+
+async def test_one_round_is_committed_in_each_period_by_one_replica(store: PostgresStore) -> None:
+    clock = HandClock()
+    a_cluster(store, "c")
+    a_cluster(store, "d")
+
+    async def rounds_after_ticks() -> list[int]:
+        for replica in (one, other):
+            await replica.tick()
+            await asyncio.gather(*replica.begun())
+        return [len(store.list_rounds(cluster, 0, 100)) for cluster in ("c", "d")]
+
+    async with a_replica(store, clock, "one") as one, a_replica(store, clock, "other") as other:
+        assert await rounds_after_ticks() == [1, 1]
+        clock.now_s += 299.0
+        assert await rounds_after_ticks() == [1, 1]
+        clock.now_s += 2.0
+        assert await rounds_after_ticks() == [2, 2]
+
+
+async def test_a_round_that_someone_asked_for_counts(store: PostgresStore) -> None:
+    clock = HandClock()
+    a_cluster(store)
+    async with a_replica(store, clock, "one") as one:
+        await one.tick()
+        await asyncio.gather(*one.begun())
+        clock.now_s += 200.0
+        asked = RoundLoop(store, clock)
+        await asyncio.to_thread(_schedule, asked)
+        for step_s in (1.0, 298.0):
+            clock.now_s += step_s
+            await one.tick()
+            await asyncio.gather(*one.begun())
+            assert len(store.list_rounds("c", 0, 100)) == 2
+        clock.now_s += 2.0
+        await one.tick()
+        await asyncio.gather(*one.begun())
+        assert len(store.list_rounds("c", 0, 100)) == 3
+
+
+def _schedule(rounds: RoundLoop) -> None:
+    rounds.schedule(
+        "c", RoundOptions(), remaining_s=lambda: 60.0, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
