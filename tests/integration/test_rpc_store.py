@@ -366,6 +366,7 @@ async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> Non
         assert (done.name, done.outcome, done.verified) == (f"{C}/rounds/1", "committed", True)
         assert [d.job for d in done.decisions] == [f"{C}/jobs/j"]
         assert (await a.scheduler.Schedule(request)).name == done.name
+        assert (await a.scheduler.Schedule(dry)).name == f"{C}/rounds/0"  # keeps no request id
         name = scheduler_pb2.GetRoundRequest(name=done.name)
         assert (await a.scheduler.GetRound(name)).decisions == done.decisions
         name.summary_only = True

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulation.errors import InvalidInput, StaleEtag
@@ -45,6 +45,7 @@ specs = st.builds(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(specs)
 def test_a_job_comes_back_as_it_went_out(spec: JobSpec) -> None:
     sent = jobs_pb2.Job.FromString(jobs.of_spec(spec).SerializeToString())
