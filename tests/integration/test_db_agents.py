@@ -1,0 +1,289 @@
+"""Agents: what they report changes jobs, what they hold is freed only when they say so or fall silent."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.decisions import DecisionKind
+from formulation.errors import InvalidInput, NotAllowed, NotFound
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import NodeSpec, ObservedGang
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_spec,
+    agent_reports,
+    agents_report,
+    commit,
+    execute,
+    happen,
+    job,
+    run,
+    start,
+    states,
+    submit,
+    wait,
+)
+
+A0, A1 = "a100-0", "a100-1"
+AGENT0, AGENT1 = f"agent-{A0}", f"agent-{A1}"
+
+
+def silence(database: Database, agent: str, seconds: float = 46.0) -> None:
+    execute(
+        database,
+        f"UPDATE agents SET heard_at = heard_at - {seconds} * interval '1 s' WHERE name = '{agent}'",
+    )
+
+
+def a_gang(node: str = A0, **facts: object) -> ObservedGang:
+    fields = {"job": "a", "generation": 1, "node": node, "phase": "running"} | facts
+    return ObservedGang(**fields)  # type: ignore[arg-type]  # a test's shorthand
+
+
+@pytest.fixture
+def pair(store: PostgresStore) -> PostgresStore:
+    """Return a store where a, of 100 iterations, runs on both nodes and b waits."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a", iterations=100, max_retries=1), a_spec("b"))
+    run(store, a=[(A0, range(4)), (A1, range(4))])
+    assert states(store)["a"] is JobState.RUNNING
+    return store
+
+
+def test_a_gang_is_desired_by_every_agent_that_has_a_member(pair: PostgresStore) -> None:
+    for agent in (AGENT0, AGENT1):
+        (gang,) = pair.desired(C, agent).gangs
+        assert (gang.spec.name, gang.generation, gang.leader) == ("a", 1, A0)
+        assert gang.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
+
+
+def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, b=[(A1, [0])])
+    snapshot = store.snapshot(C)
+    commit(
+        store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]),
+        wait(snapshot, "b", DecisionKind.SUSPEND),
+    )  # fmt: skip
+    assert store.desired(C, AGENT0).gangs == ()
+    assert agent_reports(store, AGENT1)
+    assert [g.spec.name for g in store.desired(C, AGENT0).gangs] == ["a"]
+
+
+def test_progress_counts_from_the_leader_and_never_falls(pair: PostgresStore) -> None:
+    for node, done, expected in (
+        (A0, 10.0, 10.0), (A1, 50.0, 10.0), (A0, 7.0, 10.0), (A0, 1e9, 100.0), (A0, math.nan, 100.0),
+    ):  # fmt: skip
+        agent = f"agent-{node}"
+        assert not pair.observe(C, agent, "first", [a_gang(node, iterations_done=done)], 99)
+        assert job(pair, "a").iterations_done == expected
+
+
+def test_an_older_generation_changes_nothing(pair: PostgresStore) -> None:
+    snapshot = pair.snapshot(C)
+    commit(pair, snapshot, start(snapshot, "a", [(A0, range(4))], DecisionKind.RESIZE))
+    before = job(pair, "a")
+    late = [a_gang(phase="succeeded", iterations_done=99.0), a_gang(phase="failed", error="x")]
+    for gang in late:
+        assert not pair.observe(C, AGENT0, "first", [gang], 99)
+    assert job(pair, "a") == before
+
+
+def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_gone(
+    pair: PostgresStore,
+) -> None:
+    assert pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 1)
+    found = job(pair, "a")
+    assert (found.state, found.iterations_done, found.allocation) == (
+        JobState.SUCCEEDED, 100.0, None,
+    )  # fmt: skip
+    assert found.ended_s is not None
+    assert found.started_s is not None
+    assert pair.get_node(C, A0).free_gpus == 0
+    agents_report(pair)
+    assert [pair.get_node(C, node).free_gpus for node in (A0, A1)] == [4, 4]
+    assert pair.get_node(C, A0).jobs == ()
+
+
+def test_a_gpu_is_not_freed_by_a_report_older_than_its_release(pair: PostgresStore) -> None:
+    old = pair.desired(C, AGENT0).revision
+    happen(pair, "a", JobEvent.CANCEL)
+    for agent in (AGENT0, AGENT1):
+        assert not pair.observe(C, agent, "first", [], old)
+    assert states(pair)["a"] is JobState.CANCELLING
+    new = pair.desired(C, AGENT0).revision
+    assert new > old
+    pair.observe(C, AGENT0, "first", [a_gang(phase="stopping")], new)
+    pair.observe(C, AGENT1, "first", [], new)
+    assert states(pair)["a"] is JobState.CANCELLING
+    pair.observe(C, AGENT0, "first", [], new)
+    assert states(pair)["a"] is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("event", "leaving", "left"),
+    [
+        (JobEvent.CANCEL, JobState.CANCELLING, JobState.CANCELLED),
+        (JobEvent.HOLD, JobState.HOLDING, JobState.HELD),
+    ],
+)
+def test_a_user_takes_a_running_job_off_its_gpus(
+    pair: PostgresStore, event: JobEvent, leaving: JobState, left: JobState
+) -> None:
+    happen(pair, "a", event)
+    assert states(pair)["a"] is leaving
+    assert pair.desired(C, AGENT0).gangs == ()
+    agents_report(pair)
+    assert states(pair)["a"] is left
+
+
+def test_a_job_that_finishes_while_it_is_cancelled_has_succeeded(pair: PostgresStore) -> None:
+    happen(pair, "a", JobEvent.CANCEL)
+    pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 99)
+    assert states(pair)["a"] is JobState.SUCCEEDED
+
+
+def test_a_crash_is_retried_until_no_retry_is_left(pair: PostgresStore) -> None:
+    pair.observe(C, AGENT1, "first", [a_gang(A1, phase="failed", error="out of memory\0")], 99)
+    found = job(pair, "a")
+    assert (found.state, found.retries) == (JobState.STOPPING, 1)
+    assert found.last_error == "out of memory"
+    agents_report(pair)
+    assert states(pair)["a"] is JobState.QUEUED
+    run(pair, a=[(A0, [0])])
+    pair.observe(C, AGENT0, "first", [a_gang(generation=2, phase="failed")], 99)
+    assert states(pair)["a"] is JobState.FAILING
+    agents_report(pair)
+    found = job(pair, "a")
+    assert (found.state, found.retries) == (JobState.FAILED, 2)
+
+
+def test_a_job_runs_once_its_leader_says_so(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]))
+    store.observe(C, AGENT1, "first", [a_gang(A1)], 1)
+    store.observe(C, AGENT0, "first", [a_gang(A0, phase="starting")], 1)
+    assert states(store) == {"a": JobState.STARTING}
+    store.observe(C, AGENT0, "first", [a_gang(A0)], 1)
+    found = job(store, "a")
+    assert (found.state, found.version) == (JobState.RUNNING, 2)
+    assert found.started_s is not None
+
+
+def test_a_silent_node_loses_its_jobs(pair: PostgresStore, database: Database) -> None:
+    assert pair.expire(C) == []
+    silence(database, AGENT1)
+    assert pair.expire(C) == ["a"]
+    assert pair.expire(C) == []
+    assert states(pair)["a"] is JobState.STOPPING
+    assert pair.get_node(C, A1).free_gpus == 4
+    assert pair.get_node(C, A0).free_gpus == 0  # this agent lives: it must say that a is gone
+    agent_reports(pair, AGENT0)
+    assert states(pair)["a"] is JobState.QUEUED
+    assert pair.get_node(C, A0).free_gpus == 4
+    assert "lost" in [event for _, event, _ in pair.job_history(C, "a")]
+
+
+def test_a_job_leaving_a_node_that_falls_silent_is_gone(
+    pair: PostgresStore, database: Database
+) -> None:
+    happen(pair, "a", JobEvent.CANCEL)
+    for agent in (AGENT0, AGENT1):
+        silence(database, agent)
+    assert pair.expire(C) == []  # nobody lost a GPU of its own
+    assert states(pair)["a"] is JobState.CANCELLED
+
+
+def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) -> None:
+    for agent in (AGENT0, AGENT1):
+        silence(database, agent)
+        pair.heartbeat(C, agent, "first")
+    assert pair.expire(C) == []
+    assert pair.get_node(C, A0).silent_s < 40
+
+
+def test_a_newer_incarnation_takes_over(pair: PostgresStore) -> None:
+    pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
+    with pytest.raises(NotAllowed, match="taken over"):
+        pair.heartbeat(C, AGENT0, "first")
+    with pytest.raises(NotAllowed, match="taken over"):
+        pair.observe(C, AGENT0, "first", [], 99)
+    pair.heartbeat(C, AGENT0, "second")
+    assert [g.spec.name for g in pair.desired(C, AGENT0).gangs] == ["a"]
+    assert pair.get_node(C, A0).version == 1  # nothing about the node changed
+    with pytest.raises(NotFound):
+        pair.heartbeat(C, "nobody", "x")
+    with pytest.raises(NotFound):
+        pair.observe(C, "nobody", "x", [], 0)
+
+
+def test_a_node_has_one_live_agent(pair: PostgresStore, database: Database) -> None:
+    node = NodeSpec(name=A0, gpu_type="a100", gpus=4)
+    with pytest.raises(NotAllowed, match=f"belongs to agent {AGENT0}"):
+        pair.hello(C, "thief", "x", [node])
+    silence(database, AGENT0)
+    pair.hello(C, "heir", "x", [node])  # nobody had expired the node yet
+    assert states(pair)["a"] is JobState.STOPPING
+    assert pair.desired(C, AGENT0).gangs == ()
+    agent_reports(pair, AGENT1)
+    assert states(pair)["a"] is JobState.QUEUED
+
+
+def test_a_node_that_its_agent_no_longer_names_falls_silent(
+    pair: PostgresStore, database: Database
+) -> None:
+    pair.hello(C, AGENT1, "second", [])
+    assert pair.expire(C) == []  # the old process may still run there until its lease ends
+    assert pair.snapshot(C).nodes.schedulable.tolist() == [True, False]
+    execute(database, f"UPDATE nodes SET heard_at = now() - interval '46 s' WHERE name = '{A1}'")
+    assert pair.expire(C) == ["a"]
+
+
+def test_hello_registers_and_corrects_nodes(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1)
+    store.hello(C, AGENT0, "2", [NodeSpec(name=A0, gpu_type="a100", gpus=8, rack="r")])
+    store.hello(C, AGENT0, "3", [NodeSpec(name=A0, gpu_type="a100", gpus=8)])
+    found = store.get_node(C, A0)
+    assert (found.spec.gpus, found.spec.rack, found.version) == (8, "r", 2)
+    for wrong in ({"gpu_type": "h100"}, {"gpus": 65}):
+        spec = NodeSpec(**{"name": A0, "gpu_type": "a100", "gpus": 4} | wrong)  # type: ignore[arg-type]  # a test's shorthand
+        with pytest.raises(InvalidInput):
+            store.hello(C, AGENT0, "4", [spec])
+    submit(store, a_spec("a"))
+    run_on = store.snapshot(C)
+    commit(store, run_on, start(run_on, "a", [(A0, [0])]))
+    with pytest.raises(NotAllowed):
+        store.hello(C, AGENT0, "5", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
+    with pytest.raises(NotFound):
+        store.hello("x", AGENT0, "5", [])
+
+
+def test_the_revision_rises_only_when_the_desired_state_changes(pair: PostgresStore) -> None:
+    before = pair.desired(C, AGENT0).revision
+    pair.observe(C, AGENT0, "first", [a_gang(iterations_done=3.0)], before)
+    snapshot = pair.snapshot(C)
+    keep = start(snapshot, "a", [(A0, range(4)), (A1, range(4))], DecisionKind.KEEP)
+    commit(pair, snapshot, keep, wait(snapshot, "b"))
+    happen(pair, "b", JobEvent.CANCEL)
+    assert pair.desired(C, AGENT0).revision == before
+    happen(pair, "a", JobEvent.HOLD)
+    assert pair.desired(C, AGENT0).revision == before + 1
+
+
+def test_one_replica_has_the_lease_of_the_loop(store: PostgresStore, database: Database) -> None:
+    a_cluster(store)
+    assert store.acquire_lease(C, "one", 60.0)
+    assert not store.acquire_lease(C, "two", 60.0)
+    assert store.acquire_lease(C, "one", 60.0)
+    execute(database, "UPDATE leases SET expires_at = now() - interval '1 s'")
+    assert store.acquire_lease(C, "two", 60.0)
+    assert not store.acquire_lease(C, "one", 60.0)
+    assert not store.acquire_lease("x", "one", 60.0)

@@ -1,0 +1,194 @@
+"""The connection: clear errors, the embedded server, notifications, retention."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from db import embedded
+from db.engine import Database, connect, sqlalchemy_url
+from db.notify import EVERY, Listener
+from db.store import PostgresStore
+from formulation.errors import InvalidInput, NotFound, Unavailable
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import Request
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_spec,
+    agent_reports,
+    agents_report,
+    commit,
+    execute,
+    happen,
+    run,
+    states,
+    submit,
+    wait,
+)
+
+
+def test_an_unreachable_database_says_what_to_do_and_keeps_the_password() -> None:
+    store = PostgresStore(connect("postgresql://user:secret@127.0.0.1:1/none"))
+    with pytest.raises(Unavailable, match="TESSERA_DATABASE_URL") as error:
+        store.ready()
+    assert "secret" not in str(error.value)
+    assert "127.0.0.1:1" in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://h/d", "postgres://h/d", "postgresql+psycopg://h/d"])
+def test_any_postgresql_url_is_read_by_the_driver_that_is_here(url: str) -> None:
+    assert sqlalchemy_url(url).render_as_string() == "postgresql+psycopg2://h/d"
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "nonsense", "mysql://h/d"])
+def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="postgresql://"):
+        connect(url)
+
+
+def test_a_statement_that_takes_too_long_is_given_up(server_url: str) -> None:
+    database = connect(server_url, statement_timeout_s=0.05)
+    with pytest.raises(Unavailable, match="too busy"):
+        database.write(lambda c: c.execute(sa.text("SELECT pg_sleep(10)")))
+    database.engine.dispose()
+
+
+def test_a_turn_that_does_not_come_is_given_up(database: Database) -> None:
+    a_cluster(PostgresStore(database))
+    hasty = connect(database.url, lock_timeout_s=0.05)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("SELECT FROM clusters FOR UPDATE"))
+        with pytest.raises(Unavailable, match="too busy"):
+            PostgresStore(hasty).hello(C, "a", "i", [])
+    hasty.engine.dispose()
+
+
+def test_the_pool_is_bounded_and_says_so(server_url: str) -> None:
+    database = connect(server_url, pool_size=1, lock_timeout_s=0.05)
+    with database.engine.connect(), pytest.raises(Unavailable, match="too busy"):
+        database.write(lambda c: None)
+    database.engine.dispose()
+
+
+def test_a_connection_that_was_cut_is_replaced(database: Database) -> None:
+    store = PostgresStore(database)
+    store.ready()
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+    admin = connect(database.url)
+    with admin.engine.connect() as connection, pytest.raises(sa.exc.DBAPIError):
+        connection.execute(sa.text(others), {"name": database.engine.url.database})
+    admin.engine.dispose()
+    store.ready()
+
+
+def test_a_connection_cut_in_the_middle_is_unavailable_not_wrong(database: Database) -> None:
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(Unavailable, match="cannot be reached or has failed"):
+        database.write(work)
+
+
+def test_two_processes_share_the_embedded_server(postgres_url: str) -> None:
+    directory = sa.make_url(postgres_url).query["host"]
+    program = (
+        "from pathlib import Path; from db.engine import connect; import sys\n"
+        "sys.stdout.write(connect(directory=Path(sys.argv[1])).url)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(directory)], capture_output=True, text=True, check=True
+    )
+    assert sa.make_url(done.stdout).query["host"] == directory
+    with connect(postgres_url).read() as connection:  # still there after the other has left
+        assert connection.execute(sa.text("SELECT 1")).scalar() == 1
+
+
+def test_an_embedded_server_that_cannot_start_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Unavailable, match="does not start"):
+        embedded.start(tmp_path / "file" / "pg")
+
+
+def test_subscribers_hear_of_changes_of_the_desired_state(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    heard: queue.Queue[str] = queue.Queue()
+    listener = Listener(database.url)
+    listener.subscribe(heard.put)
+    with listener:
+        assert heard.get(timeout=10) == EVERY
+        run(store, a=[("a100-0", [0])])
+        assert heard.get(timeout=10) == C
+
+
+def test_a_listener_that_lost_its_connection_comes_back(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("db.notify.RETRY_S", 0.01)
+    a_cluster(store)
+    heard: queue.Queue[str] = queue.Queue()
+    listener = Listener(database.url)
+    listener.subscribe(heard.put)
+    with listener:
+        assert heard.get(timeout=10) == EVERY
+        execute(
+            database,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'tessera-listen' AND datname = current_database()",
+        )
+        assert heard.get(timeout=10) == EVERY
+        submit(store, a_spec("a"))
+        run(store, a=[("a100-0", [0])])
+        assert heard.get(timeout=10) == C
+    assert threading.active_count() == 1
+
+
+def age(database: Database, *changes: str) -> None:
+    for change in changes:
+        execute(database, f"UPDATE {change} - interval '1 day'")
+
+
+def test_old_things_are_pruned_and_young_ones_kept(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("old"), a_spec("young"), a_spec("waits"))
+    for name in ("old", "young"):
+        happen(store, name, JobEvent.CANCEL)
+    for key in ("r1", "r2"):
+        store.write(Request(id=key, method="m", digest="d"), lambda w: b"x")
+    for _ in range(4):
+        snapshot = store.snapshot(C)
+        commit(store, snapshot, wait(snapshot, "waits"))
+    age(database, "request_ids SET created_at = created_at", "rounds SET created_at = created_at")
+    execute(database, "UPDATE jobs SET ended_at = ended_at - interval '1 day' WHERE name = 'old'")
+    store.write(Request(id="r3", method="m", digest="d"), lambda w: b"x")
+    assert store.prune(3600.0, 2) == {"request_ids": 2, "rounds": 2, "jobs": 1}
+    assert states(store) == {"young": JobState.CANCELLED, "waits": JobState.QUEUED}
+    assert [r.number for r in store.list_rounds(C, 0, 9)] == [4, 3]
+    with pytest.raises(NotFound):
+        store.get_round(C, 1)
+    assert store.get_job(C, "waits").reason is not None
+    submit(store, a_spec("old"))  # the name is free again
+
+
+def test_a_job_is_not_pruned_before_its_gpus_are_free(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    run(store, a=[("a100-0", [0])])
+    agent_reports(store, "agent-a100-0", phase="succeeded")
+    age(database, "jobs SET ended_at = ended_at")
+    assert store.prune(0.0, 0)["jobs"] == 0
+    agents_report(store)
+    assert store.prune(0.0, 0)["jobs"] == 1

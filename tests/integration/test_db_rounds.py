@@ -1,0 +1,388 @@
+"""Committing rounds: guarded, all or nothing, one after another, and read back as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from db.store import PostgresStore
+from formulation.check import held_twice
+from formulation.decisions import Decision, DecisionKind
+from formulation.errors import InvalidInput, NotFound, RequestIdReused, RoundSuperseded
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import NodeSpec, Request, RoundCommit
+from formulation.snapshot import Hold, Snapshot
+from tests.support.stored import (
+    C,
+    Members,
+    a_cluster,
+    a_spec,
+    a_summary,
+    agent_reports,
+    agents_report,
+    commit,
+    do,
+    happen,
+    job,
+    run,
+    start,
+    states,
+    submit,
+    wait,
+)
+
+A0, A1 = "a100-0", "a100-1"
+
+
+def holds(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
+    """Return (job, node, GPU, hold) of every allocation, in order of node and GPU."""
+    found = store.snapshot(C)
+    assert held_twice(found) == []
+    names, nodes, a = (*found.jobs.name, "-"), found.nodes.name, found.allocations
+    rows = zip(a.job.tolist(), a.node.tolist(), a.gpu.tolist(), a.hold.tolist(), strict=True)
+    return [(names[j], nodes[n], g, Hold(h)) for j, n, g, h in rows]
+
+
+def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"), a_spec("b"))
+    snapshot = store.snapshot(C)
+    record = commit(
+        store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]), wait(snapshot, "b")
+    )
+    found = job(store, "a")
+    assert found.allocation == record.decisions[0].allocation
+    assert found.allocation is not None
+    assert found.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
+    assert (found.state, found.generation, found.version) == (JobState.STARTING, 1, 2)
+    assert {hold for _, _, _, hold in holds(store)} == {Hold.HELD}
+    assert store.job_history(C, "a")[-1][1:] == ("start", "starting")
+
+
+def test_a_round_is_read_back_as_it_was_committed(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    snapshot = store.snapshot(C)
+    record = commit(store, snapshot, wait(snapshot, "b"), start(snapshot, "a", [(A0, [0])]))
+    s = record.summary
+    assert (s.number, s.epoch, s.outcome) == (1, 1, "committed")
+    assert (s.running, s.waiting, s.started) == (1, 1, 1)
+    assert store.get_round(C, 1) == record
+    assert store.round_snapshot(C, 1).digest() == snapshot.digest() == s.snapshot_digest
+    again = store.snapshot(C)
+    commit(store, again, wait(again, "b"))
+    assert [r.number for r in store.list_rounds(C, 0, 10)] == [2, 1]
+    assert store.list_rounds(C, 2, 10) == [s]
+    with pytest.raises(NotFound):
+        store.list_rounds("x", 0, 1)
+
+
+def test_a_waiting_job_tells_the_last_rounds_reason(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, wait(snapshot, "b"), start(snapshot, "a", [(A0, [0])]))
+    refused = store.snapshot(C)
+    summary = a_summary(refused, outcome="refused", violations=("GPU once: x",), verified=False)
+    record = store.commit(RoundCommit(snapshot=refused, decisions=(), summary=summary))
+    assert (record.summary.number, record.summary.outcome) == (2, "refused")
+    found = job(store, "b")
+    assert found.reason is not None
+    assert (found.reason.message, found.reason_round) == ("no GPU is free", 1)
+    assert found.reason.evidence == (("gpus", "1"),)
+    assert (job(store, "a").reason, job(store, "a").reason_round) == (None, 0)
+
+
+def test_only_one_of_two_rounds_on_the_same_epoch_is_committed(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, wait(snapshot, "a"))
+    with pytest.raises(RoundSuperseded) as error:
+        commit(store, snapshot, start(snapshot, "a", [(A0, [0])]))
+    assert error.value.winner == f"clusters/{C}/rounds/1"
+    assert states(store) == {"a": JobState.QUEUED}
+
+
+def test_a_repeated_round_is_replayed(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    request = Request(id="r", method="Schedule", digest="d")
+    assert store.replayed_round(request) is None
+    snapshot = store.snapshot(C)
+    decision = start(snapshot, "a", [(A0, [0])])
+    record = commit(store, snapshot, decision, request=request)
+    assert store.replayed_round(request) == record
+    assert commit(store, snapshot, decision, request=request) == record
+    later = store.snapshot(C)
+    assert commit(store, later, wait(later, "a"), request=request) == record
+    assert store.get_cluster(C).last_round == 1
+    with pytest.raises(RequestIdReused):
+        store.replayed_round(replace(request, digest="other"))
+
+
+Interference = Callable[[PostgresStore], None]
+
+
+def updated(store: PostgresStore) -> None:
+    do(store, lambda w: w.update_job(C, a_spec("a", weight=9.0), ["weight"], None))
+
+
+def drained(store: PostgresStore) -> None:
+    do(store, lambda w: w.drain_nodes(C, [A0], draining=True))
+
+
+def grown(store: PostgresStore) -> None:
+    node = NodeSpec(name=A0, gpu_type="a100", gpus=8)
+    do(store, lambda w: w.upsert_nodes(C, [node]))
+
+
+@pytest.mark.parametrize(
+    ("interfere", "why", "state"),
+    [
+        (lambda s: happen(s, "a", JobEvent.CANCEL), "cancelled", JobState.CANCELLED),
+        (lambda s: happen(s, "a", JobEvent.HOLD), "held", JobState.HELD),
+        (updated, "etag 1, now 2", JobState.QUEUED),
+        (drained, "node a100-0 changed", JobState.QUEUED),
+        (grown, "node a100-0 changed", JobState.QUEUED),
+    ],
+)
+def test_what_changed_during_the_solve_is_left_alone(
+    store: PostgresStore, interfere: Interference, why: str, state: JobState
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    snapshot = store.snapshot(C)
+    interfere(store)
+    record = commit(
+        store, snapshot, start(snapshot, "a", [(A0, [0])]), start(snapshot, "b", [(A1, [0])])
+    )
+    first, second = record.decisions
+    assert (first.applied, second.applied, second.skipped) == (False, True, "")
+    assert why in first.skipped
+    assert states(store) == {"a": state, "b": JobState.STARTING}
+    assert record.summary.started == 1
+    assert [name for name, *_ in holds(store)] == ["b"]
+
+
+def test_a_cancelled_running_job_is_not_moved(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    happen(store, "a", JobEvent.CANCEL)
+    record = commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
+    assert "cancelling" in record.decisions[0].skipped
+    assert holds(store) == [("a", A0, 0, Hold.RELEASING)]
+
+
+def test_a_job_that_ended_during_the_solve_is_not_kept(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    agent_reports(store, f"agent-{A0}", phase="succeeded")
+    record = commit(store, snapshot, start(snapshot, "a", [(A0, [0])], DecisionKind.KEEP))
+    assert "succeeded" in record.decisions[0].skipped
+    assert (record.summary.running, record.summary.waiting) == (0, 0)
+
+
+def test_progress_during_the_solve_disturbs_no_decision(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A0, [0])]))
+    snapshot = store.snapshot(C)
+    agents_report(store, iterations_done=5.0)  # starting -> running
+    record = commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
+    assert record.decisions[0].applied
+    assert job(store, "a").iterations_done == 5.0
+
+
+def test_who_wants_the_gpus_of_a_skipped_decision_is_skipped_too(store: PostgresStore) -> None:
+    """c wants b's GPU, b wants a's GPU, and a, which was to be suspended, has changed."""
+    a_cluster(store, nodes=2)
+    submit(store, a_spec("a"), a_spec("b"), a_spec("c"), a_spec("d"))
+    run(store, a=[(A0, [0])], b=[(A0, [1])])
+    snapshot = store.snapshot(C)
+    updated(store)
+    record = commit(
+        store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND),
+        start(snapshot, "b", [(A0, [0])], DecisionKind.MOVE), start(snapshot, "c", [(A0, [1])]),
+        start(snapshot, "d", [(A1, [0])]),
+    )  # fmt: skip
+    assert [d.applied for d in record.decisions] == [False, False, False, True]
+    assert record.decisions[1].skipped == "its GPUs stay with a"
+    assert record.decisions[2].skipped == "its GPUs stay with b"
+    assert states(store)["b"] is JobState.RUNNING
+    assert (record.summary.running, record.summary.waiting) == (3, 1)
+
+
+def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    commit(
+        store,
+        snapshot,
+        wait(snapshot, "a", DecisionKind.SUSPEND),
+        start(snapshot, "b", [(A0, [0])]),
+    )
+    assert holds(store) == [("a", A0, 0, Hold.RELEASING), ("b", A0, 0, Hold.RESERVED)]
+    assert states(store) == {"a": JobState.STOPPING, "b": JobState.STARTING}
+    desired = store.desired(C, f"agent-{A0}")
+    assert desired.gangs == ()  # b is not told to start before a is gone
+    assert store.observe(C, f"agent-{A0}", "first", [], desired.revision)
+    assert holds(store) == [("b", A0, 0, Hold.HELD)]
+    assert states(store) == {"a": JobState.QUEUED, "b": JobState.STARTING}
+    assert [g.spec.name for g in store.desired(C, f"agent-{A0}").gangs] == ["b"]
+
+
+def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0, 1])])
+    snapshot = store.snapshot(C)
+    bigger = start(snapshot, "a", [(A0, range(4))], DecisionKind.RESIZE)
+    commit(store, snapshot, bigger)
+    assert holds(store) == [
+        ("a", A0, 0, Hold.RELEASING), ("a", A0, 0, Hold.RESERVED),
+        ("a", A0, 1, Hold.RELEASING), ("a", A0, 1, Hold.RESERVED),
+        ("a", A0, 2, Hold.HELD), ("a", A0, 3, Hold.HELD),
+    ]  # fmt: skip
+    agents_report(store)
+    found = job(store, "a")
+    assert (found.state, found.generation) == (JobState.RUNNING, 2)
+    assert found.allocation is not None
+    assert found.allocation.shares == ((A0, (0, 1, 2, 3)),)
+
+
+def test_a_job_moved_twice_before_its_first_gpus_are_free_keeps_nothing_it_was_never_told(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=2)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, b=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    commit(
+        store,
+        snapshot,
+        start(snapshot, "a", [(A0, [0])]),
+        wait(snapshot, "b", DecisionKind.SUSPEND),
+    )
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
+    assert holds(store) == [("b", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
+    assert job(store, "a").generation == 2
+
+
+def test_a_job_that_was_never_told_to_run_is_suspended_at_once(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    suspend = wait(snapshot, "a", DecisionKind.SUSPEND)
+    commit(store, snapshot, suspend, start(snapshot, "b", [(A0, [0])]))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, wait(snapshot, "b", DecisionKind.SUSPEND))
+    assert states(store) == {"a": JobState.STOPPING, "b": JobState.QUEUED}
+    assert [event for _, event, _ in store.job_history(C, "b")] == ["start", "suspend", "gone"]
+
+
+def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A1, [0])]))
+    assert holds(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
+    agents_report(store)
+    assert states(store) == {"a": JobState.RUNNING}
+
+
+def test_a_rejected_job_keeps_its_reason(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, wait(snapshot, "a", DecisionKind.REJECT))
+    found = job(store, "a")
+    assert (found.state, found.last_error) == (JobState.REJECTED, "no GPU is free")
+
+
+def test_a_round_that_fails_half_way_leaves_nothing(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    snapshot = store.snapshot(C)
+    same: Members = [(A0, [0])]
+    with pytest.raises(InvalidInput, match="uq_allocations_successor"):
+        commit(store, snapshot, start(snapshot, "a", same), start(snapshot, "b", same))
+    now = store.snapshot(C)
+    assert replace(now, now_s=snapshot.now_s).digest() == snapshot.digest()
+    assert store.list_rounds(C, 0, 1) == []
+
+
+def a_random_round(snapshot: Snapshot, rng: np.random.Generator) -> list[Decision]:
+    """Return decisions that give each job nothing, what it has, or a random free GPU."""
+    free = {(n, g) for n in range(len(snapshot.nodes)) for g in range(4)}
+    decisions = []
+    for j, name in enumerate(snapshot.jobs.name):
+        active = snapshot.jobs.current_gpus[j] > 0
+        if rng.random() < 0.4 or not free:
+            decisions.append(
+                wait(snapshot, name, DecisionKind.SUSPEND if active else DecisionKind.WAIT)
+            )
+            continue
+        node, gpu = sorted(free)[int(rng.integers(len(free)))]
+        free.remove((node, gpu))
+        kind = DecisionKind.MOVE if active else DecisionKind.START
+        decisions.append(start(snapshot, name, [(snapshot.nodes.name[node], [gpu])], kind))
+    return decisions
+
+
+def test_two_replicas_racing_never_commit_a_round_twice_nor_a_gpu_twice(
+    store: PostgresStore,
+) -> None:
+    """100 attempts each, while a third thread lets agents report."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, *(a_spec(f"j{i}") for i in range(10)))
+    committed: list[int] = []
+    lost: list[str] = []
+    over = threading.Event()
+
+    def replica(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(100):
+            snapshot = store.snapshot(C)
+            assert held_twice(snapshot) == []
+            try:
+                record = commit(store, snapshot, *a_random_round(snapshot, rng))
+                committed.append(record.summary.number)
+            except RoundSuperseded as error:
+                lost.append(error.winner)
+
+    def agents() -> None:
+        while not over.is_set():
+            for node in (A0, A1):
+                agent_reports(store, f"agent-{node}")
+
+    reporting = threading.Thread(target=agents)
+    racing = [threading.Thread(target=replica, args=(seed,)) for seed in (1, 2)]
+    for thread in (reporting, *racing):
+        thread.start()
+    for thread in racing:
+        thread.join()
+    over.set()
+    reporting.join()
+    assert len(committed) + len(lost) == 200
+    assert sorted(committed) == list(range(1, len(committed) + 1))
+    assert lost, "the race never happened"
+    assert store.get_cluster(C).epoch == len(committed)
+    agents_report(store)
+    assert all(hold is Hold.HELD for *_, hold in holds(store))
