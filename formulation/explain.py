@@ -14,7 +14,7 @@ from formulation.lifecycle import SCHEDULABLE, JobState
 from formulation.problem import Problem
 from formulation.snapshot import STATES, Snapshot
 from formulation.solution import Solution
-from formulation.tables import Ints
+from formulation.tables import Floats, Ints
 
 
 class ReasonCode(StrEnum):
@@ -55,7 +55,7 @@ def explain(
     ``unplaced`` is what placement says of jobs whose chosen Cell found no blocks; ``given_up`` are jobs
     whose promise could not be kept.
     """
-    free = problem.capacity - problem.used(solution.choice)
+    offers = _offers(problem, solution)
     tried = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     tried[snapshot.estimates.workload] = True
     feasible = np.zeros(len(snapshot.workloads), dtype=np.bool_)
@@ -68,7 +68,7 @@ def explain(
             found[job] = _not_schedulable(state)
         elif not feasible[workload]:
             found[job] = _no_cell(snapshot, workload, tried=bool(tried[workload]))
-        elif not problem.columns_of(job):
+        elif offers.column[job] < 0:
             found[job] = _fits_nowhere(snapshot, workload)
         elif job in unplaced:
             found[job] = Reason(
@@ -83,7 +83,7 @@ def explain(
                 next_step="bring lost nodes back, or raise the job's weight",
             )
         else:
-            found[job] = _lost_out(problem, solution, free, job)
+            found[job] = _lost_out(problem, solution, offers, job)
     return found
 
 
@@ -133,11 +133,36 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
     )
 
 
-def _lost_out(problem: Problem, solution: Solution, free: Ints, job: int) -> Reason:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Offers:
+    """Each job's best offer at the round's prices: the column worth most for what it costs."""
+
+    column: Ints  # int64[jobs]; -1: the job has no column
+    cost: Floats  # float64[columns], problem integers
+    free: Ints  # int64[rows]
+
+
+def _offers(problem: Problem, solution: Solution) -> _Offers:
+    cost = np.zeros(len(problem.cell))
+    if len(solution.prices):
+        cost = np.bincount(
+            problem.usage_column,
+            weights=solution.prices[problem.row] * problem.amount,
+            minlength=len(problem.cell),
+        )
+    ratio = problem.value / np.maximum(cost, 1e-9)
+    order = np.lexsort((-ratio, problem.column_job))
+    some = np.flatnonzero(np.diff(problem.job_start) > 0)
+    column = np.full(len(problem.jobs), -1, dtype=np.int64)
+    column[some] = order[problem.job_start[some]]
+    return _Offers(column=column, cost=cost, free=problem.capacity - problem.used(solution.choice))
+
+
+def _lost_out(problem: Problem, solution: Solution, offers: _Offers, job: int) -> Reason:
     """Explain a job that had columns but was not chosen, by prices where they are known."""
-    columns = problem.columns_of(job)
-    values = problem.value[columns.start : columns.stop]
-    if values.max() <= 0:
+    column = int(offers.column[job])
+    worth, cost = int(problem.value[column]) / problem.scale, offers.cost[column] / problem.scale
+    if worth <= 0:
         return Reason(
             code=ReasonCode.NOT_WORTH_RESTART,
             message="starting it would cost as much as it could win before it ends",
@@ -149,39 +174,36 @@ def _lost_out(problem: Problem, solution: Solution, free: Ints, job: int) -> Rea
             message="the round's time ran out before prices were known; others were worth more",
             next_step="give the round a longer deadline",
         )
-    margin, column = max(
-        (float(problem.value[c]) - _cost(problem, solution, c), -c) for c in columns
-    )
-    column = -column
-    worth, cost = float(problem.value[column]) / problem.scale, _cost(problem, solution, column)
-    cell = int(problem.cell[column])
-    use = problem.usage_of(column)
-    tight = {problem.rows[r].name: (a, int(free[r])) for r, a in use.items() if a > free[r]}
+    use = [
+        (problem.rows[r].name, a, int(offers.free[r])) for r, a in problem.usage_of(column).items()
+    ]
+    what = " + ".join(f"{amount} of {name}" for name, amount, _ in use)
+    short = "; ".join(f"{name} has {left} free" for name, amount, left in use if amount > left)
     evidence = (
-        ("gpus", str(int(problem.cells.gpus[cell]))),
-        ("row", ", ".join(problem.rows[r].name for r in use)),
-        ("value", f"{worth:.4f}"),
-        ("price", f"{cost / problem.scale:.4f}"),
-        *((f"free {name}", str(left)) for name, (_, left) in tight.items()),
+        ("offer", what),
+        ("value", f"{worth:.6f}"),
+        ("price", f"{cost:.6f}"),
+        *((f"free {name}", str(left)) for name, _, left in use),
     )
-    what = " + ".join(f"{a} of {problem.rows[r].name}" for r, a in use.items())
-    if margin <= 0:
+    if worth <= cost:
         return Reason(
             code=ReasonCode.OUTPRICED,
-            message=f"its best offer, {what}, is worth {worth:.3f}; at this round's prices those"
-            f" cost {cost / problem.scale:.3f}",
+            message=f"its best offer, {what}, is worth {worth:.3f}; at this round's prices it costs"
+            f" {cost:.3f}",
             next_step="wait for demand to fall, raise its weight, or add Cells that use GPUs better",
             evidence=evidence,
         )
-    short = "; ".join(f"{n} needs {a}, {left} free" for n, (a, left) in tight.items())
+    if not short:
+        return Reason(
+            code=ReasonCode.BUDGET_SPENT,
+            message=f"{what} would pay, but the round stopped at its gap or its time before it got there",
+            next_step="give the round a longer deadline or a smaller gap",
+            evidence=evidence,
+        )
     return Reason(
         code=ReasonCode.NO_CAPACITY,
-        message=f"it is worth its price, but its GPUs do not fit beside better jobs: {short or what}",
+        message=f"{what} would pay ({worth:.3f} for {cost:.3f}), but does not fit beside better jobs:"
+        f" {short}",
         next_step="wait for a job to end, or add Cells with fewer GPUs",
         evidence=evidence,
     )
-
-
-def _cost(problem: Problem, solution: Solution, column: int) -> float:
-    """Return what ``column`` uses at the round's prices, in the problem's integers."""
-    return sum(float(solution.prices[r]) * a for r, a in problem.usage_of(column).items())

@@ -53,7 +53,7 @@ def reason(job: dict[str, Any], **known: Any) -> Reason:
         (ReasonCode.PROMISE_GIVEN_UP, a_job("j"), {"given_up": [0]}),
         (ReasonCode.BUDGET_SPENT, a_job("j"), {}),
         (ReasonCode.OUTPRICED, a_job("j"), {"prices": [0.7e6]}),
-        (ReasonCode.NO_CAPACITY, a_job("j"), {"prices": [0.3e6]}),
+        (ReasonCode.BUDGET_SPENT, a_job("j"), {"prices": [0.3e6]}),
         (ReasonCode.NOT_WORTH_RESTART, a_job("j", weight=1e-9), {}),
     ],
 )
@@ -69,6 +69,20 @@ def test_the_dominant_reason_wins(
 def test_an_outpriced_job_is_given_both_numbers() -> None:
     evidence = dict(reason(a_job("j"), prices=[0.7e6]).evidence)
     assert (float(evidence["value"]), float(evidence["price"])) == (1.0, 1.4)
+
+
+def test_a_job_that_pays_but_does_not_fit_is_told_what_is_free() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)), estimates=[an_estimate(gpus=3)], jobs=[a_job("a"), a_job("b")]
+    )
+    problem = build_problem(snapshot, Policy())
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=np.array([0, -1]), objective=0, bound=0.0, solver="t",
+        prices=np.array([0.3e6]),
+    )  # fmt: skip
+    found = explain(snapshot, problem, solution, {}, frozenset())[1]
+    assert found.code is ReasonCode.NO_CAPACITY
+    assert "gpus/a100 has 1 free" in found.message
 
 
 def a_running_round() -> Snapshot:
