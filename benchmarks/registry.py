@@ -39,10 +39,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run found. ``table`` has one dictionary a row, where the benchmark compares."""
+    """What a run found. ``table`` has one dictionary a row, where the benchmark compares.
+
+    ``waived`` names figures whose bound was set for other options than these.
+    """
 
     seed: int
     figures: dict[str, Figure]
+    waived: frozenset[str] = frozenset()
     table: list[dict[str, Figure | str]] = field(default_factory=list)
 
 
@@ -86,7 +90,7 @@ def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[
         report = found.run(**options)
     except Skip as reason:
         return {**shown, "skipped": str(reason), "figures": {}, "bounds": {}, "ok": True}
-    bounds = {k: b for k, b in found.bounds.items() if k in report.figures}
+    bounds = {k: b for k, b in found.bounds.items() if k in report.figures and k not in report.waived}
     result: dict[str, Any] = {
         **shown,
         "seed": report.seed,

@@ -73,7 +73,7 @@ def running(replicas: int = 1) -> Iterator[Stack]:
 def _server(address: str, url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli.main", "serve", "--listen", address],
+            [sys.executable, "-m", "service.cli.main", "serve", "--listen", address, "--period", "0"],
             env={**os.environ, "TESSERA_DATABASE_URL": url}, stdout=out, stderr=out,
         )  # fmt: skip
     try:

@@ -143,13 +143,13 @@ class _Offers:
 
 
 def _offers(problem: Problem, solution: Solution) -> _Offers:
-    cost = np.zeros(len(problem.cell))
+    cost: Floats = np.zeros(len(problem.cell))
     if len(solution.prices):
         cost = np.bincount(
             problem.usage_column,
             weights=solution.prices[problem.row] * problem.amount,
             minlength=len(problem.cell),
-        )
+        ).astype(np.float64)
     ratio = problem.value / np.maximum(cost, 1e-9)
     order = np.lexsort((-ratio, problem.column_job))
     some = np.flatnonzero(np.diff(problem.job_start) > 0)

@@ -146,7 +146,7 @@ def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -
         if found.objective >= greedy.objective:
             return found
         return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
-    if np.isfinite(found.bound) and greedy.objective <= found.bound <= greedy.bound:
+    if not found.has_answer and greedy.objective <= found.bound <= greedy.bound:
         return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
     return greedy
 

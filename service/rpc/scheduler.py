@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 
+from formulation.codec import encode
 from service.loop import RoundLoop
 from service.ports import Clock, Store
 from service.rpc import fields, names
@@ -112,4 +113,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cluster, number, options, remaining_s=remaining_s, cancelled=cancelled
         )
         answer = convert.of_round(record, summary_only=request.summary_only)
-        return pb.ReplayRoundResponse(round=answer, same_decisions=same)
+        snapshot = b""
+        if request.with_snapshot:
+            snapshot = encode(self._store.round_snapshot(cluster, number))
+        return pb.ReplayRoundResponse(round=answer, same_decisions=same, snapshot=snapshot)

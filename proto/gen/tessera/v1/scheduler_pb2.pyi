@@ -438,8 +438,11 @@ class ReplayRoundRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     SUMMARY_ONLY_FIELD_NUMBER: _builtins.int
+    WITH_SNAPSHOT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     summary_only: _builtins.bool
+    with_snapshot: _builtins.bool
+    """Send the snapshot along."""
     @_builtins.property
     def options(self) -> Global___RoundOptions:
         """Unset: as recorded, the deterministic work included."""
@@ -450,10 +453,11 @@ class ReplayRoundRequest(_message.Message):
         name: _builtins.str = ...,
         options: Global___RoundOptions | None = ...,
         summary_only: _builtins.bool = ...,
+        with_snapshot: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options", b"options", "summary_only", b"summary_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options", b"options", "summary_only", b"summary_only", "with_snapshot", b"with_snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

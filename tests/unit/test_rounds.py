@@ -1,0 +1,144 @@
+"""One round as a function: promises, greedy's floor, refusal of nonsense."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulation.decisions import DecisionKind
+from formulation.errors import InvalidInput
+from formulation.explain import ReasonCode
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from formulation.solution import Solution, SolveStatus
+from service.rounds import RoundOptions, plan_round
+from solvers.base import Budget
+from solvers.greedy import Greedy
+from solvers.portfolio import Portfolio
+from tests.support.builders import (
+    a_job,
+    a_node,
+    a_random_snapshot,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+)
+
+FOREVER = Budget(remaining_s=lambda: math.inf)
+
+
+def a_torn_cluster() -> Snapshot:
+    """Return three launched guaranteed jobs of 4 GPUs on three nodes, of which one was lost."""
+    jobs = [
+        a_job(name, state=JobState.RUNNING, cell=(0, 4, 1), guaranteed=True, weight=weight)
+        for name, weight in (("light", 1.0), ("heavy", 3.0), ("middle", 2.0))
+    ]
+    nodes = [a_node("n0"), a_node("n1"), a_node("lost", schedulable=False)]
+    gangs = {j: Gang(members=((j, (0, 1, 2, 3)),)) for j in range(3)}
+    nodes = [n | {"gpus": 4} for n in nodes]
+    return a_snapshot(nodes=nodes, jobs=jobs, estimates=[an_estimate(gpus=4)], gangs=gangs)
+
+
+def test_when_promises_no_longer_fit_the_least_weight_is_given_up_and_said() -> None:
+    found = plan_round(a_torn_cluster(), Policy(), Portfolio(), FOREVER)
+    assert found.violations == ()
+    assert found.given_up == {0}
+    kinds = [d.kind for d in found.decisions]
+    assert kinds == [DecisionKind.SUSPEND, DecisionKind.KEEP, DecisionKind.MOVE]
+    assert found.decisions[0].reason is not None
+    assert found.decisions[0].reason.code is ReasonCode.PROMISE_GIVEN_UP
+
+
+class Wrong:
+    """A solver whose every answer overdraws the cluster."""
+
+    name = "wrong"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        choice = problem.job_start[1:] - 1
+        objective = int(problem.value[choice].sum())
+        return Solution(
+            status=SolveStatus.OPTIMAL,
+            choice=choice,
+            objective=objective,
+            bound=objective,
+            solver="wrong",
+        )
+
+
+def test_a_wrong_answer_never_passes_and_greedys_takes_its_place() -> None:
+    snapshot = a_random_snapshot(1, jobs=30)
+    wrong, greedy = (plan_round(snapshot, Policy(), s, FOREVER) for s in (Wrong(), Greedy()))
+    assert wrong.violations == ()
+    assert np.array_equal(wrong.solution.choice, greedy.solution.choice)
+    assert wrong.solution.bound == greedy.solution.bound  # its bound is not believed either
+
+
+class Silent:
+    """A solver that finds nothing."""
+
+    name = "silent"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        nothing = np.full(len(problem.jobs), -1)
+        return Solution(
+            status=SolveStatus.UNKNOWN, choice=nothing, objective=0, bound=math.inf, solver="silent"
+        )
+
+
+def test_no_answer_never_means_that_no_job_runs() -> None:
+    found = plan_round(a_random_snapshot(2, jobs=10), Policy(), Silent(), FOREVER)
+    assert sum(d.gang is not None for d in found.decisions) > 0
+
+
+def test_an_empty_cluster_and_no_jobs_are_a_round_too() -> None:
+    assert (
+        plan_round(
+            a_snapshot(nodes=[], jobs=[], estimates=[]), Policy(), Portfolio(), FOREVER
+        ).decisions
+        == ()
+    )
+
+
+def test_phases_are_marked_in_order() -> None:
+    seen: list[str] = []
+    plan_round(a_random_snapshot(3, jobs=5), Policy(), Greedy(), FOREVER, seen.append)
+    assert seen == ["build", "solve", "place", "check"]
+
+
+def test_a_second_round_on_the_outcome_of_the_first_keeps_everything() -> None:
+    """Nothing changed, so nothing moves: the restart price holds equals apart."""
+    snapshot = a_random_snapshot(4, jobs=25, restart_s=300.0)
+    first = plan_round(snapshot, Policy(), Portfolio(), FOREVER)
+    jobs = [snapshot.jobs.row(j) for j in range(25)]
+    gangs = {}
+    for d in first.decisions:
+        if d.gang is not None:
+            jobs[d.job] |= {"state": 3, "current_type": d.gpu_type, "current_gpus": d.gpus,
+                            "current_degree": d.pipeline_degree}  # fmt: skip
+            gangs[d.job] = d.gang
+    again = a_snapshot(nodes=some_nodes((0, 4, 4), (1, 2, 8)), jobs=jobs, estimates=[], gangs=gangs)
+    again = replace(again, estimates=snapshot.estimates, workloads=snapshot.workloads)
+    second = plan_round(again, Policy(defragment_every_rounds=1), Portfolio(), FOREVER)
+    assert {d.kind for d in second.decisions} == {DecisionKind.KEEP, DecisionKind.WAIT}
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("objective", {"objective": "fame"}),
+        ("gap", {"gap": 1.0}),
+        ("solve_limit", {"solve_limit_s": 0.0}),
+    ],
+)
+def test_options_without_meaning_are_refused_by_name(
+    field: str, options: dict[str, float | str]
+) -> None:
+    with pytest.raises(InvalidInput, match=f"options.{field}"):
+        RoundOptions(**options).policy()  # type: ignore[arg-type]
