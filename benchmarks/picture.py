@@ -41,8 +41,10 @@ def _throughput(axes: Any, pairs: Sequence[Pair]) -> None:
     at = np.arange(len(pairs)) + 1.0
     axes.bar(at - 0.2, [p.ilp.placed_score for p in pairs], 0.4, label="ILP", color="#1f6f8b")
     axes.bar(at + 0.2, [p.greedy.placed_score for p in pairs], 0.4, label="greedy", color="#d9a441")
+    top = max([1.0, *(p.ilp.placed_score for p in pairs)])
     axes.set(title="normalised throughput of the same snapshots", xlabel="round", xticks=at)
-    axes.legend(loc="lower right")
+    axes.set_ylim(0, 1.3 * top)  # room for the legend
+    axes.legend(loc="upper right")
 
 
 def _counts(axes: Any, pairs: Sequence[Pair]) -> None:
@@ -55,7 +57,8 @@ def _counts(axes: Any, pairs: Sequence[Pair]) -> None:
         colors=["#3c8d5a", "#c9c9c9"],
     )
     axes.set(title="jobs", xlabel="round", xticks=at, xlim=(1, max(2, len(pairs))))
-    axes.legend(loc="lower right")
+    axes.set_ylim(0, 1.3 * max(1, *(p.ilp.running + p.ilp.waiting for p in pairs)))
+    axes.legend(loc="upper right")
 
 
 def _gpus(axes: Any, jobs: Sequence[jobs_pb2.Job], nodes: Sequence[tuple[str, str, int]]) -> None:

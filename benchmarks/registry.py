@@ -90,7 +90,9 @@ def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[
         report = found.run(**options)
     except Skip as reason:
         return {**shown, "skipped": str(reason), "figures": {}, "bounds": {}, "ok": True}
-    bounds = {k: b for k, b in found.bounds.items() if k in report.figures and k not in report.waived}
+    bounds = {
+        k: b for k, b in found.bounds.items() if k in report.figures and k not in report.waived
+    }
     result: dict[str, Any] = {
         **shown,
         "seed": report.seed,

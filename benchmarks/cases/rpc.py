@@ -37,7 +37,8 @@ def rpc(
     """Time whole Schedule calls over a socket, against PostgreSQL, on 1,280 GPUs.
 
     ``overhead_s`` is the median of each call's time outside the solver: socket, loading, stating, placing,
-    checking and committing; 0.2 s, for 300 jobs, is less than a thousandth of a round's 300 s. Agents answer over their own stream.
+    checking and committing; 0.2 s, for 300 jobs, is less than a thousandth of a round's 300 s. Agents answer
+    over their own stream.
     """
     types, nodes = arena_table1()
     fresh = max(1, round(churn * jobs))
