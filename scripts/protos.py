@@ -17,7 +17,9 @@ OUT = ROOT / "proto" / "gen"
 def generate(out: Path) -> None:
     """Write the messages, the services and their types below ``out``."""
     bin_dir = Path(sys.executable).parent
-    sources = sorted(str(p.relative_to(ROOT / "proto")) for p in ROOT.glob("proto/tessera/**/*.proto"))
+    sources = sorted(
+        str(p.relative_to(ROOT / "proto")) for p in ROOT.glob("proto/tessera/**/*.proto")
+    )
     well_known = Path(google.protobuf.__file__).parent.parent.parent
     arguments = [
         "protoc", f"-I{ROOT / 'proto'}", f"-I{Path(protoc.__file__).parent / '_proto'}", f"-I{well_known}",

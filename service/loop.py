@@ -52,6 +52,7 @@ class RoundLoop:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
+        make_solver()  # loads the solver libraries now, not within the first call's deadline
         self._took: dict[
             str, dict[str, float]
         ] = {}  # by cluster: seconds of the last round's phases

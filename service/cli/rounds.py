@@ -150,9 +150,7 @@ def replay(
     As recorded, the decisions must come out the same; where they do not, the exit code is 1.
     """
     name = full_name(cluster, "rounds", number)
-    request = scheduler_pb2.ReplayRoundRequest(
-        name=name, with_snapshot=save_snapshot is not None
-    )
+    request = scheduler_pb2.ReplayRoundRequest(name=name, with_snapshot=save_snapshot is not None)
     with connect(server) as client:
         before = client.call(
             client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name, summary_only=True)
