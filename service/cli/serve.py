@@ -95,3 +95,4 @@ def _set_up_logging(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT, defaults={"action": "-"}))
     logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each look at the schema

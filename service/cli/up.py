@@ -37,7 +37,10 @@ START_S: Final = 60.0
 POLL_S: Final = 0.1
 WATCH_S: Final = 0.5
 GRACE_S: Final = 15.0
-"""How long a part may take to stop before it is killed."""
+"""How long the server may take to stop before it is killed."""
+
+GANG_GRACE_S: Final = 2.0
+"""How long a gang may take to stop before its agent kills it."""
 
 
 def add(app: typer.Typer) -> None:
@@ -134,6 +137,8 @@ def _start(plan: Plan, stack: ExitStack) -> list[Child]:
     note(f"starting {plan.agents} agents ...")
     for k in range(plan.agents):
         children.append(stack.enter_context(_agent(plan, k)))
+    for agent in children[1:]:
+        stack.callback(agent.process.terminate)  # all at once, before the first is waited for
     wanted = {node.name for node in plan.described.nodes}
     _wait(lambda: wanted <= _reachable_nodes(client, plan.name), children)
     line(plan.address)
@@ -185,9 +190,10 @@ def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
         "--server", plan.address, "--cluster", cluster, "--agent-id", agent,
         "--nodes-file", str(listed), "--data-dir", str(folder / agent),
         "--checkpoint-dir", str(plan.home / "checkpoints"),
-        "--clock-factor", f"{plan.clock_factor:g}", "--grace-s", "2", "--stop-on-exit",
+        "--clock-factor", f"{plan.clock_factor:g}", "--grace-s", f"{GANG_GRACE_S:g}",
+        "--stop-on-exit",
     ]  # fmt: skip
-    return running(agent, "service.agent.main", arguments, plan.home / "logs", GRACE_S)
+    return running(agent, "service.agent.main", arguments, plan.home / "logs", 3 * GANG_GRACE_S)
 
 
 def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:

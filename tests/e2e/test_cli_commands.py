@@ -1,0 +1,269 @@
+"""Every command against a real server on PostgreSQL, with an agent that speaks the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from benchmarks.fleet import Fleet
+from db.engine import Database
+from formulation.resources import NodeSpec
+from service.cli.client import connect
+from service.cli.main import app
+from service.config import Config
+from service.wiring import running
+from tessera.v1 import jobs_pb2
+
+pytestmark = pytest.mark.timeout(60)
+
+CLUSTER = """\
+gpu_types: {a100: 40GiB}
+nodes: [{name: "n{}", count: 2, gpu_type: a100, gpus: 4, rack: r0}]
+"""
+PROFILES = """\
+model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status,pipeline_degree
+bert,1.3B,256,a100,1,4,2.0,ok,2
+bert,1.3B,256,a100,2,4,1.0,ok,2
+bert,1.3B,256,a100,1,1,,oom,1
+"""
+TRACE = """\
+job_id,submit_time_s,model,params,global_batch,num_iterations,num_gpus
+t1,0,bert,1.3B,256,5000,4
+t2,10,bert,1.3B,256,5000,4
+t3,20,bert,1.3B,256,5000,4
+"""
+NODES = [NodeSpec(name=f"n{i}", gpu_type="a100", gpus=4, rack="r0") for i in range(2)]
+
+Tessera = Callable[..., Result]
+
+
+@pytest.fixture
+def address(database: Database) -> Iterator[str]:
+    """Run a server on a database of the test's own, on an event loop in a thread of its own."""
+    config = Config(
+        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, grace_s=1.0,
+        store_threads=2, round_threads=1,
+    )  # fmt: skip
+    loop, stop, ports = asyncio.new_event_loop(), asyncio.Event(), []
+    started = threading.Event()
+
+    async def serve() -> None:
+        async with running(config) as port:
+            ports.append(port)
+            started.set()
+            await stop.wait()
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(serve())
+        finally:
+            started.set()
+            loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait(60)
+    try:
+        yield f"127.0.0.1:{ports[0]}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+
+
+@pytest.fixture
+def tessera(address: str, tmp_path: Path) -> Tessera:
+    """Return a function that runs the command line against the server, with a cluster described."""
+
+    def run(*arguments: str, code: int = 0, stdin: str | None = None) -> Result:
+        env = {"TESSERA_SERVER": address, "TESSERA_CLUSTER": "c"}
+        done = CliRunner().invoke(app, arguments, env=env, input=stdin)
+        assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+        return done
+
+    run("cluster", "apply", "-f", "-", stdin=CLUSTER)
+    profiles = tmp_path / "profiles.csv"
+    profiles.write_text(PROFILES)
+    run("import", "profiles", str(profiles))
+    return run
+
+
+@pytest.fixture
+def fleet(address: str, tessera: Tessera) -> Iterator[Fleet]:
+    """Run an agent that stands for the cluster's nodes."""
+    with Fleet(address, "c", NODES, "fleet") as fleet:
+        yield fleet
+
+
+def read(tessera: Tessera, *arguments: str) -> Any:
+    """Return the JSON that a command prints on stdout, which must be all that it prints there."""
+    return json.loads(tessera(*arguments, "-o", "json").stdout)
+
+
+def submit(tessera: Tessera, name: str, *more: str) -> None:
+    tessera("submit", name, "--model", "bert", "--params", "1.3B", "--batch", "256",
+            "--iterations", "1000", "--gpus", "4", *more)  # fmt: skip
+
+
+def test_a_cluster_is_described_listed_and_shown(tessera: Tessera) -> None:
+    assert read(tessera, "cluster", "get")["gpus"] == "8"
+    assert [c["name"] for c in read(tessera, "cluster", "list")["clusters"]] == ["clusters/c"]
+    assert "40 GiB" in tessera("cluster", "get", "c").stdout
+    nodes = tessera("nodes").stdout.splitlines()
+    assert nodes[1].split() == ["n0", "UNREACHABLE", "a100", "4", "4", "r0"]
+    assert tessera("cluster", "get", "absent", code=4).stdout == ""
+
+
+def test_validating_a_cluster_changes_nothing_even_where_it_is_new(tessera: Tessera) -> None:
+    done = tessera("cluster", "apply", "-f", "-", "-c", "new", "--validate-only", stdin=CLUSTER)
+    assert "nothing changed" in done.stderr
+    tessera("cluster", "get", "new", code=4)
+    more = CLUSTER.replace("count: 2", "count: 3")
+    tessera("cluster", "apply", "-f", "-", "--validate-only", stdin=more)
+    assert read(tessera, "cluster", "get")["nodes"] == "2"
+
+
+def test_jobs_are_submitted_scheduled_and_seen(tessera: Tessera, fleet: Fleet) -> None:
+    for name in ("one", "two", "three"):
+        submit(tessera, name, "--label", f"run={name}")
+    decided = read(tessera, "round", "--solver", "cp-sat", "--seed", "3")
+    assert (decided["outcome"], decided["running"], decided["waiting"]) == ("committed", 2, 1)
+    states = [job["state"] for job in read(tessera, "jobs")["jobs"]]
+    assert sorted(states) == ["QUEUED", "STARTING", "STARTING"] or "RUNNING" in states
+    waits = next(job for job in read(tessera, "jobs")["jobs"] if job["state"] == "QUEUED")
+    shown = tessera("job", waits["name"]).stdout
+    assert f"{waits['reason']['code']}: {waits['reason']['message']} (round 1)" in shown
+    assert waits["reason"]["next_step"] in shown
+    assert "why it waits" in shown
+    assert waits["reason"]["code"] in tessera("jobs").stdout
+    assert "4 x a100, pp 2" in tessera("jobs", "-o", "wide").stdout
+    assert "4 x a100, pp 2" in tessera("round", "show", "1").stdout
+    names = tessera("jobs", "-o", "name").stdout.split()
+    assert names == [f"clusters/c/jobs/{name}" for name in ("one", "two", "three")]
+
+
+def test_a_job_is_watched_until_it_ends(tessera: Tessera, fleet: Fleet, address: str) -> None:
+    submit(tessera, "j")
+    tessera("round")
+    with connect(address) as client:
+        request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        for job in client.stream(client.jobs.WatchJob, request):
+            if job.state == jobs_pb2.RUNNING:  # its agent has said so, so it knows of the job
+                break
+    fleet.advance(1e6)
+    seen = [
+        json.loads(text) for text in tessera("job", "j", "-w", "-o", "json").stdout.splitlines()
+    ]
+    assert seen[-1]["state"] == "SUCCEEDED"
+    assert tessera("jobs").stdout == ""
+    assert "100.0" in tessera("jobs", "--all").stdout
+    assert tessera("jobs", "--state", "succeeded", "-o", "name").stdout == "clusters/c/jobs/j\n"
+
+
+def test_a_file_of_jobs_is_submitted_whole_or_not_at_all(tessera: Tessera) -> None:
+    text = (
+        "defaults: {model: bert, params: 1.3B, global_batch: 256, iterations: 10, gpus: 4}\n"
+        "jobs: [{name: a}, {name: b, weight: 2, deadline: 1h}]\n"
+    )
+    done = tessera("submit", "-f", "-", "--validate-only", stdin=text)
+    assert "2 jobs valid" in done.stderr
+    assert read(tessera, "jobs")["jobs"] == []
+    tessera("submit", "-f", "-", stdin=text)
+    assert [job["weight"] for job in read(tessera, "jobs")["jobs"]] == [1.0, 2.0]
+    again = tessera("submit", "-f", "-", stdin=text.replace("name: a", "name: c"), code=1)
+    assert "[ALREADY_EXISTS]" in again.stderr
+    assert len(read(tessera, "jobs")["jobs"]) == 2
+
+
+def test_jobs_are_held_released_changed_and_cancelled(tessera: Tessera) -> None:
+    submit(tessera, "a")
+    submit(tessera, "b")
+    tessera("hold", "a", "--validate-only")
+    assert read(tessera, "job", "a")["state"] == "QUEUED"
+    tessera("hold", "a", "b")
+    assert {job["state"] for job in read(tessera, "jobs")["jobs"]} == {"HELD"}
+    tessera("release", "clusters/c/jobs/a")
+    tessera("update", "a", "--weight", "2.5", "--pinned", "--deadline", "2h", "--label", "k=v")
+    job = read(tessera, "job", "a")
+    assert (job["state"], job["weight"], job["pinned"]) == ("QUEUED", 2.5, True)
+    assert job["labels"] == {"k": "v"}
+    assert "deadline" in job
+    tessera("update", "a", "--deadline", "none", "--movable")
+    job = read(tessera, "job", "a")
+    assert (job["weight"], job["pinned"], "deadline" in job) == (2.5, False, False)
+    tessera("cancel", "a", "b")
+    assert {job["state"] for job in read(tessera, "jobs", "--all")["jobs"]} == {"CANCELLED"}
+    assert "[NOT_ALLOWED]" in tessera("hold", "a", code=1).stderr
+    assert "absent" in tessera("cancel", "absent", code=4).stderr
+
+
+def test_nodes_are_drained_and_brought_back(tessera: Tessera, fleet: Fleet) -> None:
+    tessera("drain", "n0")
+    assert [node["state"] for node in read(tessera, "nodes")["nodes"]] == ["DRAINING", "READY"]
+    tessera("undrain", "clusters/c/nodes/n0")
+    assert [node["state"] for node in read(tessera, "nodes")["nodes"]] == ["READY", "READY"]
+    tessera("drain", "absent", code=4)
+
+
+def test_a_dry_run_commits_nothing(tessera: Tessera, fleet: Fleet) -> None:
+    submit(tessera, "j")
+    assert "dry run" in tessera("round", "--dry-run").stdout
+    assert tessera("rounds").stdout == ""
+    assert read(tessera, "job", "j")["state"] == "QUEUED"
+
+
+def test_a_round_is_replayed_as_recorded_and_otherwise(tessera: Tessera, fleet: Fleet) -> None:
+    for name in ("one", "two", "three"):
+        submit(tessera, name)
+    tessera("round", "--deadline", "30s")
+    as_recorded = tessera("replay", "1", "-o", "json")
+    assert json.loads(as_recorded.stdout)["same_decisions"]
+    otherwise = tessera("replay", "1", "--solver", "greedy")
+    head, solver, *_ = otherwise.stdout.splitlines()
+    assert head.split() == ["RECORDED", "REPLAYED"]
+    assert solver.split() == ["solver", "portfolio", "greedy"]
+    assert [r["name"] for r in read(tessera, "rounds")["rounds"]] == ["clusters/c/rounds/1"]
+    tessera("replay", "7", code=4)
+    tessera("round", "--solver", "magic", code=1)
+
+
+def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(TRACE)
+    tessera("import", "trace", str(file), "--limit", "2", "--tenant", "t")
+    jobs = read(tessera, "jobs")["jobs"]
+    assert [(job["name"], job["iterations"], job["tenant"]) for job in jobs] == [
+        ("clusters/c/jobs/t1", "1000", "t"),
+        ("clusters/c/jobs/t2", "1000", "t"),
+    ]
+    tessera("import", "trace", str(file), "--limit", "2", "--tenant", "t")
+    assert len(read(tessera, "jobs")["jobs"]) == 2
+    refused = tessera("import", "trace", str(file), code=1)
+    assert "0 of 3 jobs were sent before" in refused.stderr
+
+
+def test_a_mistake_in_a_csv_is_code_2_and_names_line_and_column(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(PROFILES.replace("2.0", "fast"))
+    assert "bad.csv line 2, column iter_time_s" in tessera(
+        "import", "profiles", str(file), code=2
+    ).stderr  # fmt: skip
+    tessera("import", "trace", str(tmp_path / "absent.csv"), code=2)
+
+
+def test_sample_estimates_cover_the_types_that_the_cluster_has(tessera: Tessera) -> None:
+    assert "estimates imported" in tessera("import", "samples").stderr
+    tessera(
+        "cluster", "apply", "-f", "-", "-c", "other", stdin="gpu_types: {exotic: 1GiB}\nnodes: []\n"
+    )
+    assert "there are none for exotic" in tessera("import", "samples", "-c", "other", code=2).stderr

@@ -1,0 +1,189 @@
+"""How commands fail: one line on stderr, an exit code that says what kind of failure, and safe retries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+from typer.testing import CliRunner, Result
+
+from formulation.errors import AlreadyExists, InvalidInput, NotFound, TesseraError, Unavailable
+from service.cli import main
+from service.rpc.errors import status_of
+from tessera.v1 import jobs_pb2
+
+Answer = bytes | TesseraError | grpc.StatusCode
+SUBMIT = ["submit", "j", "--model", "m", "--batch", "8", "--iterations", "1", "--gpus", "1"]
+
+
+class Scripted(grpc.GenericRpcHandler):
+    """Gives the answers in turn, the last one for ever, and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[bytes] = []
+        self.address = ""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, TesseraError):
+            context.abort_with_status(rpc_status.to_status(status_of(answer)))
+        if isinstance(answer, grpc.StatusCode):
+            context.abort(answer, "the text of the error")
+        return answer
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    found, pool = Scripted(), ThreadPoolExecutor(2)
+    process = grpc.server(pool)
+    process.add_generic_rpc_handlers((found,))
+    found.address = f"127.0.0.1:{process.add_insecure_port('127.0.0.1:0')}"
+    process.start()
+    yield found
+    process.stop(None).wait()
+    pool.shutdown()
+
+
+def run(server: Scripted, arguments: list[str], *answers: Answer) -> Result:
+    server.answers = list(answers)
+    return CliRunner().invoke(main.app, arguments, env={"TESSERA_SERVER": server.address})
+
+
+def a_submitted_job() -> bytes:
+    return jobs_pb2.Job(name="clusters/default/jobs/j", state=jobs_pb2.QUEUED).SerializeToString()
+
+
+def test_a_call_that_finds_no_server_is_tried_again_with_the_same_request_id(
+    server: Scripted,
+) -> None:
+    gone = Unavailable("the database is restarting")
+    done = run(server, [*SUBMIT, "-o", "name"], gone, gone, a_submitted_job())
+    assert (done.exit_code, done.stdout) == (0, "clusters/default/jobs/j\n")
+    assert len(server.requests) == 3
+    assert len(set(server.requests)) == 1
+    assert jobs_pb2.SubmitJobRequest.FromString(server.requests[0]).request_id
+
+
+def test_after_three_retries_the_command_gives_up_with_code_3(server: Scripted) -> None:
+    done = run(server, SUBMIT, Unavailable("the database is down"))
+    assert done.exit_code == 3
+    assert done.stderr == "error: the database is down [UNAVAILABLE]\n"
+    assert len(server.requests) == 4
+
+
+def test_where_no_server_listens_the_error_says_what_to_do() -> None:
+    done = CliRunner().invoke(main.app, ["jobs", "--server", "127.0.0.1:1"])
+    assert done.exit_code == 3
+    assert "no server answers at 127.0.0.1:1 (Connection refused)" in done.stderr
+    assert "tessera up" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "says"),
+    [
+        (NotFound("clusters/c/jobs/j"), 4, "clusters/c/jobs/j does not exist [NOT_FOUND]"),
+        (AlreadyExists("the job"), 1, "the job exists already; choose another id [ALREADY_EXISTS]"),
+        (InvalidInput("job.weight", "must be above 0"), 1, "job.weight: must be above 0 [INVALID_IN"),
+        (grpc.StatusCode.INTERNAL, 1, "the text of the error [INTERNAL]"),
+        (grpc.StatusCode.UNIMPLEMENTED, 1, "the text of the error [UNIMPLEMENTED]"),
+    ],
+)  # fmt: skip
+def test_what_the_server_says_is_one_line_and_an_exit_code(
+    server: Scripted, answer: Answer, exit_code: int, says: str
+) -> None:
+    done = run(server, ["job", "j"], answer)
+    assert done.exit_code == exit_code
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["frob"], "No such command 'frob'"),
+        (["jobs", "--frob"], "No such option"),
+        (["jobs", "-o", "xml"], "xml"),
+        (["jobs", "--state", "sleeping"], "--state: 'sleeping': know queued, held"),
+        (["job", "clusters/c/nodes/n"], "neither an id nor a name of the form clusters/CLUSTER/jobs"),
+        (["submit", "-f", "absent.yaml"], "absent.yaml: cannot be read"),
+        (["submit", "j", "-f", "absent.yaml"], "not both"),
+        (["submit", "j", "--restart", "soon"], "--restart: 'soon' is no duration"),
+        (["submit", "j", "--label", "novalue"], "write a label as KEY=VALUE"),
+        (["update", "j"], "name at least one of --weight"),
+        (["round", "--deadline", "soon"], "--deadline: 'soon' is no duration"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_code_2_and_calls_no_server(
+    server: Scripted, arguments: list[str], says: str
+) -> None:
+    done = run(server, arguments, grpc.StatusCode.INTERNAL)
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.replace("│", " ").split())
+    assert server.requests == []
+
+
+def test_an_interrupt_is_code_130(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("service.cli.jobs.time.sleep", interrupted)
+    page = jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name="clusters/c/jobs/j")])
+    done = run(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
+    assert (done.exit_code, done.stdout) == (130, "clusters/c/jobs/j\n")
+
+
+def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
+    monkeypatch: pytest.MonkeyPatch, server: Scripted
+) -> None:
+    broken = EntryPoint("broken", "tests.unit.no_such_module:add", main.PLUGINS)
+    monkeypatch.setattr(main, "entry_points", lambda group: [broken])
+    helped = CliRunner().invoke(main.app, ["--help"])
+    assert helped.exit_code == 0
+    assert "there is no module tests.unit.no_such_module" in helped.stdout
+    done = CliRunner().invoke(main.app, ["broken"])
+    assert done.exit_code == 1
+    assert "'broken' cannot be loaded from tests.unit.no_such_module:add" in done.stderr
+    assert run(server, [*SUBMIT, "-o", "name"], a_submitted_job()).exit_code == 0
+
+
+def test_a_plugin_adds_its_command_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("wave", f"{__name__}:add_wave", main.PLUGINS)
+    monkeypatch.setattr(main, "entry_points", lambda group: [point])
+    assert CliRunner().invoke(main.app, ["wave", "--help"]).exit_code == 0
+    assert CliRunner().invoke(main.app, ["wave"]).stdout == "wave\n"
+
+
+def add_wave(app: Any) -> None:
+    command: Callable[[], None] = lambda: print("wave")  # noqa: E731 - a plugin in a line
+    app.command("wave")(command)
+
+
+def test_help_lists_every_command_and_the_exit_codes() -> None:
+    done = CliRunner().invoke(main.app, ["--help"])
+    for command in (*SUBMIT[:1], "jobs", "round", "cluster", "import", "up", "serve", "migrate"):
+        assert f" {command} " in done.stdout
+    assert "3 no server" in done.stdout
+
+
+def test_help_needs_none_of_the_heavy_libraries() -> None:
+    heavy = "{'numpy', 'scipy', 'ortools', 'sqlalchemy', 'psycopg2', 'matplotlib', 'jax'}"
+    code = f"import sys, service.cli.main as m; m.later(); print({heavy} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=None
+    )
+    assert done.stdout == "set()\n"
