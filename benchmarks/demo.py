@@ -113,9 +113,8 @@ def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -
         " same snapshot;\nseconds: the whole Schedule call, from socket to commit.", highlight=False,
     )  # fmt: skip
     states = [jobs_pb2.JobState.Name(job.state) for job in found]
-    out.print(
-        ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states))), highlight=False
-    )
+    counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
+    out.print(f"Jobs now: {counts}.", highlight=False)
     out.print("\nWhy it waits:", style="bold")
     for job in telling(found):
         out.print(

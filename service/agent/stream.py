@@ -145,6 +145,9 @@ class Link:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
                     log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # a read that is cancelled says "ended" instead
+                raise asyncio.CancelledError
             if refused:
                 raise Superseded(f"{server} refuses this agent, its children are left: {refused}")
             await asyncio.sleep(
