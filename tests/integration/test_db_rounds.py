@@ -11,15 +11,16 @@ import pytest
 
 from db.store import PostgresStore
 from formulation.check import held_twice
-from formulation.decisions import Decision, DecisionKind
+from formulation.decisions import DecisionKind
 from formulation.errors import InvalidInput, NotFound, RequestIdReused, RoundSuperseded
 from formulation.lifecycle import JobEvent, JobState
 from formulation.resources import NodeSpec, Request, RoundCommit
-from formulation.snapshot import Hold, Snapshot
+from formulation.snapshot import Hold
 from tests.support.stored import (
     C,
     Members,
     a_cluster,
+    a_random_round,
     a_spec,
     a_summary,
     agent_reports,
@@ -326,24 +327,6 @@ def test_a_round_that_fails_half_way_leaves_nothing(store: PostgresStore) -> Non
     now = store.snapshot(C)
     assert replace(now, now_s=snapshot.now_s).digest() == snapshot.digest()
     assert store.list_rounds(C, 0, 1) == []
-
-
-def a_random_round(snapshot: Snapshot, rng: np.random.Generator) -> list[Decision]:
-    """Return decisions that give each job nothing, what it has, or a random free GPU."""
-    free = {(n, g) for n in range(len(snapshot.nodes)) for g in range(4)}
-    decisions = []
-    for j, name in enumerate(snapshot.jobs.name):
-        active = snapshot.jobs.current_gpus[j] > 0
-        if rng.random() < 0.4 or not free:
-            decisions.append(
-                wait(snapshot, name, DecisionKind.SUSPEND if active else DecisionKind.WAIT)
-            )
-            continue
-        node, gpu = sorted(free)[int(rng.integers(len(free)))]
-        free.remove((node, gpu))
-        kind = DecisionKind.MOVE if active else DecisionKind.START
-        decisions.append(start(snapshot, name, [(snapshot.nodes.name[node], [gpu])], kind))
-    return decisions
 
 
 def test_two_replicas_racing_never_commit_a_round_twice_nor_a_gpu_twice(

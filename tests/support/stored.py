@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from db.engine import Database
@@ -14,8 +15,8 @@ from db.store import PostgresStore
 from db.writer import PostgresWriter
 from formulation.decisions import Decision, DecisionKind
 from formulation.explain import Reason, ReasonCode
-from formulation.lifecycle import JobEvent, JobState
-from formulation.placement import Gang
+from formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
+from formulation.placement import Gang, current_gangs
 from formulation.resources import (
     EstimateRecord,
     JobRecord,
@@ -27,7 +28,7 @@ from formulation.resources import (
     RoundRecord,
     RoundSummary,
 )
-from formulation.snapshot import GpuType, Snapshot, Source, Workload
+from formulation.snapshot import STATES, GpuType, Snapshot, Source, Workload
 
 C = "lab"
 """The cluster of these tests."""
@@ -136,6 +137,42 @@ def commit(
             snapshot=snapshot, decisions=decisions, summary=a_summary(snapshot), request=request
         )
     )  # fmt: skip
+
+
+def a_random_round(snapshot: Snapshot, rng: np.random.Generator) -> list[Decision]:
+    """Return what a scheduler gone mad decides: legal for each job, but at random.
+
+    A job may be given GPUs that any other gives up in the same round, its own among them.
+    """
+    decisions: list[Decision] = []
+    jobs, gangs = snapshot.jobs, current_gangs(snapshot)
+    stays = rng.random(len(jobs)) < 0.3
+    kept = {(n, g) for j in gangs if stays[j] for n, gpus in gangs[j].members for g in gpus}
+    free = [
+        (n, g)
+        for n in np.flatnonzero(snapshot.nodes.schedulable).tolist()
+        for g in range(int(snapshot.nodes.gpus[n]))
+        if (n, g) not in kept
+    ]
+    free = [free[i] for i in rng.permutation(len(free))]
+    for j, name in enumerate(jobs.name):
+        want = int(rng.choice([0, 1, 2, 3, 5]))
+        if j in gangs and stays[j]:
+            members = [(snapshot.nodes.name[n], gpus) for n, gpus in gangs[j].members]
+            decisions.append(start(snapshot, name, members, DecisionKind.KEEP))
+        elif want and STATES[int(jobs.state[j])] in SCHEDULABLE and len(free) >= want:
+            taken, free = free[:want], free[want:]
+            nodes = sorted({n for n, _ in taken})
+            chosen = [
+                (snapshot.nodes.name[n], sorted(g for m, g in taken if m == n)) for n in nodes
+            ]
+            kind = DecisionKind.RESIZE if j in gangs else DecisionKind.START
+            decisions.append(start(snapshot, name, chosen, kind))
+        else:
+            decisions.append(
+                wait(snapshot, name, DecisionKind.SUSPEND if j in gangs else DecisionKind.WAIT)
+            )
+    return decisions
 
 
 def run(store: PostgresStore, **jobs: Members) -> RoundRecord:
