@@ -74,7 +74,7 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
             lease = Lease(state, time.monotonic, config.timing.lease_s)
             link = Link(
                 servers=config.servers, hello=config.hello(), supervisor=supervisor, lease=lease,
-                timing=config.timing, changed=changed, clock=time.monotonic,
+                timing=config.timing, changed=changed, leave=leave, clock=time.monotonic,
             )  # fmt: skip
             tasks.create_task(watch_lease(lease, supervisor))
             tasks.create_task(link.run())

@@ -114,7 +114,7 @@ class Link:
 
     def __init__(
         self, *, servers: Sequence[str], hello: pb.Hello, supervisor: Supervisor, lease: Lease,
-        timing: Timing, changed: asyncio.Event, clock: Clock,
+        timing: Timing, changed: asyncio.Event, leave: asyncio.Event, clock: Clock,
     ) -> None:  # fmt: skip
         self._servers = servers
         self._hello = hello
@@ -122,13 +122,14 @@ class Link:
         self._lease = lease
         self._timing = timing
         self._changed = changed
+        self._leave = leave
         self._clock = clock
         self._failures = 0  # in a row; 0 during and after a session
         self._heartbeat_s = timing.heartbeat_s or 5.0
         self._inspect_s = timing.inspect_s or 20.0
 
     async def run(self) -> None:
-        """Stay connected; never return.
+        """Stay connected until it is cancelled, or the agent leaves and the stream ends.
 
         Raises:
             Superseded: a server said that a newer incarnation of this agent has taken over.
@@ -145,9 +146,8 @@ class Link:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
                     log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # a read that is cancelled says "ended" instead
-                raise asyncio.CancelledError
+            if self._leave.is_set():  # a read that is cancelled may say "ended" instead
+                return
             if refused:
                 raise Superseded(f"{server} refuses this agent, its children are left: {refused}")
             await asyncio.sleep(
