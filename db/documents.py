@@ -52,7 +52,12 @@ def summary_from(plain: dict[str, Any]) -> RoundSummary:
 
 def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
     """Return a reason as JSON's plain values."""
-    return None if reason is None else asdict(reason)
+    if reason is None:
+        return None
+    return {  # by hand: asdict copies deeply, and a round has a reason for every job that waits
+        "code": reason.code, "message": reason.message, "next_step": reason.next_step,
+        "evidence": reason.evidence,
+    }  # fmt: skip
 
 
 def reason_from(plain: dict[str, Any] | None) -> Reason | None:
