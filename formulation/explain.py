@@ -25,6 +25,7 @@ class ReasonCode(StrEnum):
     NO_ESTIMATE = "NO_ESTIMATE"
     NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
     FITS_NOWHERE = "FITS_NOWHERE"
+    NODES_AWAY = "NODES_AWAY"
     FRAGMENTED = "FRAGMENTED"
     PROMISE_GIVEN_UP = "PROMISE_GIVEN_UP"
     OUTPRICED = "OUTPRICED"
@@ -117,18 +118,29 @@ def _no_cell(snapshot: Snapshot, workload: int, *, tried: bool) -> Reason:
 
 
 def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
-    e, capacity = snapshot.estimates, snapshot.schedulable_gpus()
+    """Explain a job whose smallest Cells exceed what is schedulable now, or what there is at all."""
+    e, kinds = snapshot.estimates, len(snapshot.gpu_types)
     mine = (e.workload == workload) & np.isfinite(e.iter_time_s)
+    least = np.full(kinds, np.iinfo(np.int64).max)
+    np.minimum.at(least, e.gpu_type[mine], e.gpus[mine])
+    now = snapshot.schedulable_gpus()
+    whole = np.bincount(snapshot.nodes.gpu_type, weights=snapshot.nodes.gpus, minlength=kinds)
     types = sorted(set(e.gpu_type[mine].tolist()))
-    needs = ", ".join(
-        f"{e.gpus[mine & (e.gpu_type == t)].min()} x {snapshot.gpu_types[t].name}"
-        f" (of {capacity[t]})"
+    needs = " or ".join(
+        f"{least[t]} x {snapshot.gpu_types[t].name} ({now[t]} of {int(whole[t])} schedulable)"
         for t in types
     )
+    if np.any(least <= whole):
+        return Reason(
+            code=ReasonCode.NODES_AWAY,
+            message=f"nodes that could run it are draining or silent: it needs {needs}",
+            next_step="start the agents of those nodes, or undrain them",
+            evidence=(("needs", needs),),
+        )
     return Reason(
         code=ReasonCode.FITS_NOWHERE,
-        message=f"its smallest Cells exceed the schedulable GPUs: it needs {needs}",
-        next_step="bring nodes back, or add Cells with fewer GPUs",
+        message=f"its smallest Cells exceed the cluster: it needs {needs}",
+        next_step="add nodes, or Cells with fewer GPUs",
         evidence=(("needs", needs),),
     )
 

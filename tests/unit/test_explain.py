@@ -66,6 +66,18 @@ def test_the_dominant_reason_wins(
     assert found.next_step
 
 
+def test_a_job_whose_nodes_are_silent_is_told_so() -> None:
+    nodes = [n | {"schedulable": False} for n in some_nodes((0, 1, 4))]
+    snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[an_estimate(gpus=2)])
+    problem = build_problem(snapshot, Policy())
+    solution = Solution(
+        status=SolveStatus.OPTIMAL, choice=np.array([-1]), objective=0, bound=0.0, solver="t"
+    )
+    found = explain(snapshot, problem, solution, {}, frozenset())[0]
+    assert found.code is ReasonCode.NODES_AWAY
+    assert "2 x a100 (0 of 4 schedulable)" in found.message
+
+
 def test_an_outpriced_job_is_given_both_numbers() -> None:
     evidence = dict(reason(a_job("j"), prices=[0.7e6]).evidence)
     assert (float(evidence["value"]), float(evidence["price"])) == (1.0, 1.4)
