@@ -180,8 +180,12 @@ class World:
             assert self.store.get_cluster(C).last_round == cluster.last_round + 1
         self.planned = None
 
-    def round(self, seed: int) -> None:
-        self.plan(seed)
+    def round(self, pick: int) -> None:
+        """Plan and commit; at times a user changes a running job in between."""
+        self.plan(pick)
+        running = [i for i, s in enumerate(states(self.store).values()) if s in ACTIVE]
+        if pick % 3 == 0 and running:
+            self.reweigh(running[pick % len(running)])
         self.commit()
 
     # What agents do.
