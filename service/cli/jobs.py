@@ -157,10 +157,11 @@ def show(
             _follow(client, full, output)
             return
         job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
+        history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=full))
     if output is Output.NAME:
         line(job.name)
     elif not show_message(job, output):
-        show_job(job, now())
+        show_job(job, now(), history.events)
 
 
 def update(

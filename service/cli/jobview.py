@@ -44,9 +44,10 @@ def cell(value: estimates_pb2.Cell) -> str:
     return f"{found}, plan {value.plan}" if value.plan else found
 
 
-def show_job(job: jobs_pb2.Job, now: Timestamp) -> None:
-    """Print everything about a job, and why it waits."""
-    show_facts((*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job.reason)))
+def show_job(job: jobs_pb2.Job, now: Timestamp, history: Sequence[jobs_pb2.JobEvent] = ()) -> None:
+    """Print everything about a job, why it waits, and the latest of its ``history``."""
+    facts = (*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job.reason))
+    show_facts((*facts, *_history(history)))
     if job.state == jobs_pb2.QUEUED and not job.HasField("reason"):
         note("no round has looked at it yet: `tessera round` decides one now")
 
@@ -103,6 +104,20 @@ def _why(reason: jobs_pb2.Reason) -> list[tuple[str, str]]:
         ("why it waits", f"{reason.code}: {reason.message}{said}"),
         ("evidence", evidence),
         ("next step", reason.next_step),
+    ]
+
+
+LATEST = 10
+"""Entries of a job's history that are shown."""
+
+
+def _history(events: Sequence[jobs_pb2.JobEvent]) -> list[tuple[str, str]]:
+    left_out = f"({len(events) - LATEST} before) " if len(events) > LATEST else ""
+    told = (
+        f"{at(e.time)} {e.event} -> {jobs_pb2.JobState.Name(e.state)}" for e in events[-LATEST:]
+    )
+    return [
+        ("history" if not k else "", (left_out if not k else "") + t) for k, t in enumerate(told)
     ]
 
 

@@ -54,6 +54,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         cluster, job = names.parse_job("name", request.name)
         return convert.of_job(await self._calls.run(self._store.get_job, cluster, job))
 
+    async def ListJobEvents(
+        self, request: pb.ListJobEventsRequest, context: _Context
+    ) -> pb.ListJobEventsResponse:
+        """Return what happened to a job, oldest first."""
+        cluster, job = names.parse_job("parent", request.parent)
+        history = await self._calls.run(self._store.job_history, cluster, job)
+        return pb.ListJobEventsResponse(events=[convert.of_event(*entry) for entry in history])
+
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""
         return await self._calls.run(self._list_jobs, request)

@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.fleet import Fleet
 from db.engine import Database
+from formulation.codec import decode
 from formulation.resources import NodeSpec
+from formulation.snapshot import Snapshot
 from service.cli.client import connect
 from service.cli.main import app
 from service.config import Config
@@ -199,6 +201,9 @@ def test_jobs_are_held_released_changed_and_cancelled(tessera: Tessera) -> None:
     assert (job["weight"], job["pinned"], "deadline" in job) == (2.5, False, False)
     tessera("cancel", "a", "b")
     assert {job["state"] for job in read(tessera, "jobs", "--all")["jobs"]} == {"CANCELLED"}
+    shown = tessera("job", "a").stdout
+    steps = ("submit -> QUEUED", "hold -> HELD", "release -> QUEUED", "cancel -> CANCELLED")
+    assert [shown.index(step) for step in steps] == sorted(shown.index(step) for step in steps)
     assert "[NOT_ALLOWED]" in tessera("hold", "a", code=1).stderr
     assert "absent" in tessera("cancel", "absent", code=4).stderr
 
@@ -218,7 +223,9 @@ def test_a_dry_run_commits_nothing(tessera: Tessera, fleet: Fleet) -> None:
     assert read(tessera, "job", "j")["state"] == "QUEUED"
 
 
-def test_a_round_is_replayed_as_recorded_and_otherwise(tessera: Tessera, fleet: Fleet) -> None:
+def test_a_round_is_replayed_as_recorded_and_otherwise(
+    tessera: Tessera, fleet: Fleet, tmp_path: Path
+) -> None:
     for name in ("one", "two", "three"):
         submit(tessera, name)
     tessera("round", "--deadline", "30s")
@@ -229,6 +236,9 @@ def test_a_round_is_replayed_as_recorded_and_otherwise(tessera: Tessera, fleet: 
     assert head.split() == ["RECORDED", "REPLAYED"]
     assert solver.split() == ["solver", "portfolio", "greedy"]
     assert [r["name"] for r in read(tessera, "rounds")["rounds"]] == ["clusters/c/rounds/1"]
+    kept = tmp_path / "round.json"
+    tessera("replay", "1", "--save-snapshot", str(kept))
+    assert isinstance(decode(kept.read_bytes()), Snapshot)
     tessera("replay", "7", code=4)
     tessera("round", "--solver", "magic", code=1)
 

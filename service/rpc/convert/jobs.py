@@ -127,6 +127,13 @@ def of_job(record: JobRecord) -> pb.Job:
     return message
 
 
+def of_event(at_s: float, event: str, state: str) -> pb.JobEvent:
+    """Return an entry of a job's history."""
+    return pb.JobEvent(
+        time=fields.timestamp_of(at_s), event=event, state=_STATE_NUMBER[JobState(state)]
+    )
+
+
 def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
     """Return the message of an allocation."""
     return pb.Allocation(

@@ -60,6 +60,11 @@ class JobsStub:
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.UpdateJobRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.ListJobEvents = channel.unary_unary(
+                '/tessera.v1.Jobs/ListJobEvents',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.ListJobEventsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.ListJobEventsResponse.FromString,
+                _registered_method=True)
         self.CancelJob = channel.unary_unary(
                 '/tessera.v1.Jobs/CancelJob',
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
@@ -118,6 +123,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobEvents(self, request, context):
+        """What happened to a job, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -171,6 +183,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.UpdateJob,
                     request_deserializer=tessera_dot_v1_dot_jobs__pb2.UpdateJobRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'ListJobEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobEvents,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.ListJobEventsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.ListJobEventsResponse.SerializeToString,
             ),
             'CancelJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelJob,
@@ -329,6 +346,33 @@ class Jobs:
             '/tessera.v1.Jobs/UpdateJob',
             tessera_dot_v1_dot_jobs__pb2.UpdateJobRequest.SerializeToString,
             tessera_dot_v1_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Jobs/ListJobEvents',
+            tessera_dot_v1_dot_jobs__pb2.ListJobEventsRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.ListJobEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

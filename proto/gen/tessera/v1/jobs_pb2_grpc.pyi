@@ -40,6 +40,8 @@ class JobsStub:
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]
     """Changes weight, priority, movable, deadline or labels."""
+    ListJobEvents: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]
+    """What happened to a job, oldest first."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]
     HoldJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]
     """Stops the job if it runs and keeps it out of rounds until it is released."""
@@ -59,6 +61,8 @@ class JobsAsyncStub(JobsStub):
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
     UpdateJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Changes weight, priority, movable, deadline or labels."""
+    ListJobEvents: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]  # type: ignore[assignment]
+    """What happened to a job, oldest first."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     HoldJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Stops the job if it runs and keeps it out of rounds until it is released."""
@@ -105,6 +109,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
         """Changes weight, priority, movable, deadline or labels."""
+
+    @_abc_1.abstractmethod
+    def ListJobEvents(
+        self,
+        request: _jobs_pb2.ListJobEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ListJobEventsResponse, _abc.Awaitable[_jobs_pb2.ListJobEventsResponse]]:
+        """What happened to a job, oldest first."""
 
     @_abc_1.abstractmethod
     def CancelJob(
