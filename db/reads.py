@@ -20,11 +20,17 @@ from db.rows import (
 )
 from formulation.errors import NotFound
 from formulation.lifecycle import JobState
-from formulation.resources import ClusterRecord, EstimateRecord, JobRecord, NodeRecord
+from formulation.resources import (
+    ClusterRecord,
+    EstimateRecord,
+    JobEventRecord,
+    JobRecord,
+    NodeRecord,
+)
 from formulation.snapshot import Source, Workload
 
 _HISTORY = sa.text("""
-SELECT extract(epoch FROM h.at)::float8 AS at_s, h.event, h.state
+SELECT extract(epoch FROM h.at)::float8 AS at_s, h.event, h.state, h.detail
 FROM job_history h JOIN jobs j ON j.id = h.job_id
 WHERE j.cluster_id = :cluster AND j.name = :name ORDER BY h.id
 """)
@@ -91,12 +97,15 @@ def list_jobs(
     return [record for _, record in found[:limit]], following
 
 
-def job_history(connection: sa.Connection, cluster: str, name: str) -> list[tuple[float, str, str]]:
-    """Return (seconds since 1970, event, state after) of a job, oldest first. Raises NotFound."""
+def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobEventRecord]:
+    """Return what happened to a job, oldest first. Raises NotFound."""
     values = {"cluster": cluster_id(connection, cluster), "name": name}
     if connection.execute(_JOB, values).scalar() is None:
         raise NotFound(f"clusters/{cluster}/jobs/{name}")
-    return [(row.at_s, row.event, row.state) for row in connection.execute(_HISTORY, values)]
+    return [
+        JobEventRecord(at_s=row.at_s, event=row.event, state=JobState(row.state), detail=row.detail)
+        for row in connection.execute(_HISTORY, values)
+    ]
 
 
 def list_estimates(

@@ -15,6 +15,7 @@ from formulation.resources import (
     ClusterRecord,
     Desired,
     EstimateRecord,
+    JobEventRecord,
     JobRecord,
     NodeRecord,
     NodeSpec,
@@ -108,7 +109,7 @@ class PostgresStore:
         with self._database.read() as connection:
             return reads.list_jobs(connection, cluster, states, after, limit)
 
-    def job_history(self, cluster: str, name: str) -> list[tuple[float, str, str]]:
+    def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
         """Return what happened to a job."""
         with self._database.read() as connection:
             return reads.job_history(connection, cluster, name)

@@ -112,6 +112,16 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobEventRecord:
+    """Something that happened to a job: a ``JobEvent`` and the state that it led to."""
+
+    at_s: float  # since 1970
+    event: str
+    state: JobState
+    detail: str  # e.g. what a round decided, and why; "": nothing to add
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRecord:
     """An estimate as stored. ``iter_time_s`` inf: tried, does not run."""
 

@@ -10,6 +10,7 @@ from formulation.resources import (
     ClusterRecord,
     Desired,
     EstimateRecord,
+    JobEventRecord,
     JobRecord,
     JobSpec,
     NodeRecord,
@@ -131,8 +132,8 @@ class Store(Protocol):
         cursor (0: no more). Empty ``states``: all. Raises NotFound (the cluster)."""
         ...
 
-    def job_history(self, cluster: str, name: str) -> list[tuple[float, str, str]]:
-        """Return (seconds since 1970, event, state after) of a job, oldest first. Raises NotFound."""
+    def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
+        """Return what happened to a job, oldest first. Raises NotFound."""
         ...
 
     def list_estimates(

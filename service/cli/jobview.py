@@ -114,7 +114,9 @@ LATEST = 10
 def _history(events: Sequence[jobs_pb2.JobEvent]) -> list[tuple[str, str]]:
     left_out = f"({len(events) - LATEST} before) " if len(events) > LATEST else ""
     told = (
-        f"{at(e.time)} {e.event} -> {jobs_pb2.JobState.Name(e.state)}" for e in events[-LATEST:]
+        f"{at(e.time)} {e.event} -> {jobs_pb2.JobState.Name(e.state)}"
+        + (f" ({e.detail})" if e.detail else "")
+        for e in events[-LATEST:]
     )
     return [
         ("history" if not k else "", (left_out if not k else "") + t) for k, t in enumerate(told)

@@ -60,7 +60,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         """Return what happened to a job, oldest first."""
         cluster, job = names.parse_job("parent", request.parent)
         history = await self._calls.run(self._store.job_history, cluster, job)
-        return pb.ListJobEventsResponse(events=[convert.of_event(*entry) for entry in history])
+        return pb.ListJobEventsResponse(events=[convert.of_event(entry) for entry in history])
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""

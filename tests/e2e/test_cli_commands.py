@@ -202,7 +202,7 @@ def test_jobs_are_held_released_changed_and_cancelled(tessera: Tessera) -> None:
     tessera("cancel", "a", "b")
     assert {job["state"] for job in read(tessera, "jobs", "--all")["jobs"]} == {"CANCELLED"}
     shown = tessera("job", "a").stdout
-    steps = ("submit -> QUEUED", "hold -> HELD", "release -> QUEUED", "cancel -> CANCELLED")
+    steps = ("hold -> HELD", "release -> QUEUED", "cancel -> CANCELLED")
     assert [shown.index(step) for step in steps] == sorted(shown.index(step) for step in steps)
     assert "[NOT_ALLOWED]" in tessera("hold", "a", code=1).stderr
     assert "absent" in tessera("cancel", "absent", code=4).stderr

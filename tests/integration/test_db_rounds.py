@@ -61,7 +61,7 @@ def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
     assert found.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
     assert (found.state, found.generation, found.version) == (JobState.STARTING, 1, 2)
     assert {hold for _, _, _, hold in holds(store)} == {Hold.HELD}
-    assert store.job_history(C, "a")[-1][1:] == ("start", "starting")
+    assert store.job_history(C, "a")[-1].event == "start"
 
 
 def test_a_round_is_read_back_as_it_was_committed(store: PostgresStore) -> None:
@@ -292,7 +292,7 @@ def test_a_job_that_was_never_told_to_run_is_suspended_at_once(store: PostgresSt
     snapshot = store.snapshot(C)
     commit(store, snapshot, wait(snapshot, "b", DecisionKind.SUSPEND))
     assert states(store) == {"a": JobState.STOPPING, "b": JobState.QUEUED}
-    assert [event for _, event, _ in store.job_history(C, "b")] == ["start", "suspend", "gone"]
+    assert [e.event for e in store.job_history(C, "b")] == ["start", "suspend", "gone"]
 
 
 def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresStore) -> None:

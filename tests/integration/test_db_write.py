@@ -192,7 +192,7 @@ def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> No
     found = job(store, "a")
     assert (found.state, found.version) == (JobState.CANCELLED, 4)
     assert found.ended_s is not None
-    assert [(event, state) for _, event, state in store.job_history(C, "a")] == [
+    assert [(e.event, e.state) for e in store.job_history(C, "a")] == [
         ("hold", "held"), ("release", "queued"), ("cancel", "cancelled"),
     ]  # fmt: skip
     with pytest.raises(NotAllowed):

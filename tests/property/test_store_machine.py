@@ -334,7 +334,8 @@ class World:
         assert (hold == Hold.HELD).all()
         for name in self.jobs:
             state = JobState.QUEUED
-            for _, event, after in self.store.job_history(C, name):
+            for entry in self.store.job_history(C, name):
+                event, after = entry.event, entry.state
                 state = advance(state, JobEvent(event))
                 assert state == after
             assert state is job(self.store, name).state

@@ -9,7 +9,7 @@ from typing import Any, Final
 from formulation.errors import InvalidInput
 from formulation.explain import Reason
 from formulation.lifecycle import JobState
-from formulation.resources import AllocationRecord, JobRecord, JobSpec
+from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec
 from service.rpc import fields, names
 from service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
 from tessera.v1 import estimates_pb2
@@ -127,11 +127,12 @@ def of_job(record: JobRecord) -> pb.Job:
     return message
 
 
-def of_event(at_s: float, event: str, state: str) -> pb.JobEvent:
+def of_event(record: JobEventRecord) -> pb.JobEvent:
     """Return an entry of a job's history."""
     return pb.JobEvent(
-        time=fields.timestamp_of(at_s), event=event, state=_STATE_NUMBER[JobState(state)]
-    )
+        time=fields.timestamp_of(record.at_s), event=record.event,
+        state=_STATE_NUMBER[record.state], detail=record.detail,
+    )  # fmt: skip
 
 
 def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:

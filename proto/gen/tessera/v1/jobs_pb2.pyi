@@ -517,10 +517,13 @@ class JobEvent(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     EVENT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     event: _builtins.str
-    """submit, hold, release, start, move, ran, suspend, gone, lost, cancel, finish, crash, fail, reject"""
+    """hold, release, start, move, ran, suspend, gone, lost, cancel, finish, crash, fail, reject"""
     state: Global___JobState.ValueType
     """The state that it led to."""
+    detail: _builtins.str
+    """What a round decided and why, or what failed."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -529,10 +532,11 @@ class JobEvent(_message.Message):
         time: _timestamp_pb2.Timestamp | None = ...,
         event: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "state", b"state", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "event", b"event", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
