@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,13 +23,13 @@ from rich.table import Table
 
 from benchmarks.clusters import arena_table1
 from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, replay, schedule, submit
-from benchmarks.picture import draw
+from benchmarks.picture import Pair, draw
 from benchmarks.stack import Stack, running
 from benchmarks.workload import philly_like
 from estimator.roofline import sample_profiles
 from formulation.resources import NodeSpec
 from formulation.snapshot import Workload
-from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2
 
 ROUND_S = 300.0
 UNPROFILED = Workload(model="llama", params="7B", global_batch=256)
@@ -42,15 +42,6 @@ out, err = Console(), Console(stderr=True)
 def add(app: typer.Typer) -> None:
     """Add ``demo`` to the command line."""
     app.command("demo")(demo)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A committed round and greedy's answer to the same snapshot."""
-
-    ilp: scheduler_pb2.Round
-    greedy: scheduler_pb2.Round
-    call_s: float
 
 
 def demo(

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tessera.v1 import jobs_pb2
+from tessera.v1 import jobs_pb2, scheduler_pb2
 
-if TYPE_CHECKING:
-    from benchmarks.demo import Pair
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A committed round and greedy's answer to the same snapshot."""
+
+    ilp: scheduler_pb2.Round
+    greedy: scheduler_pb2.Round
+    call_s: float
 
 
 def draw(

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -27,11 +27,52 @@ OPTIONS = [
 ]
 
 
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """A server process with an address of its own; it may be killed and started again."""
+
+    address: str
+    log: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start it."""
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; ``wait`` tells when it serves."""
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "service.cli.main", "serve", "--listen", self.address,
+                 "--period", "0"],
+                env={**os.environ, **self.environment}, stdout=out, stderr=out,
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Return once it serves. Raises RuntimeError."""
+        with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
+            _wait_until_serving(channel, self.process, self.log)
+
+    def kill(self) -> None:
+        """End it at whatever instruction it is."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """Let it end in good order."""
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A running Tessera and its stubs."""
+    """A running Tessera and its stubs, which call the first of the servers."""
 
-    addresses: tuple[str, ...]  # of the replicas; the stubs call the first
+    servers: tuple[Server, ...]
     database_url: str
     folder: Path
     jobs: jobs_pb2_grpc.JobsStub
@@ -39,10 +80,18 @@ class Stack:
     estimates: estimates_pb2_grpc.EstimatesStub
     scheduler: scheduler_pb2_grpc.SchedulerStub
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return where the replicas listen."""
+        return tuple(server.address for server in self.servers)
+
 
 @contextmanager
-def running(replicas: int = 1) -> Iterator[Stack]:
-    """Start a database and servers in a temporary folder; stop and remove them at the end."""
+def running(replicas: int = 1, settings: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    """Start a database and servers in a temporary folder; stop and remove them at the end.
+
+    ``settings``: more of the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``.
+    """
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(
@@ -52,39 +101,24 @@ def running(replicas: int = 1) -> Iterator[Stack]:
         )
         url = embedded.start(folder / "pg")
         upgrade(connect(url))
-        channels = []
+        servers = []
         for k in range(replicas):
-            address, log = f"127.0.0.1:{free_port()}", folder / f"server-{k}.log"
-            process = stack.enter_context(_server(address, url, log))
-            channel = stack.enter_context(grpc.insecure_channel(address, options=OPTIONS))
-            _wait_until_serving(channel, process, log)
-            channels.append((address, channel))
-        channel = channels[0][1]
+            server = Server(
+                address=f"127.0.0.1:{free_port()}", log=folder / f"server-{k}.log",
+                environment={"TESSERA_DATABASE_URL": url, **(settings or {})},
+            )  # fmt: skip
+            stack.callback(server.stop)
+            servers.append(server)
+        for server in servers:
+            server.wait()
+        channel = stack.enter_context(grpc.insecure_channel(servers[0].address, options=OPTIONS))
         yield Stack(
-            addresses=tuple(address for address, _ in channels), database_url=url, folder=folder,
+            servers=tuple(servers), database_url=url, folder=folder,
             jobs=jobs_pb2_grpc.JobsStub(channel),
             clusters=clusters_pb2_grpc.ClustersStub(channel),
             estimates=estimates_pb2_grpc.EstimatesStub(channel),
             scheduler=scheduler_pb2_grpc.SchedulerStub(channel),
         )  # fmt: skip
-
-
-@contextmanager
-def _server(address: str, url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli.main", "serve", "--listen", address, "--period", "0"],
-            env={**os.environ, "TESSERA_DATABASE_URL": url}, stdout=out, stderr=out,
-        )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def free_port() -> int:

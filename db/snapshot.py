@@ -76,11 +76,12 @@ _JOB_COLUMNS = {
     "current_plan": "int8",
 }  # fmt: skip
 
-_ESTIMATES = """
+_ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
     e.source
-FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {cluster}
-"""
+FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {{cluster}}
+    AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
+"""  # noqa: S608 - constants only
 
 _ESTIMATE_COLUMNS = {
     "workload": "int8", "gpu_type": "int8", "gpus": "int8", "nodes": "int8",

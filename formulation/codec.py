@@ -7,6 +7,7 @@ has none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import fields, is_dataclass
@@ -82,6 +83,11 @@ def encode(value: Snapshot | Problem | Solution) -> bytes:
     """Return the canonical JSON of ``value``, UTF-8."""
     plain = {"format": FORMAT, "body": _plain(value)}
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(value: Snapshot | Problem | Solution) -> str:
+    """Return the SHA-256 of the canonical JSON, hex: the name of the value's content."""
+    return hashlib.sha256(encode(value)).hexdigest()
 
 
 def decode(text: bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -134,7 +133,7 @@ class Allocations(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """What a round may look at. Immutable; ``digest()`` names its content."""
+    """What a round may look at. Immutable; ``codec.digest`` names its content."""
 
     cluster: str
     epoch: int
@@ -169,12 +168,6 @@ class Snapshot:
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
                 raise InvalidInput(f"{table}.{column}", f"must lie in [{low}, {high})")
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the canonical JSON form (``formulation.codec``)."""
-        from formulation.codec import encode  # noqa: PLC0415 - codec needs this module's types
-
-        return hashlib.sha256(encode(self)).hexdigest()
 
     def schedulable_gpus(self) -> Ints:
         """Return the number of GPUs in schedulable nodes, int64[types]."""

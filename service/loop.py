@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
 
+from formulation.codec import digest
 from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.errors import DeadlineTooShort
 from formulation.resources import (
@@ -186,7 +187,7 @@ def summarise(
         placed_score=outcome.placed_score, greedy_objective=outcome.greedy_objective / scale,
         verified=not outcome.violations,
         violations=tuple(f"{v.rule}: {v.detail}" for v in outcome.violations),
-        snapshot_digest=snapshot.digest(), solver=solution.solver, work=solution.work,
+        snapshot_digest=digest(snapshot), solver=solution.solver, work=solution.work,
         prices={
             row.name: float(price) / scale
             for row, price in zip(problem.rows, solution.prices, strict=bool(len(solution.prices)))

@@ -66,7 +66,7 @@ def submit(
     batch: Annotated[int, typer.Option(help="Global batch size, in samples.")] = 0,
     iterations: Annotated[int, typer.Option(help="Iterations of the whole job.")] = 0,
     gpus: Annotated[int, typer.Option(help="GPUs requested.")] = 0,
-    gpu_type: Annotated[str, typer.Option(help="Only this GPU type; left out: any.")] = "",
+    gpu_type: Annotated[str, typer.Option(help="The GPU type asked for; rounds may choose another.")] = "",
     tenant: Annotated[str, typer.Option(help="Who it is accounted to.")] = "",
     priority: Annotated[int, typer.Option(help="Queue; 1 is served first.")] = 0,
     weight: Annotated[float, typer.Option(help="Worth of its throughput beside others'.")] = 0.0,
