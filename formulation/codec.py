@@ -76,7 +76,12 @@ def _value(plain: Any) -> Any:
             raise InvalidInput("is", f"unknown kind {plain['is']!r}")
         return kind(**{k: _value(v) for k, v in plain.items() if k != "is"})
     ((kind_code, values),) = plain.items()
-    return np.array([float(v) for v in values] if kind_code == "f" else values, _KINDS[kind_code])
+    if kind_code == "f":
+        values = [float(v) for v in values]
+    array = np.array(values, None if values else _KINDS[kind_code])
+    if array.dtype != _KINDS[kind_code]:
+        raise InvalidInput("body", f"an array of {kind_code!r} holds other values")
+    return array
 
 
 def encode(value: Snapshot | Problem | Solution) -> bytes:
@@ -90,7 +95,7 @@ def digest(value: Snapshot | Problem | Solution) -> str:
     return hashlib.sha256(encode(value)).hexdigest()
 
 
-def decode(text: bytes) -> Any:
+def decode(text: bytes) -> Snapshot | Problem | Solution:
     """Return the snapshot, problem or solution that ``encode`` wrote.
 
     Raises:
@@ -98,11 +103,14 @@ def decode(text: bytes) -> Any:
     """
     try:
         plain = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput("", f"not JSON: {error}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise InvalidInput("format", f"expected {FORMAT}")
     try:
-        return _value(plain["body"])
-    except (KeyError, TypeError, ValueError) as error:
+        value = _value(plain["body"])
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidInput("body", f"does not describe a known value: {error}") from error
+    if not isinstance(value, Snapshot | Problem | Solution):
+        raise InvalidInput("body", "is no snapshot, problem or solution")
+    return value

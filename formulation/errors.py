@@ -12,8 +12,7 @@
     ├── NotAllowed              the resource's state does not allow this
     ├── Unavailable             something Tessera stands on cannot be reached
     │   └── NotMigrated         the database's schema is not the one this release needs
-    ├── DeadlineTooShort        the caller's deadline leaves no time to decide
-    └── RoundRefused            a decision failed the independent check
+    └── DeadlineTooShort        the caller's deadline leaves no time to decide
 
 Each class is one name and one sentence; what happened is in the message and the attributes.
 """
@@ -130,9 +129,3 @@ class DeadlineTooShort(TesseraError):
     """The caller's deadline leaves no time to decide and commit."""
 
     reason = "DEADLINE_TOO_SHORT"
-
-
-class RoundRefused(TesseraError):
-    """A decision failed the independent check, so the previous decisions stay."""
-
-    reason = "ROUND_REFUSED"

@@ -150,7 +150,7 @@ class Snapshot:
     allocations: Allocations
 
     def __post_init__(self) -> None:
-        """Check that every index points somewhere."""
+        """Check that every index points somewhere and every number has a meaning."""
         types, works = len(self.gpu_types), len(self.workloads)
         for table, column, low, high in (
             ("nodes", "gpu_type", 0, types),
@@ -168,6 +168,19 @@ class Snapshot:
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
                 raise InvalidInput(f"{table}.{column}", f"must lie in [{low}, {high})")
+        for table, column, least, finite in (
+            ("nodes", "gpus", 0, True),
+            ("estimates", "gpus", 1, True),
+            ("estimates", "nodes", 1, True),
+            ("estimates", "iter_time_s", 0, False),
+            ("jobs", "iterations_left", 0, True),
+            ("jobs", "requested_gpus", 1, True),
+            ("jobs", "weight", 0, True),
+            ("jobs", "restart_s", 0, True),
+        ):
+            values = getattr(getattr(self, table), column)
+            if not np.all(values >= least) or (finite and not np.all(np.isfinite(values))):
+                raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
 
     def schedulable_gpus(self) -> Ints:
         """Return the number of GPUs in schedulable nodes, int64[types]."""

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from formulation.problem import Problem
 from formulation.tables import Floats, Ints
 
 
@@ -57,11 +56,3 @@ class Solution:
         if not self.has_answer:
             return float("inf")
         return max(0.0, self.bound - self.objective) / max(abs(self.bound), 1.0)
-
-
-def no_answer(problem: Problem, status: SolveStatus, solver: str, bound: float) -> Solution:
-    """Return the solution that says why there is none."""
-    return Solution(
-        status=status, choice=np.full(len(problem.jobs), -1), objective=0, bound=bound,
-        solver=solver,
-    )  # fmt: skip

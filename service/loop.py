@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from statistics import median
 
 from formulation.codec import digest
 from formulation.decisions import CHANGES_GPUS, DecisionKind
@@ -26,10 +28,16 @@ from solvers.registry import solver as make_solver
 log = logging.getLogger(__name__)
 
 RESERVE = 1.5
-"""Time kept back for placing, checking and committing, as a multiple of what they last took."""
+"""Time kept back for placing, checking and committing, as a multiple of what they take."""
 
-FIRST_RESERVE = 0.2
-"""Before anything was measured: the share of the deadline that is kept back."""
+FIRST_S = {"commit": 0.1}
+"""Before anything was measured: a commit of 300 jobs took half of this (``tessera bench rpc``)."""
+
+AFTER_SOLVING = ("place", "check", "commit")
+NOT_SOLVING = ("load", "build", "greedy", *AFTER_SOLVING)
+
+REMEMBERED = 5
+"""Rounds over which the median of a phase's time is taken."""
 
 _VERSIONS = tuple(f"{name} {version(name)}" for name in ("tessera", "ortools", "scipy", "numpy"))
 
@@ -48,15 +56,37 @@ class _Phases:
         self._last = now
 
 
+class _Measured:
+    """What the phases of a cluster's last rounds took."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[dict[str, float]] = deque(maxlen=REMEMBERED)
+
+    def remember(self, seconds: dict[str, float]) -> None:
+        """Take in a round; what is booked in ``seconds`` later counts too."""
+        self._rounds.append(seconds)
+
+    def forget_one(self) -> None:
+        """Forget the oldest round: what was slow once must not refuse every later call."""
+        if self._rounds:
+            self._rounds.popleft()
+
+    def expect_s(self, *phases: str) -> float:
+        """Return the sum of the phases' medians, seconds; guesses where nothing was measured."""
+        total = 0.0
+        for phase in phases:
+            took = [seconds[phase] for seconds in self._rounds if phase in seconds]
+            total += median(took) if took else FIRST_S.get(phase, 0.0)
+        return total
+
+
 class RoundLoop:
     """Decides and commits rounds. Any number may run at once, in any number of replicas."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         make_solver()  # loads the solver libraries now, not within the first call's deadline
-        self._took: dict[
-            str, dict[str, float]
-        ] = {}  # by cluster: seconds of the last round's phases
+        self._measured: defaultdict[str, _Measured] = defaultdict(_Measured)  # by cluster
 
     def schedule(
         self,
@@ -81,17 +111,14 @@ class RoundLoop:
         solver, policy = make_solver(options.solver), options.policy()
         if request is not None and (done := self._store.replayed_round(request)) is not None:
             return done
-        took = self._took.get(cluster, {})
-        self._require(remaining_s(), sum(t for phase, t in took.items() if phase != "solve"))
+        measured = self._measured[cluster]
+        self._require(remaining_s(), measured, *NOT_SOLVING)
         phases = _Phases(self._clock)
         if not dry_run and (lost := self._store.expire(cluster)):
             log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
         snapshot = self._store.snapshot(cluster)
         phases.mark("load")
-        after = sum(took.get(phase, 0.0) for phase in ("place", "check", "commit")) * RESERVE
-        if not took:
-            after = FIRST_RESERVE * remaining_s() if remaining_s() < float("inf") else 0.0
-        self._require(remaining_s(), after)
+        after = measured.expect_s(*AFTER_SOLVING) * RESERVE
         started_s = self._clock.monotonic_s()
 
         def solve_s() -> float:
@@ -103,19 +130,19 @@ class RoundLoop:
             cancelled=cancelled,
         )  # fmt: skip
         outcome = plan_round(snapshot, policy, solver, budget, phases.mark)
-        self._require(remaining_s(), took.get("commit", 0.0))
+        measured.remember(phases.seconds)
         if cancelled():
             raise DeadlineTooShort("the call was cancelled before the round was committed")
         summary = summarise(snapshot, outcome, options, phases.seconds)
         if dry_run:
             return _uncommitted(snapshot, outcome, replace(summary, outcome="dry_run"))
+        self._require(remaining_s(), measured, "commit")
         record = self._store.commit(
             RoundCommit(
                 snapshot=snapshot, decisions=outcome.decisions, summary=summary, request=request
             )
         )
         phases.mark("commit")
-        self._took[cluster] = phases.seconds
         _report(record)
         seconds = record.summary.seconds | {"commit": phases.seconds["commit"]}
         return replace(record, summary=replace(record.summary, seconds=seconds))
@@ -163,11 +190,13 @@ class RoundLoop:
         return again, same
 
     @staticmethod
-    def _require(remaining_s: float, needed_s: float) -> None:
+    def _require(remaining_s: float, measured: _Measured, *phases: str) -> None:
+        needed_s = measured.expect_s(*phases)
         if remaining_s <= needed_s:
+            measured.forget_one()
             raise DeadlineTooShort(
-                f"{max(remaining_s, 0.0):.3f} s are left, and loading, greedy, checking and committing"
-                f" need {needed_s:.3f} s; nothing was changed: call again with a longer deadline"
+                f"{max(remaining_s, 0.0):.3f} s of the deadline are left, and {', '.join(phases)} take"
+                f" {needed_s:.3f} s; no round was committed: call again with a longer deadline"
             )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulation.check import Violation, placement_violations, score, violations
+from formulation.check import Violation, held_twice, placement_violations, score, violations
 from formulation.decisions import Decision, decide
 from formulation.errors import InvalidInput
 from formulation.explain import explain
@@ -86,24 +86,27 @@ def plan_round(
 ) -> Outcome:
     """Decide a round: state it, solve it, place it, check it, explain it.
 
-    ``mark`` is called with the name of each phase as it ends (build, solve, place, check).
+    ``mark`` is called with the name of each phase as it ends (build, greedy, solve, place, check).
+    Only the solver is bound by the budget's time: placement's effort is bounded by itself, so that a
+    round that is decided again with the recorded work is placed as it was.
     The answer is never worth less than greedy's on the same problem, by the objective as stated and,
     where both had to bend to the blocks that are free, by what was placed.
     """
     problem = build_problem(snapshot, policy)
     mark("build")
     problem, given_up, greedy = _keep_promises(problem, budget)
+    mark("greedy")
     solution = _solve(problem, solver, budget, greedy)
     mark("solve")
-    placed = place(snapshot, problem, solution, deadline_expired=budget.expired)
+    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled)
     if score(problem, placed.solution, placed.placement) * problem.scale < greedy.objective:
-        other = place(snapshot, problem, greedy, deadline_expired=budget.expired)
+        other = place(snapshot, problem, greedy, deadline_expired=budget.cancelled)
         placed = max(
             (placed, other), key=lambda p: score(problem, p.solution, p.placement)
         )  # on equal scores the solver's
     every = policy.defragment_every_rounds
     if every and snapshot.round_number % every == 0:
-        placed = defragment(snapshot, problem, placed, deadline_expired=budget.expired)
+        placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled)
     solution = replace(
         placed.solution,
         prices=solution.prices,
@@ -112,6 +115,7 @@ def plan_round(
     problem, given_up = _release_unplaced(problem, solution, given_up)
     mark("place")
     broken = [
+        *held_twice(snapshot),
         *violations(problem, solution),
         *placement_violations(snapshot, problem, solution, placed.placement),
     ]

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line, or say what to install where only the agent's part is."""
     if importlib.util.find_spec("typer") is None:
         sys.exit("error: `tessera` needs more than an agent does; install 'tessera[server]'")

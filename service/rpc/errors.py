@@ -37,7 +37,6 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.NotMigrated: grpc.StatusCode.UNAVAILABLE,  # agents and clients wait for the upgrade
     errors.DeadlineTooShort: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.RoundRefused: grpc.StatusCode.INTERNAL,
     SolverFailed: grpc.StatusCode.INTERNAL,
 }
 """Each error class's canonical code; a class that is absent has its nearest ancestor's."""

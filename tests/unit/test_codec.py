@@ -60,8 +60,19 @@ def test_the_problem_of_a_stored_snapshot_is_the_same_problem() -> None:
     "text",
     [b"", b"{", b"[]", b'{"format":99,"body":1}', b'{"format":1}',
      b'{"format":1,"body":{"is":"Nothing"}}', b'{"format":1,"body":{"is":"Nodes","name":["a"]}}',
+     b'{"format":1,"body":7}', b'{"format":1,"body":null}', b'{"format":1,"body":NaN}',
+     b'{"format":1,"body":{"i":[1180591620717411303424]}}', b'{"format":1,"body":{"i":[1.5]}}',
+     b"[" * 100_000, b'{"format":1,"body":' + b"[" * 900 + b"]" * 900 + b"}",
      b'{"format":1,"body":{"x":[1],"y":[2]}}', b'{"format":1,"body":{"q":[1]}}'],
 )  # fmt: skip
 def test_what_is_not_a_stored_value_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput):
+        decode(text)
+
+
+def test_a_snapshot_with_numbers_of_no_meaning_is_refused() -> None:
+    text = encode(a_random_snapshot(1, jobs=2)).replace(
+        b'"weight":{"f":[1.0', b'"weight":{"f":["nan"'
+    )
+    with pytest.raises(InvalidInput, match="weight"):
         decode(text)

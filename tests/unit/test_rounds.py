@@ -109,7 +109,7 @@ def test_an_empty_cluster_and_no_jobs_are_a_round_too() -> None:
 def test_phases_are_marked_in_order() -> None:
     seen: list[str] = []
     plan_round(a_random_snapshot(3, jobs=5), Policy(), Greedy(), FOREVER, seen.append)
-    assert seen == ["build", "solve", "place", "check"]
+    assert seen == ["build", "greedy", "solve", "place", "check"]
 
 
 def test_a_second_round_on_the_outcome_of_the_first_keeps_everything() -> None:

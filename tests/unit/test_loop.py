@@ -1,0 +1,162 @@
+"""The round loop inside its caller's deadline, on a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from formulation.errors import DeadlineTooShort, InvalidInput
+from formulation.resources import Request, RoundCommit, RoundRecord, decision_record
+from formulation.snapshot import Snapshot
+from service.loop import RoundLoop
+from service.rounds import RoundOptions
+from tests.support.builders import a_random_snapshot
+
+OPTIONS = RoundOptions(solver="greedy")
+
+
+class TurnedClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class OneCluster:
+    """A store of one snapshot; each call takes as long as the test says."""
+
+    def __init__(self, clock: TurnedClock) -> None:
+        self.clock = clock
+        self.takes: dict[str, float] = {}
+        self.committed: list[RoundCommit] = []
+        self.found: Snapshot = a_random_snapshot(1, jobs=5)
+
+    def _spend(self, name: str) -> None:
+        self.clock.now_s += self.takes.get(name, 0.0)
+
+    def expire(self, cluster: str) -> list[str]:
+        self._spend("expire")
+        return []
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        self._spend("snapshot")
+        return self.found
+
+    def replayed_round(self, request: Request) -> RoundRecord | None:
+        for number, commit in enumerate(self.committed, 1):
+            if commit.request == request:
+                return self.record(number, commit)
+        return None
+
+    def record(self, number: int, commit: RoundCommit) -> RoundRecord:
+        decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)
+        return RoundRecord(summary=replace(commit.summary, number=number), decisions=decisions)
+
+    def commit(self, commit: RoundCommit) -> RoundRecord:
+        self._spend("commit")
+        self.committed.append(commit)
+        return self.record(len(self.committed), commit)
+
+
+class World:
+    """A loop, its store and its clock."""
+
+    def __init__(self) -> None:
+        self.clock = TurnedClock()
+        self.store = OneCluster(self.clock)
+        self.loop = RoundLoop(self.store, self.clock)  # type: ignore[arg-type] # what schedule() needs
+
+    def schedule(self, deadline_s: float = math.inf, **more: Any) -> RoundRecord:
+        end_s = self.clock.now_s + deadline_s
+        given: dict[str, Any] = {"dry_run": False, "request": None, "cancelled": lambda: False}
+        return self.loop.schedule(
+            "test", OPTIONS, remaining_s=lambda: end_s - self.clock.now_s, **given | more
+        )
+
+
+def test_a_round_is_committed_with_its_phases() -> None:
+    found = World().schedule(10.0)
+    assert found.summary.number == 1
+    assert set(found.summary.seconds) >= {
+        "load",
+        "build",
+        "greedy",
+        "solve",
+        "place",
+        "check",
+        "commit",
+    }
+
+
+def test_a_replica_that_has_measured_nothing_refuses_what_a_commit_could_not_make() -> None:
+    world = World()
+    with pytest.raises(DeadlineTooShort, match="no round was committed"):
+        world.schedule(0.015)
+    assert world.store.committed == []
+
+
+def test_what_the_phases_took_is_kept_back_from_the_next_deadline() -> None:
+    world = World()
+    world.store.takes = {"snapshot": 2.0, "commit": 3.0}
+    world.schedule(60.0)
+    with pytest.raises(DeadlineTooShort, match=r"5\.0\d* s"):
+        world.schedule(4.0)
+    assert len(world.store.committed) == 1
+    assert world.schedule(6.0).summary.number == 2
+
+
+def test_a_round_whose_load_ate_the_deadline_is_not_committed() -> None:
+    world = World()
+    world.schedule(60.0)
+    world.store.takes = {"snapshot": 5.0}
+    with pytest.raises(DeadlineTooShort):
+        world.schedule(4.0)
+    assert len(world.store.committed) == 1
+
+
+def test_a_slow_spell_does_not_refuse_every_later_call() -> None:
+    world = World()
+    world.store.takes = {"commit": 61.0}
+    world.schedule(300.0)
+    world.store.takes = {}
+    for _ in range(3):
+        try:
+            world.schedule(60.0)
+        except DeadlineTooShort:
+            continue
+    assert len(world.store.committed) > 1
+
+
+def test_a_cancelled_call_commits_nothing() -> None:
+    world = World()
+    with pytest.raises(DeadlineTooShort, match="cancelled"):
+        world.schedule(60.0, cancelled=lambda: True)
+    assert world.store.committed == []
+
+
+def test_a_repeated_request_returns_its_round_and_decides_nothing() -> None:
+    world = World()
+    request = Request(id="r", method="Schedule", digest="d")
+    first, again = (world.schedule(60.0, request=request) for _ in range(2))
+    assert first.summary.number == again.summary.number == 1
+    assert len(world.store.committed) == 1
+
+
+def test_a_dry_run_commits_nothing_and_says_so() -> None:
+    world = World()
+    found = world.schedule(60.0, dry_run=True)
+    assert (found.summary.outcome, found.summary.number) == ("dry_run", 0)
+    assert world.store.committed == []
+
+
+def test_an_unknown_solver_is_refused_before_anything_is_read() -> None:
+    world = World()
+    with pytest.raises(InvalidInput, match="portfolio"):
+        world.loop.schedule(
+            "test", replace(OPTIONS, solver="magic"), remaining_s=lambda: 1.0, dry_run=False,
+            request=None, cancelled=lambda: False,
+        )  # fmt: skip
