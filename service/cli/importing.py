@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import typer
-from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.progress import Progress
 
@@ -17,8 +15,8 @@ from estimator.roofline import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
-from service.cli.client import CallFailed, Client, connect, now
-from service.cli.names import parent
+from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
+from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, Server, ValidateOnly
 from service.cli.render import err, note
 from service.importing.profiles import read_profiles
@@ -60,7 +58,7 @@ def profiles(
     found = _read(read_profiles, file)
     with connect(server) as client:
         send_estimates(client, parent(cluster), found, validate_only=validate_only)
-    _done(len(found), "estimates", validate_only=validate_only)
+    _done(len(found), "estimate", validate_only=validate_only)
 
 
 def samples(
@@ -71,7 +69,7 @@ def samples(
     """Import sample estimates from an analytic model, to try things before anything is measured."""
     with connect(server) as client:
         count = send_samples(client, parent(cluster), validate_only=validate_only)
-    _done(count, "estimates", validate_only=validate_only)
+    _done(count, "estimate", validate_only=validate_only)
 
 
 def trace(
@@ -88,23 +86,28 @@ def trace(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Submit the jobs of a trace now, in order of arrival; their deadlines count from now."""
+    """Submit the jobs of a trace now, in order of arrival; their deadlines count from now.
+
+    Jobs that the cluster has already are left as they are, so that it can be repeated after a failure.
+    """
     arrivals = _read(
         lambda path: read_trace(path, iteration_divisor=divide_iterations, limit=limit), file
     )
-    requests = [_submission(arrival, tenant, now()) for arrival in arrivals]
-    to = parent(cluster)
+    to, at = parent(cluster), now()
+    every = [_submission(arrival, tenant, at) for arrival in arrivals]
     with connect(server) as client:
 
         def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
             request = jobs_pb2.SubmitJobsRequest(
-                parent=to, requests=batch, validate_only=validate_only
+                parent=to, requests=batch, validate_only=validate_only, request_id=new_request_id()
             )
-            request.request_id = same_request_id(request)
             client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
 
-        _in_batches("jobs", requests, JOBS_A_CALL, send)
-    _done(len(requests), "jobs", validate_only=validate_only)
+        new = _not_there_yet(client, to, every)
+        _in_batches("jobs", new, JOBS_A_CALL, send)
+    if len(new) < len(every):
+        note(f"{_count(len(every) - len(new), 'job')} already there, left alone")
+    _done(len(new), "job", validate_only=validate_only)
 
 
 def send_estimates(
@@ -114,9 +117,9 @@ def send_estimates(
 
     def send(batch: Sequence[EstimateRecord]) -> None:
         request = estimates_pb2.UpsertCellsRequest(
-            parent=to, cells=map(_estimate, batch), validate_only=validate_only
-        )
-        request.request_id = same_request_id(request)
+            parent=to, cells=map(_estimate, batch), validate_only=validate_only,
+            request_id=new_request_id(),
+        )  # fmt: skip
         client.call(client.estimates.UpsertCells, request, DEADLINE_S)
 
     _in_batches("estimates", records, CELLS_A_CALL, send)
@@ -137,13 +140,37 @@ def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int
     return len(found)
 
 
-def same_request_id(request: Message) -> str:
-    """Return an id that is the same for the same content.
+def _not_there_yet(
+    client: Client, to: str, requests: Sequence[jobs_pb2.SubmitJobRequest]
+) -> list[jobs_pb2.SubmitJobRequest]:
+    """Return the submissions whose jobs the cluster does not have, whatever their state.
 
-    A command that failed half-way can so be repeated as a whole: the batches that were carried out are
-    recognised and not carried out again.
+    Raises:
+        CallFailed: it has a job of the same name that asks for something else.
     """
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, request.SerializeToString(deterministic=True).hex()))
+    pages = client.pages(client.jobs.ListJobs, jobs_pb2.ListJobsRequest(parent=to), 10_000)
+    there = {short(job.name): job for page in pages for job in page.jobs}
+    found = []
+    for request in requests:
+        stored = there.get(request.job_id)
+        if stored is None:
+            found.append(request)
+        elif _asks(stored) != _asks(request.job):
+            raise CallFailed(
+                f"{stored.name} exists already and asks for something else than the trace does;"
+                " rename it in the file, or import into another cluster with --cluster",
+                Exit.REFUSED,
+            )
+    return found
+
+
+def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
+    """Return what a trace says of a job; of the deadline, which counts from the import, only whether."""
+    w = job.workload
+    return (
+        w.model, w.params, w.global_batch, job.iterations, job.requested_gpus,
+        job.requested_gpu_type, job.tenant, job.HasField("deadline"),
+    )  # fmt: skip
 
 
 def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
@@ -206,9 +233,10 @@ def _in_batches(
             progress.advance(task, len(batch))
 
 
-def _done(count: int, what: str, *, validate_only: bool) -> None:
-    note(
-        f"{count:,} {what} valid; nothing changed"
-        if validate_only
-        else f"{count:,} {what} imported"
-    )
+def _done(number: int, what: str, *, validate_only: bool) -> None:
+    done = "valid; nothing changed" if validate_only else "imported"
+    note(f"{_count(number, what)} {done}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -19,9 +19,10 @@ from formulation.resources import NodeSpec
 from formulation.snapshot import Snapshot
 from service.cli.client import connect
 from service.cli.main import app
+from service.cli.names import short
 from service.config import Config
 from service.wiring import running
-from tessera.v1 import jobs_pb2
+from tessera.v1 import estimates_pb2, jobs_pb2
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,10 +37,10 @@ bert,1.3B,256,a100,2,4,1.0,ok,2
 bert,1.3B,256,a100,1,1,,oom,1
 """
 TRACE = """\
-job_id,submit_time_s,model,params,global_batch,num_iterations,num_gpus
-t1,0,bert,1.3B,256,5000,4
-t2,10,bert,1.3B,256,5000,4
-t3,20,bert,1.3B,256,5000,4
+job_id,submit_time_s,model,params,global_batch,num_iterations,num_gpus,deadline_s
+t1,0,bert,1.3B,256,5000,4,
+t2,10,bert,1.3B,256,5000,4,3610
+t3,20,bert,1.3B,256,5000,4,
 """
 NODES = [NodeSpec(name=f"n{i}", gpu_type="a100", gpus=4, rack="r0") for i in range(2)]
 
@@ -243,21 +244,52 @@ def test_a_round_is_replayed_as_recorded_and_otherwise(
     tessera("round", "--solver", "magic", code=1)
 
 
+def test_estimates_that_are_imported_again_replace_what_came_between(
+    tessera: Tessera, address: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "profiles.csv"
+    file.write_text(PROFILES.replace("2.0", "3.0"))
+    tessera("import", "profiles", str(file))
+    file.write_text(PROFILES)
+    assert "3 estimates imported" in tessera("import", "profiles", str(file)).stderr
+    request = estimates_pb2.ListCellsRequest(parent="clusters/c")
+    with connect(address) as client:
+        cells = client.call(client.estimates.ListCells, request).cells
+    assert [c.iter_time_s for c in cells if c.cell.gpus == 4] == [2.0]
+
+
 def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(TRACE)
-    tessera("import", "trace", str(file), "--limit", "2", "--tenant", "t")
-    jobs = read(tessera, "jobs")["jobs"]
-    assert [(job["name"], job["iterations"], job["tenant"]) for job in jobs] == [
-        ("clusters/c/jobs/t1", "1000", "t"),
-        ("clusters/c/jobs/t2", "1000", "t"),
-    ]
-    tessera("import", "trace", str(file), "--limit", "2", "--tenant", "t")
+    done = tessera("import", "trace", str(file), "--limit", "1", "--tenant", "t")
+    assert done.stderr == "1 job imported\n"
+    tessera("cancel", "t1")  # whatever has become of it, it is not submitted twice
+    done = tessera("import", "trace", str(file), "--tenant", "t")
+    assert done.stderr.splitlines() == [
+        "1 job already there, left alone", "2 jobs imported",
+    ]  # fmt: skip
+    jobs = read(tessera, "jobs", "--all")["jobs"]
+    assert [(short(job["name"]), job["iterations"], job["state"]) for job in jobs] == [
+        ("t1", "1000", "CANCELLED"), ("t2", "1000", "QUEUED"), ("t3", "1000", "QUEUED"),
+    ]  # fmt: skip
+    deadlines = [job["deadline"] for job in jobs if "deadline" in job]
+    assert len(deadlines) == 1
+    assert "3 jobs already there" in tessera("import", "trace", str(file), "--tenant", "t").stderr
+    assert [j["deadline"] for j in read(tessera, "jobs")["jobs"] if "deadline" in j] == deadlines
+
+
+def test_a_trace_that_asks_otherwise_than_the_job_of_its_name_is_refused(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(TRACE)
+    tessera("import", "trace", str(file), "--limit", "2")
+    file.write_text(TRACE.replace("t2,10,bert,1.3B,256,5000", "t2,10,bert,1.3B,256,500"))
+    refused = tessera("import", "trace", str(file), code=1).stderr
+    assert "clusters/c/jobs/t2 exists already and asks for something else" in refused
     assert len(read(tessera, "jobs")["jobs"]) == 2
-    refused = tessera("import", "trace", str(file), code=1)
-    assert "0 of 3 jobs were sent before" in refused.stderr
 
 
 def test_a_mistake_in_a_csv_is_code_2_and_names_line_and_column(
