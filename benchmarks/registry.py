@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import shlex
 import subprocess
@@ -96,13 +97,18 @@ def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[
     result: dict[str, Any] = {
         **shown,
         "seed": report.seed,
-        "figures": report.figures,
+        "figures": {k: _json_number(v) for k, v in report.figures.items()},
         "bounds": {k: {"comparison": b.comparison, "limit": b.limit} for k, b in bounds.items()},
         "ok": all(b.holds(report.figures[k]) for k, b in bounds.items()),
     }
     if report.table:
-        result["table"] = report.table
+        result["table"] = [{k: _json_number(v) for k, v in row.items()} for row in report.table]
     return result
+
+
+def _json_number(value: Figure | str) -> Figure | str | None:
+    """Return ``value``, or None where JSON has no such number (an infinite gap)."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def commit() -> str:

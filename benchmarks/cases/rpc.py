@@ -24,6 +24,7 @@ from estimator.roofline import sample_profiles
     overhead_s=("<=", 0.2),
     gap=("<=", 1e-3),
     verified=("==", True),
+    in_deadline=("==", True),
 )
 def rpc(
     jobs: Annotated[int, typer.Option(help="Jobs submitted before the first round.")] = 300,
@@ -70,6 +71,7 @@ def rpc(
             "gap": max(r.gap for r in found),
             "running": found[-1].running,
             "waiting": found[-1].waiting,
+            "in_deadline": max(took) <= deadline_s,
             "verified": all(r.verified and r.outcome == "committed" for r in found),
         },
         table=[

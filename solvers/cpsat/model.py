@@ -140,7 +140,9 @@ def _widen(
         bound = max(value, min(bound, max(native.bound, core.outside)))
         met = bound - value <= budget.gap * max(abs(bound), 1.0)
         proven = reach >= needed and native.status is SolveStatus.OPTIMAL
-        spent = done >= limit or not native.repeatable or budget.expired()
+        # a core holds a known answer, so "infeasible" is a fault of the solver: no wider core mends it
+        faulty = native.status is SolveStatus.INFEASIBLE
+        spent = done >= limit or not native.repeatable or budget.expired() or faulty
         if met or proven or spent:
             return known, bound, native.repeatable
         size, allowed = size * GROWTH, allowed * GROWTH

@@ -17,6 +17,9 @@ MAX_VICTIM_SETS = 8
 MAX_NODES_LOOKED_AT = 32
 """Nodes, beside those a layout needs, whose clearing is priced: those with most GPUs free."""
 
+Clearing = tuple[float, int, tuple[int, ...]]
+"""(cost, node, jobs to take off it)."""
+
 Cost = Callable[[int], float | None]
 """Job -> least cost of taking it off its GPUs (problem's integers); None: it must stay."""
 
@@ -164,23 +167,36 @@ def _sets_of(board: Board, kind: int, layout: Layout, cost: Cost) -> Iterator[tu
             yield victims
         return
     only = layout.each if layout.whole else 0
-    chosen = _clearings(board, kind, layout.each, layout.count, cost, only)[: layout.count]
-    if len(chosen) < layout.count:
+    cleared = _clearings(board, kind, layout.each, layout.count, cost, only)
+    if len(cleared) < layout.count:
         return
-    taken = {node for _, node, _ in chosen}
-    base = {job for _, _, victims in chosen for job in victims}
-    if not layout.rest:
-        yield tuple(sorted(base))
+    if layout.rest:
+        chosen = cleared[: layout.count]
+        taken = {node for _, node, _ in chosen}
+        rests = _clearings(board, kind, layout.rest, layout.count + 1, cost)
+        for rest in [r for r in rests if r[1] not in taken][:MAX_VICTIM_SETS]:
+            yield _union([*chosen, rest])
         return
-    rests = _clearings(board, kind, layout.rest, layout.count + 1, cost)
-    for _, _, victims in [r for r in rests if r[1] not in taken][:MAX_VICTIM_SETS]:
-        yield tuple(sorted(base.union(victims)))
+
+    def gpus_to_seat(clearing: Clearing) -> tuple[int, float, int]:
+        _, node, victims = clearing
+        return sum(board.gpus[board.seats[job][0]] for job in victims), clearing[0], node
+
+    # the cheapest victims may be as large as what makes room for them: few GPUs are easier to seat
+    for order in (cleared, sorted(cleared, key=gpus_to_seat)):
+        sure, others = order[: layout.count - 1], order[layout.count - 1 :]
+        for last in others[: MAX_VICTIM_SETS // 2]:
+            yield _union([*sure, last])
+
+
+def _union(clearings: Iterable[Clearing]) -> tuple[int, ...]:
+    return tuple(sorted({job for _, _, victims in clearings for job in victims}))
 
 
 def _clearings(
     board: Board, kind: int, gpus: int, need: int, cost: Cost, only: int = 0
-) -> list[tuple[float, int, tuple[int, ...]]]:
-    """Return (cost, node, jobs to take off) of making room for ``gpus`` on a node, cheapest first.
+) -> list[Clearing]:
+    """Return the ways of making room for ``gpus`` on a node, cheapest first.
 
     Looks at the emptiest nodes (``only``: those of this size), ``need`` and some more.
     """

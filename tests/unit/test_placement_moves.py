@@ -1,0 +1,39 @@
+"""Placement: which running jobs are asked to move."""
+
+from __future__ import annotations
+
+from formulation.check import placement_violations
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.throughput import build_problem
+from solvers.placement import place
+from solvers.portfolio import Portfolio
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.unit.test_rounds import FOREVER
+
+
+def test_a_large_gang_that_is_cheap_to_move_is_not_asked_where_nothing_can_hold_it() -> None:
+    """Two whole nodes are wanted: one is free, two are half free. Moving `large` is cheapest, but takes
+    as much room as it makes; moving `small` beside `other` makes the room.
+    """
+    running = {"state": JobState.RUNNING, "iterations_left": 1e5}
+    jobs = [
+        a_job("large", 1, cell=(0, 4, 1), restart_s=1.0, **running),
+        a_job("small", cell=(0, 2, 1), restart_s=300.0, **running),
+        a_job("other", cell=(0, 2, 1), restart_s=600.0, **running),
+        a_job("wide", 2, weight=9.0),
+    ]
+    gangs = {
+        0: Gang(members=((1, (0, 1, 2, 3)),)),
+        1: Gang(members=((2, (0, 1)),)),
+        2: Gang(members=((3, (0, 1)),)),
+    }
+    estimates = [an_estimate(gpus=2), an_estimate(1, gpus=4), an_estimate(2, gpus=8, nodes=2)]
+    snapshot = a_snapshot(nodes=some_nodes((0, 4, 4)), jobs=jobs, estimates=estimates, gangs=gangs)
+    problem = build_problem(snapshot, Policy())
+    solution = Portfolio().solve(problem, FOREVER)
+    found = place(snapshot, problem, solution, deadline_expired=lambda: False)
+    assert found.unplaced == {}
+    assert found.placement.migrated == {1}
+    assert placement_violations(snapshot, problem, found.solution, found.placement) == []
