@@ -36,7 +36,10 @@ def start(directory: Path | None = None) -> str:
     place = directory or default_directory()
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        return str(_server(place).get_uri())
+        server = _server(place)
+        with server._lock:  # the wheel looks only once in each process, and it may have died since
+            server.ensure_postgres_running()
+        return str(server.get_uri())
     except (ImportError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         raise Unavailable(
             f"the embedded database in {place} does not start ({error}); free the directory, or name"
