@@ -1,0 +1,347 @@
+"""Processes are killed, frozen and cut off: what was acknowledged holds, nothing is half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Self
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.clusters import tiny
+from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from benchmarks.fleet import Fleet
+from benchmarks.stack import Stack, running
+from benchmarks.workload import philly_like
+from db import embedded
+from estimator.roofline import sample_profiles
+from tessera.v1 import jobs_pb2, scheduler_pb2
+from tests.e2e.test_replicas import list_rounds
+from tests.support.agents import is_running
+from tests.support.load import Load
+from tests.support.system import Agent, Lab, User, kill_postgres, until, uuid
+
+LEASE_S, MARGIN_S, HEARTBEAT_S = 6.0, 4.0, 0.5
+
+SETTINGS = {
+    "TESSERA_LEASE_S": str(LEASE_S), "TESSERA_MARGIN_S": str(MARGIN_S),
+    "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S), "TESSERA_INSPECT_S": "0.5",
+    "TESSERA_HEALTH_PERIOD_S": "0.5", "TESSERA_ROUND_THREADS": "1",
+}  # fmt: skip
+
+KILLS = 6
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with running(replicas=2, settings=SETTINGS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def user(stack: Stack) -> Iterator[User]:
+    with User(stack) as caller:
+        yield caller
+
+
+def test_servers_killed_at_any_moment_lose_nothing_acknowledged(stack: Stack, user: User) -> None:
+    rng = np.random.default_rng(1)
+    with Lab(stack, user, "killed-servers") as lab:
+        agents = [lab.agent(("n0", 2), ("n1", 2)), lab.agent(("n2", 2), ("n3", 2))]
+        with Load(lab, seed=1) as load:
+            load.wait_for_answers(10)
+            for turn in range(KILLS):
+                victim = stack.servers[turn % 2]
+                load.wait_for_calls(int(rng.integers(1, 10)))
+                threading.Event().wait(rng.uniform(0, 0.03))  # the moment is random, not awaited
+                victim.kill()
+                load.wait_for_answers(5)  # of the other
+                victim.start()
+                victim.wait()
+        assert grpc.StatusCode.UNAVAILABLE in load.user.failures, "no call was interrupted"
+        audit(lab, load, agents)
+
+
+def audit(lab: Lab, load: Load, agents: list[Agent]) -> None:
+    """Compare what was acknowledged, what is stored and what runs."""
+    lab.settle()
+    last = lab.schedule()
+    lab.settle()
+    jobs = {job.name: job for job in lab.jobs()}
+    labels = Counter(job.labels["load"] for job in jobs.values())
+    assert labels == dict.fromkeys(load.submitted, 1)  # each once, and no other
+    assert all(jobs[name].labels["load"] == label for label, name in load.submitted.items())
+    assert load.cancelled
+    for name, job in jobs.items():
+        assert (job.state == jobs_pb2.CANCELLED) == (name in load.cancelled)
+        assert job.retries == 0
+    rounds = lab.rounds()
+    assert [number(r.name) for r in rounds] == list(range(1, len(rounds) + 1))
+    assert sorted([*load.rounds.values(), last.name], key=number) == [r.name for r in rounds]
+    assert all(r.verified and r.outcome == "committed" for r in rounds)
+    decided = {d.job: d.allocation for r in rounds for d in r.decisions if d.applied}
+    for name in jobs.keys() - load.cancelled:
+        assert jobs[name].allocation == decided[name]
+    active = {name: job for name, job in jobs.items() if job.HasField("allocation")}
+    assert active
+    gpus = Counter(
+        (share.node, gpu)
+        for job in active.values()
+        for share in job.allocation.shares
+        for gpu in share.gpu_indices
+    )
+    assert max(gpus.values()) == 1
+    assert_processes_match(list(active.values()), agents)
+
+
+def assert_processes_match(jobs: list[jobs_pb2.Job], agents: list[Agent]) -> None:
+    """Check that on each agent's nodes exactly the processes of the jobs that it leads run."""
+    for agent in agents:
+        here = {
+            (job.name.rpartition("/")[2], job.generation): job.allocation.shares
+            for job in jobs
+            if any(share.node.rpartition("/")[2] in agent.nodes for share in job.allocation.shares)
+        }
+        agent.wait_for_gangs(here)
+        led = [key for key, shares in here.items()
+               if shares[0].node.rpartition("/")[2] in agent.nodes]  # fmt: skip
+        assert agent.children() == {agent.pid_of(*key) for key in led}
+
+
+def number(name: str) -> int:
+    return int(name.rpartition("/")[2])
+
+
+def test_a_killed_database_is_told_clearly_and_costs_no_job(stack: Stack, user: User) -> None:
+    folder = stack.folder / "pg"
+    with Lab(stack, user, "killed-database") as lab:
+        agents = [lab.agent(("n0", 2), ("n1", 2))]
+        lab.submit("steady", 2, weight=50)
+        first = lab.schedule()
+        before = lab.wait_for_state("steady", jobs_pb2.RUNNING)
+        pid = agents[0].pid_of("steady", before.generation)
+        with Load(lab, seed=2) as load:
+            load.wait_for_answers(30)
+            kill_postgres(folder)
+            health = user.replicas[0].health
+            with pytest.raises(grpc.RpcError) as caught:
+                user.replicas[0].jobs.GetJob(jobs_pb2.GetJobRequest(name=before.name), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "cannot be reached or has failed; start it" in str(caught.value.details())
+            until(lambda: status(health) == health_pb2.HealthCheckResponse.NOT_SERVING, "ill")
+            assert is_running(pid)
+            embedded.start(folder)
+            until(lambda: status(health) == health_pb2.HealthCheckResponse.SERVING, "well again")
+            load.wait_for_answers(10)
+        assert set(load.user.failures) >= {grpc.StatusCode.UNAVAILABLE}
+        after = lab.wait_for_state("steady", jobs_pb2.RUNNING)
+        assert (after.generation, after.start_time) == (before.generation, before.start_time)
+        assert (agents[0].pid_of("steady"), is_running(pid)) == (pid, True)
+        until(lambda: lab.job("steady").iterations_done > after.iterations_done, "it goes on")
+        load.submitted["steady"], load.rounds["first"] = before.name, first.name
+        audit(lab, load, agents)
+
+
+def status(health: health_pb2_grpc.HealthStub) -> int:
+    return int(health.Check(health_pb2.HealthCheckRequest(), timeout=5).status)
+
+
+def test_a_killed_agent_comes_back_to_its_children(stack: Stack, user: User) -> None:
+    with Lab(stack, user, "killed-agent") as lab:
+        agent = lab.agent(("n0", 2), ("n1", 2))
+        lab.submit("a", 2)
+        lab.schedule()
+        before = lab.wait_for_state("a", jobs_pb2.RUNNING)
+        pid = agent.pid_of("a")
+        until(lambda: (agent.folder / "gangs" / "a@1" / "progress.json").exists(), "progress")
+        agent.kill()
+        alone = agent.file_of("a", 1, "progress.json")["iterations"]
+        until(lambda: agent.file_of("a", 1, "progress.json")["iterations"] > alone, "it goes on")
+        agent.start()
+        until(lambda: lab.job("a").iterations_done > alone, "its progress is told again")
+        after = lab.job("a")
+        assert (after.state, after.generation, after.retries) == (jobs_pb2.RUNNING, 1, 0)
+        assert after.start_time == before.start_time
+        assert (agent.gangs(), agent.pid_of("a"), is_running(pid)) == ({("a", 1)}, pid, True)
+        assert "adopted a generation 1" in agent.log.read_text()
+        assert "started a generation 1" not in agent.log.read_text().partition("adopted")[2]
+
+
+def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_shut_out(
+    stack: Stack, user: User
+) -> None:
+    with Lab(stack, user, "frozen-agent") as lab:
+        saves = lab.agent(("saves", 2))
+        silent = lab.agent(("silent", 2), checkpoint_s=1e9)  # saves only when it is stopped
+        for name in ("a", "b"):
+            lab.submit(name, 2)
+        lab.schedule()
+        jobs = {node_of(lab.wait_for_state(name, jobs_pb2.RUNNING)): name for name in ("a", "b")}
+        saved, unsaved = jobs["saves"], jobs["silent"]
+        old = {saved: saves.pid_of(saved), unsaved: silent.pid_of(unsaved)}
+        until(lambda: lab.checkpoint(saved), "a checkpoint")
+        until(lambda: all(lab.job(name).iterations_done > 0 for name in old), "progress is known")
+        with Watched(lab, list(old)) as watched:
+            saves.freeze()
+            silent.freeze()
+            known = lab.job(saved).iterations_done
+            spare = lab.agent(("spare", 4))
+            resumable = rounds_until_replaced(lab, jobs)
+            new = {name: lab.wait_for_state(name, jobs_pb2.RUNNING) for name in old}
+            assert {(node_of(job), job.generation) for job in new.values()} == {("spare", 2)}
+            assert resumable[saved] > known  # the old process wrote on while nobody was heard
+            assert spare.file_of(saved, 2, "progress.json")["iterations"] >= resumable[saved]
+            pids = {name: spare.pid_of(name, 2) for name in old}
+            until(lambda: not is_running(old[saved]), "the old one that saves is shut out")
+            refused = "generation 1 may not touch the checkpoint any more: generation 2"
+            assert refused in saves.file_of(saved, 1, "exit.json")["error"]
+            assert is_running(old[unsaved])  # the agent that would stop it is frozen
+            saves.thaw()
+            silent.thaw()
+            until(lambda: not is_running(old[unsaved]), "its agent stops it")
+            silent.wait_for_gangs([])
+            saves.wait_for_gangs([])
+            assert f"stopping {unsaved} generation 1" in silent.log.read_text()
+            assert refused in silent.log.read_text()  # it tried to save when it was stopped
+            until(lambda: all(lab.checkpoint(name).get("generation") == 2 for name in old), "saved")
+        for name, before in new.items():
+            after = lab.job(name)
+            assert (after.state, after.generation, after.retries) == (jobs_pb2.RUNNING, 2, 0)
+            assert after.iterations_done >= before.iterations_done
+            assert (spare.pid_of(name, 2), is_running(pids[name])) == (pids[name], True)
+            assert watched.told[name] == sorted(watched.told[name])
+            assert watched.kept[name] == sorted(watched.kept[name])
+
+
+def rounds_until_replaced(lab: Lab, jobs: dict[str, str]) -> dict[str, int]:
+    """Schedule until the jobs (by node) have moved; return where their checkpoints stood just before.
+
+    None may move before its node was silent for lease and margin.
+    """
+    waiting, stood, kept = dict(jobs), dict.fromkeys(jobs.values(), 0), 0
+
+    def all_moved() -> bool:
+        nonlocal kept
+        for name in waiting.values():
+            stood[name] = lab.checkpoint(name).get("iterations", 0)
+        lab.schedule()
+        nodes = lab.nodes()
+        for node, name in list(waiting.items()):
+            if lab.job(name).generation == 1:
+                kept += 1
+            else:
+                assert nodes[node].silent_s > LEASE_S + MARGIN_S
+                del waiting[node]
+        return not waiting
+
+    until(all_moved, "the jobs move", every_s=0.2)
+    assert kept
+    return stood
+
+
+def node_of(job: jobs_pb2.Job) -> str:
+    return job.allocation.shares[0].node.rpartition("/")[2]
+
+
+class Watched(threading.Thread):
+    """Notes what the store and the checkpoints say of jobs' progress, again and again."""
+
+    def __init__(self, lab: Lab, names: list[str]) -> None:
+        super().__init__()
+        self._lab, self._over = lab, threading.Event()
+        self.told: dict[str, list[float]] = {name: [] for name in names}
+        self.kept: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.wait(0.1):
+            for name in self.told:
+                self.told[name].append(self._lab.job(name).iterations_done)
+                if found := self._lab.checkpoint(name):
+                    self.kept[name].append((found["generation"], found["iterations"]))
+
+
+def test_a_gang_starts_only_when_the_slow_one_before_it_is_gone(stack: Stack, user: User) -> None:
+    grace_s = 2.0
+    with Lab(stack, user, "handover") as lab:
+        agents = [lab.agent(("n0", 2), grace_s=grace_s)]
+        lab.submit("old", 2)
+        lab.schedule()
+        lab.wait_for_state("old", jobs_pb2.RUNNING)
+        old = agents[0].pid_of("old")
+        agents.append(lab.agent(("n1", 2)))
+        os.kill(old, signal.SIGSTOP)  # so it does not hear that it should stop
+        lab.submit("new", 4, weight=10)
+        told_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        lab.schedule()
+        seen = set()
+
+        def begun() -> bool:
+            states = lab.job("old").state, lab.job("new").state
+            here = any(("new", 1) in agent.gangs() for agent in agents)
+            if is_running(old):
+                assert not here
+                seen.add(states)
+            return here and not is_running(old)
+
+        until(begun, "the new gang")
+        assert seen == {(jobs_pb2.STOPPING, jobs_pb2.STARTING)}
+        leader = node_of(lab.wait_for_state("new", jobs_pb2.RUNNING))
+        agent = next(agent for agent in agents if leader in agent.nodes)
+        began_s = agent.file_of("new", 1, "process.json")["start_ticks"] / os.sysconf("SC_CLK_TCK")
+        assert began_s > told_s + grace_s
+        assert lab.job("old").state == jobs_pb2.QUEUED
+
+
+def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, user: User) -> None:
+    types, nodes = tiny()
+    make_cluster(stack, types, nodes)
+    add_estimates(stack, sample_profiles())
+    submit(stack, [arrival.spec for arrival in philly_like(2000, seed=1)])
+    server = psutil.Process(stack.servers[0].process.pid)
+    slow = scheduler_pb2.RoundOptions(solver="cp-sat")  # of its own it takes seconds
+    request = scheduler_pb2.ScheduleRequest(parent=PARENT, options=slow, request_id=uuid("slow"))
+    scheduler = user.replicas[0].scheduler
+    with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet"):
+        for _ in range(10):
+            with pytest.raises(grpc.RpcError) as caught:
+                scheduler.Schedule(request, timeout=0.001)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        spent_s = cpu_s(server)
+        call = scheduler.Schedule.future(request, timeout=3)
+        until(lambda: cpu_s(server) > spent_s + 0.5, "it solves")
+        assert not call.done()
+        server.suspend()
+        with pytest.raises(grpc.RpcError) as caught:
+            call.result()
+        server.resume()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        quick = scheduler_pb2.RoundOptions(solver="greedy")
+        after = scheduler_pb2.ScheduleRequest(parent=PARENT, options=quick, dry_run=True)
+        scheduler.Schedule(after, timeout=30)  # one thread decides, so the other round is over
+        assert list_rounds(scheduler) == []
+        answer = scheduler.Schedule(request, timeout=10)
+        assert answer.name == f"{PARENT}/rounds/1"
+        assert [r.name for r in list_rounds(scheduler)] == [answer.name]
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,322 @@
+"""Real agents on a running stack, a user who never gives up, and conditions that are waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from uuid import NAMESPACE_URL, uuid5
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2_grpc
+
+from benchmarks.stack import OPTIONS, Stack
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import Source, Workload
+from service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.v1 import (
+    clusters_pb2,
+    clusters_pb2_grpc,
+    estimates_pb2,
+    estimates_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from tests.support.agents import is_running, process_of
+
+T = TypeVar("T")
+
+CLOCK_FACTOR = 100.0
+"""An iteration takes a simulated second, so a job does a hundred in a real one."""
+
+UNSETTLED = (
+    jobs_pb2.STARTING, jobs_pb2.STOPPING, jobs_pb2.HOLDING, jobs_pb2.CANCELLING, jobs_pb2.FAILING,
+)  # fmt: skip
+
+TRY_AGAIN = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+)
+
+QUICK = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50),
+         ("grpc.max_reconnect_backoff_ms", 200), ("grpc.use_local_subchannel_pool", 1)]  # fmt: skip
+
+
+def until(
+    condition: Callable[[], T | None], what: str, *, within_s: float = 40.0, every_s: float = 0.02
+) -> T:
+    """Return the first true value of ``condition``; ``what`` says what was waited for."""
+    end_s, pause = time.monotonic() + within_s, threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < end_s, f"in vain: {what}"
+        pause.wait(every_s)
+    return value
+
+
+class Replica:
+    """The stubs of one server."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.jobs = jobs_pb2_grpc.JobsStub(channel)
+        self.clusters = clusters_pb2_grpc.ClustersStub(channel)
+        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
+        self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
+
+
+class User:
+    """Calls replicas until one has answered. ``failures`` are the codes of the calls that had none."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._channels = ExitStack()
+        self.replicas = [
+            Replica(
+                self._channels.enter_context(
+                    grpc.insecure_channel(address, options=[*OPTIONS, *QUICK])
+                )
+            )
+            for address in stack.addresses
+        ]
+        self.failures: list[grpc.StatusCode] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channels.close()
+
+    def insist(self, call: Callable[[Replica], T], first: int = 0) -> T:
+        """Return what ``call`` returns on the first replica, counted from ``first``, that answers."""
+        turn = first
+
+        def attempt() -> list[T]:
+            nonlocal turn
+            replica = self.replicas[turn % len(self.replicas)]
+            turn += 1
+            try:
+                return [call(replica)]
+            except grpc.RpcError as error:
+                if error.code() not in TRY_AGAIN:
+                    raise
+                self.failures.append(error.code())
+                return []
+
+        return until(attempt, "an answer from any replica")[0]
+
+
+class Lab:
+    """A cluster of its own on the stack: one GPU type, and jobs that run on exactly N GPUs."""
+
+    def __init__(self, stack: Stack, user: User, cluster: str) -> None:
+        self.stack, self.user = stack, user
+        self.cluster, self.parent = cluster, f"clusters/{cluster}"
+        self.checkpoints = stack.folder / "checkpoints"
+        self._agents: list[Agent] = []
+        gpu_type = clusters_pb2.GpuType(name="a40", memory_bytes=48 << 30)
+        made = clusters_pb2.Cluster(name=self.parent, gpu_types=[gpu_type])
+        user.insist(
+            lambda r: r.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=made))
+        )
+        cells = [
+            estimate_to_proto(
+                EstimateRecord(
+                    workload=workload(gpus), gpu_type="a40", gpus=gpus, nodes=-(-gpus // 2),
+                    pipeline_degree=1, plan="", iter_time_s=1.0, source=Source.MEASURED,
+                )
+            )
+            for gpus in (1, 2, 4)
+        ]  # fmt: skip
+        request = estimates_pb2.UpsertCellsRequest(parent=self.parent, cells=cells)
+        user.insist(lambda r: r.estimates.UpsertCells(request))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self._agents:
+            agent.close()
+
+    def agent(self, *nodes: tuple[str, int], **settings: float) -> Agent:
+        """Start an agent for nodes of (name, GPUs); it is ended with the lab."""
+        self._agents.append(Agent(self, nodes, **settings))
+        return self._agents[-1].start()
+
+    def submit(self, name: str, gpus: int, weight: float = 1.0) -> None:
+        request = jobs_pb2.SubmitJobRequest(
+            parent=self.parent, job_id=name, job=a_job_message(gpus, weight, {"load": name}),
+            request_id=uuid(f"{self.parent}/{name}"),
+        )  # fmt: skip
+        self.user.insist(lambda r: r.jobs.SubmitJob(request))
+
+    def job(self, name: str) -> jobs_pb2.Job:
+        request = jobs_pb2.GetJobRequest(name=f"{self.parent}/jobs/{name}")
+        return self.user.insist(lambda r: r.jobs.GetJob(request))
+
+    def jobs(self, *states: jobs_pb2.JobState.ValueType) -> list[jobs_pb2.Job]:
+        request = jobs_pb2.ListJobsRequest(parent=self.parent, page_size=10_000, states=states)
+        return list(self.user.insist(lambda r: r.jobs.ListJobs(request)).jobs)
+
+    def schedule(self) -> scheduler_pb2.Round:
+        request = scheduler_pb2.ScheduleRequest(parent=self.parent)
+        return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=30))
+
+    def rounds(self) -> list[scheduler_pb2.Round]:
+        """Return all rounds, oldest first, with their decisions."""
+        request = scheduler_pb2.ListRoundsRequest(parent=self.parent, page_size=1000)
+        listed = self.user.insist(lambda r: r.scheduler.ListRounds(request))
+        assert not listed.next_page_token
+        return [self.round(r.name) for r in reversed(listed.rounds)]
+
+    def round(self, name: str) -> scheduler_pb2.Round:
+        request = scheduler_pb2.GetRoundRequest(name=name)
+        return self.user.insist(lambda r: r.scheduler.GetRound(request))
+
+    def nodes(self) -> dict[str, clusters_pb2.Node]:
+        request = clusters_pb2.ListNodesRequest(parent=self.parent, page_size=1000)
+        nodes = self.user.insist(lambda r: r.clusters.ListNodes(request)).nodes
+        return {node.name.rpartition("/")[2]: node for node in nodes}
+
+    def wait_for_state(self, name: str, state: jobs_pb2.JobState.ValueType) -> jobs_pb2.Job:
+        def reached() -> jobs_pb2.Job | None:
+            job = self.job(name)
+            return job if job.state == state else None
+
+        return until(reached, f"{name} becomes {jobs_pb2.JobState.Name(state)}")
+
+    def checkpoint(self, name: str) -> dict[str, int]:
+        """Return the generation that wrote the job's checkpoint, and its iterations; {}: there is none."""
+        path = self.checkpoints / self.cluster / f"job-{name}" / "checkpoint.json"
+        found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    def settle(self) -> None:
+        """Wait until every gang has started or gone."""
+        until(lambda: not self.jobs(*UNSETTLED), "every gang has started or gone")
+
+
+class Agent:
+    """A real agent process; what it starts is ended with it at the end of the test."""
+
+    def __init__(
+        self, lab: Lab, nodes: Sequence[tuple[str, int]], *, checkpoint_s: float = 100.0,
+        grace_s: float = 10.0,
+    ) -> None:  # fmt: skip
+        self.name = nodes[0][0]
+        self.folder = lab.stack.folder / "agents" / lab.cluster / self.name
+        self.folder.mkdir(parents=True)
+        self.log = self.folder / "agent.log"
+        self.nodes = dict(nodes)
+        self._lab = lab
+        settings = {
+            "agent-id": self.name, "cluster": lab.cluster, "data-dir": self.folder,
+            "checkpoint-dir": lab.checkpoints, "clock-factor": CLOCK_FACTOR,
+            "checkpoint-s": checkpoint_s, "grace-s": grace_s,
+        }  # fmt: skip
+        self._argv = [sys.executable, "-m", "service.agent.main", "--stop-on-exit"]
+        self._argv += [f"--{name}={value}" for name, value in settings.items()]
+        self._argv += [f"--server={address}" for address in lab.stack.addresses]
+        self._argv += [f"--node={name}:a40:{gpus}" for name, gpus in nodes]
+
+    def start(self) -> Self:
+        """Start it, and wait until its nodes are ready."""
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(self._argv, stdout=out, stderr=out)
+        until(self._ready, f"agent {self.name} is heard: {self.log.read_text()[-500:]}")
+        return self
+
+    def _ready(self) -> bool:
+        nodes = self._lab.nodes()
+        return all(
+            name in nodes and nodes[name].state == clusters_pb2.Node.READY for name in self.nodes
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def gangs(self) -> set[tuple[str, int]]:
+        """Return (job, generation) of what it keeps a record of."""
+        found = set()
+        for folder in (self.folder / "gangs").glob("*/gang.json"):
+            job, _, generation = folder.parent.name.rpartition("@")
+            found.add((job, int(generation)))
+        return found
+
+    def wait_for_gangs(self, keys: Collection[tuple[str, int]]) -> None:
+        until(lambda: self.gangs() == set(keys), f"{self.name} keeps {keys} and no other")
+
+    def pid_of(self, job: str, generation: int = 1) -> int:
+        return process_of(self.folder, job, generation)
+
+    def children(self) -> set[int]:
+        """Return the ids of the live jobs' processes that this very process started."""
+        found = psutil.Process(self.process.pid).children()
+        return {child.pid for child in found if is_running(child.pid)}
+
+    def file_of(self, job: str, generation: int, name: str) -> dict[str, Any]:
+        path = self.folder / "gangs" / f"{job}@{generation}" / name
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def close(self) -> None:
+        """End it and every process that it left."""
+        self.thaw()
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        for job, generation in self.gangs():
+            path = self.folder / "gangs" / f"{job}@{generation}" / "process.json"
+            if path.exists() and is_running(pid := self.pid_of(job, generation)):
+                os.kill(pid, signal.SIGKILL)
+
+
+def workload(gpus: int) -> Workload:
+    """Return what runs on exactly so many GPUs."""
+    return Workload(model="m", params=f"{gpus}B", global_batch=64)
+
+
+def uuid(seed: str) -> str:
+    """Return a request id that is always the same for ``seed``."""
+    return str(uuid5(NAMESPACE_URL, seed))
+
+
+def a_job_message(
+    gpus: int, weight: float = 1.0, labels: dict[str, str] | None = None
+) -> jobs_pb2.Job:
+    """Return a job that runs for a long time on exactly so many GPUs."""
+    return job_spec_to_proto(
+        JobSpec(
+            name="", workload=workload(gpus), iterations=10**9, requested_gpus=gpus, weight=weight,
+            restart_s=0.0, labels=labels or {},
+        )
+    )  # fmt: skip
+
+
+def kill_postgres(folder: Path) -> None:
+    """End every process of the PostgreSQL server on ``folder`` at whatever instruction it is."""
+    postmaster = psutil.Process(int((folder / "postmaster.pid").read_text().split()[0]))
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # they end by themselves with the first
+            process.kill()
+    _, left = psutil.wait_procs(processes, timeout=20)
+    assert not left
