@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from formulation.errors import InvalidInput
-from service.cli import options
+from service.cli import limits, options
 from service.cli.yamlfile import Mapping, documents
 from tessera.v1.clusters_pb2 import GpuType, Node
 
 KEYS: Final = ("name", "gpu_types", "nodes")
+MAX_NODES: Final = 100_000
 NODE_KEYS: Final = ("name", "count", "gpu_type", "gpus", "rack", "nodes_per_rack")
 
 
@@ -74,19 +75,18 @@ def _nodes(where: str, item: object, known: list[str]) -> Iterator[Node]:
     """Yield the nodes of one entry; ``{}`` in a name or rack stands for the number from 0."""
     entry = Mapping(where, item, NODE_KEYS)
     name, gpu_type, rack = entry.text("name"), entry.text("gpu_type"), entry.text("rack")
-    count = entry.whole("count") if "count" in entry else 1
-    per_rack = entry.whole("nodes_per_rack") if "nodes_per_rack" in entry else 1
+    count = entry.whole("count", 1, MAX_NODES) if "count" in entry else 1
+    per_rack = entry.whole("nodes_per_rack", 1, MAX_NODES) if "nodes_per_rack" in entry else 1
     for key in ("name", "gpu_type", "gpus"):
         if key not in entry:
             raise InvalidInput(where, f"needs {key!r}")
     if gpu_type not in known:
         raise InvalidInput(entry.at("gpu_type"), f"{gpu_type!r} is not among {', '.join(known)}")
-    if not 1 <= count <= 100_000 or per_rack < 1:
-        raise InvalidInput(where, "count must lie in 1 to 100,000, and nodes_per_rack be 1 or more")
     if count > 1 and "{}" not in name:
         raise InvalidInput(entry.at("name"), f"must hold {{}} for the number, e.g. '{name}-{{}}'")
+    gpus = entry.whole("gpus", 1, limits.MAX_GPUS_A_NODE)
     for i in range(count):
         yield Node(
-            name=name.replace("{}", str(i)), gpu_type=gpu_type, gpus=entry.whole("gpus"),
+            name=name.replace("{}", str(i)), gpu_type=gpu_type, gpus=gpus,
             rack=rack.replace("{}", str(i // per_rack)),
         )  # fmt: skip

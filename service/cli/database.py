@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from db.engine import Database
 from db.migrate import head, upgrade
 from db.store import PostgresStore
-from service.cli import options
+from formulation.errors import InvalidInput
+from service.cli import limits, options
 from service.cli.render import line, note
 from service.config import load_config
 from service.wiring import open_database
+
+MAX_AGE_S: Final = 36_500 * 86_400.0
+"""A century; the database knows no times before its own calendar."""
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The server's settings (TOML).")
@@ -44,12 +48,19 @@ def migrate(config: ConfigFile = None) -> None:
 def prune(
     older_than: Annotated[str, typer.Option(help="Keep what is younger, e.g. 30d.")] = "30d",
     keep_rounds: Annotated[
-        int, typer.Option(min=0, help="Keep at least the last so many rounds of each cluster.")
+        int,
+        typer.Option(
+            min=0,
+            max=limits.MAX_ROWS,
+            help="Keep at least the last so many rounds of each cluster.",
+        ),
     ] = 100,
     config: ConfigFile = None,
 ) -> None:
     """Delete old request ids, rounds, and jobs that have ended; prints how many of each."""
     age_s = options.seconds("--older-than", older_than)
+    if age_s > MAX_AGE_S:
+        raise InvalidInput("--older-than", f"must be at most {MAX_AGE_S / 86400:,.0f}d")
     deleted = PostgresStore(_open(config)).prune(age_s, keep_rounds)
     for kind, count in deleted.items():
         line(f"{kind}\t{count}")

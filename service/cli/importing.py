@@ -15,6 +15,7 @@ from estimator.roofline import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
+from service.cli import limits
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
 from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, Server, ValidateOnly
@@ -75,7 +76,10 @@ def samples(
 def trace(
     file: _File,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=0, help="Only the first so many rows.")
+        int | None,
+        typer.Option(
+            "--limit", "-n", min=0, max=limits.MAX_ROWS, help="Only the first so many rows."
+        ),
     ] = None,
     divide_iterations: Annotated[
         int,

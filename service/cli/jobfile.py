@@ -7,7 +7,7 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from formulation.errors import InvalidInput
-from service.cli import options
+from service.cli import limits, options
 from service.cli.yamlfile import Mapping, documents
 from tessera.v1 import estimates_pb2, jobs_pb2
 
@@ -63,11 +63,13 @@ def _job(job: Mapping, now: Timestamp) -> jobs_pb2.SubmitJobRequest:
     found = jobs_pb2.Job(
         workload=estimates_pb2.Workload(
             model=job.text("model"), params=job.text("params"),
-            global_batch=job.whole("global_batch"),
+            global_batch=job.whole("global_batch", 1, limits.MAX_BATCH),
         ),
-        iterations=job.whole("iterations"), requested_gpus=job.whole("gpus"),
+        iterations=job.whole("iterations", 1, limits.MAX_ITERATIONS),
+        requested_gpus=job.whole("gpus", 1, limits.MAX_GPUS),
         requested_gpu_type=job.text("gpu_type"), tenant=job.text("tenant"),
-        priority=job.whole("priority"), weight=job.real("weight"),
+        priority=job.whole("priority", 1, limits.MAX_PRIORITY),
+        weight=job.real("weight", limits.MIN_WEIGHT, limits.MAX_WEIGHT),
         guaranteed=job.flag("guaranteed"), pinned=job.flag("pinned"), labels=job.labels("labels"),
         command=job.texts("command"),
     )  # fmt: skip
@@ -76,5 +78,5 @@ def _job(job: Mapping, now: Timestamp) -> jobs_pb2.SubmitJobRequest:
     if "deadline" in job:
         found.deadline.CopyFrom(job.moment("deadline", now))
     if "max_retries" in job:
-        found.max_retries = job.whole("max_retries")
+        found.max_retries = job.whole("max_retries", 0, limits.MAX_RETRIES)
     return jobs_pb2.SubmitJobRequest(job_id=job.text("name"), job=found)

@@ -13,7 +13,7 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from formulation.errors import InvalidInput
-from service.cli import jobfile, options, yamlfile
+from service.cli import jobfile, limits, options, yamlfile
 from service.cli.client import Client, connect, new_request_id, now
 from service.cli.jobview import job_columns, show_job
 from service.cli.names import full_name, parent, short
@@ -38,6 +38,28 @@ _Change = TypeVar("_Change")
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its full name.")]
 JobNames = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or full names of jobs.")]
+Batch = Annotated[
+    int | None, typer.Option(min=1, max=limits.MAX_BATCH, help="Global batch size, in samples.")
+]
+Iterations = Annotated[
+    int | None, typer.Option(min=1, max=limits.MAX_ITERATIONS, help="Iterations of the whole job.")
+]
+Gpus = Annotated[int | None, typer.Option(min=1, max=limits.MAX_GPUS, help="GPUs requested.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=1, max=limits.MAX_PRIORITY,
+                 help="Queue, 1 before 2. Kept with the job; no objective uses it yet."),
+]  # fmt: skip
+Weight = Annotated[
+    float | None,
+    typer.Option(min=limits.MIN_WEIGHT, max=limits.MAX_WEIGHT,
+                 help="Worth of its throughput beside others'; 1 where none is named."),
+]  # fmt: skip
+Deadline = Annotated[
+    str | None,
+    typer.Option(help="A time (RFC 3339), or from now, e.g. 6h; `update` takes 'none' too. Kept with the job;"
+                      " no objective uses it yet."),
+]  # fmt: skip
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on printing what changes.")]
 
 
@@ -63,19 +85,23 @@ def submit(
     ] = None,
     model: Annotated[str, typer.Option(help="What is trained, e.g. bert.")] = "",
     params: Annotated[str, typer.Option(help="Its size as estimates name it, e.g. 1.3B.")] = "",
-    batch: Annotated[int, typer.Option(help="Global batch size, in samples.")] = 0,
-    iterations: Annotated[int, typer.Option(help="Iterations of the whole job.")] = 0,
-    gpus: Annotated[int, typer.Option(help="GPUs requested.")] = 0,
-    gpu_type: Annotated[str, typer.Option(help="The GPU type asked for; rounds may choose another.")] = "",
+    batch: Batch = None,
+    iterations: Iterations = None,
+    gpus: Gpus = None,
+    gpu_type: Annotated[
+        str, typer.Option(help="The GPU type asked for; rounds may choose another.")
+    ] = "",
     tenant: Annotated[str, typer.Option(help="Who it is accounted to.")] = "",
-    priority: Annotated[int, typer.Option(help="Queue; 1 is served first.")] = 0,
-    weight: Annotated[float, typer.Option(help="Worth of its throughput beside others'.")] = 0.0,
+    priority: Priority = None,
+    weight: Weight = None,
     guaranteed: Annotated[bool, typer.Option(help="Never suspended once launched.")] = False,
     restart: Annotated[str, typer.Option(help="What a start or move costs, e.g. 60s.")] = "",
-    deadline: Annotated[str, typer.Option(help="A time (RFC 3339), or from now, e.g. 6h.")] = "",
+    deadline: Deadline = None,
     pinned: Annotated[bool, typer.Option(help="Not moved to mend fragmentation.")] = False,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
-    max_retries: Annotated[int | None, typer.Option(help="Tries again after failures.")] = None,
+    max_retries: Annotated[
+        int | None, typer.Option(min=0, max=limits.MAX_RETRIES, help="Tries again after failures.")
+    ] = None,
     command: Annotated[str, typer.Option(help="What its runtime runs, quoted as in a shell.")] = "",
     watch: Watch = False,
     validate_only: ValidateOnly = False,
@@ -85,14 +111,14 @@ def submit(
 ) -> None:
     """Submit jobs: one from options, or one or many from YAML files (all or none)."""
     job = jobs_pb2.Job(
-        workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch),
-        iterations=iterations, requested_gpus=gpus, requested_gpu_type=gpu_type, tenant=tenant,
-        priority=priority, weight=weight, guaranteed=guaranteed, pinned=pinned,
-        labels=_labels(label), command=shlex.split(command), max_retries=max_retries,
+        workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch or 0),
+        iterations=iterations or 0, requested_gpus=gpus or 0, requested_gpu_type=gpu_type,
+        tenant=tenant, priority=priority or 0, weight=weight or 0.0, guaranteed=guaranteed,
+        pinned=pinned, labels=_labels(label), command=_words(command), max_retries=max_retries,
     )  # fmt: skip
     if restart:
         job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
-    if deadline:
+    if deadline is not None:
         job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
     requests = _requests(name, job, file or [])
     if watch and (len(requests) != 1 or validate_only):
@@ -166,11 +192,9 @@ def show(
 
 def update(
     name: JobName,
-    weight: Annotated[float | None, typer.Option(help="Worth beside others.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Queue; 1 is served first.")] = None,
-    deadline: Annotated[
-        str | None, typer.Option(help="A time (RFC 3339), from now (6h), or 'none'.")
-    ] = None,
+    weight: Weight = None,
+    priority: Priority = None,
+    deadline: Deadline = None,
     pinned: Annotated[bool | None, typer.Option("--pinned/--movable", help="Whether moves may mend"
                                                 " fragmentation.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
@@ -189,7 +213,7 @@ def update(
     if not paths:
         raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
                            " --pinned, --movable")  # fmt: skip
-    job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)
+    job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
     job.labels.update(_labels(label))
     if deadline is not None and deadline != "none":
         job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
@@ -277,6 +301,14 @@ def _full(cluster: str, names: list[str]) -> list[str]:
 def _requests(name: str, job: jobs_pb2.Job, files: list[str]) -> list[jobs_pb2.SubmitJobRequest]:
     """Return what to submit: the job of the options, or the jobs of the files."""
     if not files:
+        asked = {
+            "--model": job.workload.model, "--batch": job.workload.global_batch,
+            "--iterations": job.iterations, "--gpus": job.requested_gpus,
+        }  # fmt: skip
+        if missing := [option for option, value in asked.items() if not value]:
+            raise InvalidInput(
+                "submit", f"needs {', '.join(missing)}; or -f FILE with one or many jobs in YAML"
+            )
         return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
     if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
         raise InvalidInput("submit", "takes a job from options or jobs from --file, not both")
@@ -344,6 +376,13 @@ def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.Val
     if wanted:
         return [known[name] for name in wanted]
     return [] if everything else [v for name, v in known.items() if name not in ENDED]
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InvalidInput("--command", f"is not quoted as in a shell: {error}") from error
 
 
 def _labels(texts: list[str] | None) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from formulation.errors import InvalidInput
+from service.cli.limits import MAX_DURATION_S, MAX_MEMORY_BYTES
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
@@ -40,7 +41,7 @@ ValidateOnly = Annotated[
     bool, typer.Option("--validate-only", help="Check everything on the server, change nothing.")
 ]
 
-_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {
     "": 1, "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -50,11 +51,18 @@ _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
 
 
 def seconds(where: str, text: str) -> float:
-    """Return a duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``1.5d`` in seconds."""
+    """Return a duration such as ``90``, ``90s``, ``500ms``, ``5m``, ``2h`` or ``1.5d`` in seconds."""
     match = _AMOUNT.fullmatch(text.strip())
     if match is None or match[2] not in _SECONDS:
         raise InvalidInput(where, f"{text!r} is no duration; write e.g. 90s, 5m, 2h or 1d")
-    return float(match[1]) * _SECONDS[match[2]]
+    return bounded_s(where, float(match[1]) * _SECONDS[match[2]])
+
+
+def bounded_s(where: str, length_s: float) -> float:
+    """Return ``length_s`` if a Duration can hold it and it is not negative."""
+    if not 0 <= length_s <= MAX_DURATION_S:
+        raise InvalidInput(where, f"must lie in 0 to {MAX_DURATION_S:,} seconds")
+    return length_s
 
 
 def size_bytes(where: str, text: str) -> int:
@@ -62,7 +70,10 @@ def size_bytes(where: str, text: str) -> int:
     match = _AMOUNT.fullmatch(text.strip())
     if match is None or match[2].lower() not in _BYTES:
         raise InvalidInput(where, f"{text!r} is no size; write e.g. 40GiB or 80GB")
-    return round(float(match[1]) * _BYTES[match[2].lower()])
+    size = float(match[1]) * _BYTES[match[2].lower()]
+    if size > MAX_MEMORY_BYTES:
+        raise InvalidInput(where, f"must be at most {MAX_MEMORY_BYTES // 2**40:,} TiB")
+    return round(size)
 
 
 def duration(length_s: float) -> Duration:
@@ -75,9 +86,11 @@ def duration(length_s: float) -> Duration:
 def moment(where: str, text: str, now: Timestamp) -> Timestamp:
     """Return a time such as ``2026-11-03T12:00:00Z``, or a duration from ``now`` such as ``2h``."""
     if _AMOUNT.fullmatch(text.strip()):
-        found = Timestamp()
-        found.FromNanoseconds(now.ToNanoseconds() + round(seconds(where, text) * 1e9))
-        return found
+        after = timedelta(seconds=seconds(where, text))
+        try:
+            return instant(where, now.ToDatetime(UTC) + after)
+        except OverflowError:
+            raise InvalidInput(where, f"{text!r} from now lies beyond the year 9999") from None
     try:
         parsed = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -93,7 +106,10 @@ def instant(where: str, value: datetime) -> Timestamp:
     if value.tzinfo is None:
         raise InvalidInput(where, f"{value.isoformat()} has no time zone; end it with Z for UTC")
     found = Timestamp()
-    found.FromDatetime(value)
+    try:
+        found.FromDatetime(value)
+    except (OverflowError, ValueError):
+        raise InvalidInput(where, f"{value.isoformat()} lies outside the years 1 to 9999") from None
     return found
 
 

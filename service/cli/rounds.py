@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from formulation.errors import InvalidInput
-from service.cli import options
+from service.cli import limits, options
 from service.cli.client import CallFailed, Exit, connect, new_request_id, now
 from service.cli.names import full_name, parent
 from service.cli.options import (
@@ -29,7 +29,9 @@ Number = Annotated[str, typer.Argument(metavar="ROUND", help="A round's number, 
 Objective = Annotated[str, typer.Option(help="What is maximised; 'throughput' by default.")]
 Solver = Annotated[str, typer.Option(help="portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")]
 Gap = Annotated[float, typer.Option(help="Stop at this gap to the bound; 0: 1e-4.")]
-Seed = Annotated[int, typer.Option(help="Seed of whatever is random.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=limits.MAX_SEED, help="Seed of whatever is random.")
+]
 Deadline = Annotated[str, typer.Option(help="The call's deadline; the solver uses what it leaves.")]
 Everything = Annotated[
     bool, typer.Option("--all", "-a", help="Also decisions that change nothing (keep, wait).")
@@ -56,14 +58,19 @@ def schedule(
     ] = False,
     solver: Solver = "",
     gap: Gap = 0.0,
-    seed: Seed = 0,
+    seed: Seed = None,
     solve_limit: Annotated[str, typer.Option(help="Solve for at most this long, e.g. 5s.")] = "",
     deadline: Deadline = DEADLINE,
     restart_horizon: Annotated[
         str, typer.Option(help="Over what a restart must pay off; by default 1h.")
     ] = "",
     defragment_every: Annotated[
-        int | None, typer.Option(help="Rounds between defragmentations; 0: never.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=limits.MAX_DEFRAGMENT_EVERY,
+            help="Rounds between defragmentations; 0: never.",
+        ),
     ] = None,
     everything: Everything = False,
     server: Server = DEFAULT_SERVER,
@@ -74,7 +81,7 @@ def schedule(
     if context.invoked_subcommand is not None:
         return
     chosen = scheduler_pb2.RoundOptions(
-        objective=objective, raw_throughput=raw_throughput, solver=solver, gap=gap, seed=seed,
+        objective=objective, raw_throughput=raw_throughput, solver=solver, gap=gap, seed=seed or 0,
         defragment_every_rounds=defragment_every,
     )  # fmt: skip
     if solve_limit:
@@ -136,7 +143,7 @@ def replay(
     objective: Objective = "",
     solver: Solver = "",
     gap: Gap = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of whatever is random.")] = None,
+    seed: Seed = None,
     save_snapshot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep what the round was decided on (JSON).")
     ] = None,

@@ -13,9 +13,12 @@ import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from formulation.errors import InvalidInput
-from service.cli import options
+from service.cli import limits, options
 
 STDIN = "-"
+
+NEAR = 0.75
+"""How like a known key an unknown one must be for the known one to be suggested; 1: the same."""
 
 
 def read(path: str) -> str:
@@ -24,15 +27,17 @@ def read(path: str) -> str:
         return sys.stdin.read()
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(path, f"cannot be read: {error}") from error
+    except OSError as error:
+        raise InvalidInput(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(path, f"is not UTF-8 text: {error.reason}") from error
 
 
 def documents(text: str, source: str) -> list[object]:
     """Return the documents of a YAML text; empty ones are left out."""
     try:
         return [d for d in yaml.load_all(text, Loader=_UniqueKeys) if d is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: a date or number that is none
         raise InvalidInput(source, f"is not valid YAML: {' '.join(str(error).split())}") from error
 
 
@@ -61,7 +66,7 @@ class Mapping:
             raise InvalidInput(where, f"must be a mapping of keys to values, not {_kind(value)}")
         for key in value:
             if key not in allowed:
-                near = difflib.get_close_matches(str(key), allowed, n=1)
+                near = difflib.get_close_matches(str(key), allowed, n=1, cutoff=NEAR)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 known = ", ".join(allowed)
                 raise InvalidInput(where, f"unknown key {key!r}{hint} (allowed: {known})")
@@ -96,29 +101,29 @@ class Mapping:
             case value:
                 raise self._wrong(key, "a text", value)
 
-    def whole(self, key: str) -> int:
-        """Return a whole number; 0: absent."""
+    def whole(self, key: str, low: int, high: int) -> int:
+        """Return a whole number in [low, high]; 0: absent."""
         match self.raw(key):
             case None:
                 return 0
             case bool() as value:
-                raise self._wrong(key, "a whole number", value)
-            case int() as value:
+                raise self._wrong(key, f"a whole number from {low:,} to {high:,}", value)
+            case int() as value if low <= value <= high:
                 return value
             case value:
-                raise self._wrong(key, "a whole number", value)
+                raise self._wrong(key, f"a whole number from {low:,} to {high:,}", value)
 
-    def real(self, key: str) -> float:
-        """Return a number; 0: absent."""
+    def real(self, key: str, low: float, high: float) -> float:
+        """Return a number in [low, high]; 0: absent."""
         match self.raw(key):
             case None:
                 return 0.0
             case bool() as value:
-                raise self._wrong(key, "a number", value)
-            case int() | float() as value:
+                raise self._wrong(key, f"a number from {low:g} to {high:,g}", value)
+            case int() | float() as value if low <= value <= high:
                 return float(value)
             case value:
-                raise self._wrong(key, "a number", value)
+                raise self._wrong(key, f"a number from {low:g} to {high:,g}", value)
 
     def flag(self, key: str) -> bool:
         """Return true or false; false: absent."""
@@ -133,14 +138,9 @@ class Mapping:
     def seconds(self, key: str) -> float:
         """Return a duration in seconds, written as a number or as e.g. ``5m``; 0: absent."""
         value = self.raw(key)
-        return options.seconds(self.at(key), value) if isinstance(value, str) else self.real(key)
-
-    def size_bytes(self, key: str) -> int:
-        """Return a size in bytes, written as a number or as e.g. ``40GiB``; 0: absent."""
-        value = self.raw(key)
-        return (
-            options.size_bytes(self.at(key), value) if isinstance(value, str) else self.whole(key)
-        )
+        if isinstance(value, str):
+            return options.seconds(self.at(key), value)
+        return self.real(key, 0.0, limits.MAX_DURATION_S)
 
     def moment(self, key: str, now: Timestamp) -> Timestamp:
         """Return a time, written with its time zone or as a duration from ``now``."""
