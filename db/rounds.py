@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -24,7 +24,7 @@ from db.guard import JobNow, NodeNow, World, event_of, skipped
 from db.rows import cluster_id
 from db.turn import Change, NewCell, Turn
 from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from formulation.errors import NotFound, RoundSuperseded
+from formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
 from formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from formulation.resources import (
     DecisionRecord,
@@ -94,7 +94,7 @@ WHERE c.name = :name AND r.number = :number
 """)
 
 
-def commit(database: Database, commit: RoundCommit) -> RoundRecord:
+def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
     """Commit a round; see ``service.ports.Store.commit``."""
     packed = pack(commit.snapshot)  # before the transaction: it is the slowest part
 
@@ -102,7 +102,15 @@ def commit(database: Database, commit: RoundCommit) -> RoundRecord:
         if commit.request is not None and (done := replayed(connection, commit.request)):
             return done
         turn = _advance(connection, commit)
-        return turn if isinstance(turn, RoundRecord) else _commit(turn, commit, packed)
+        if isinstance(turn, RoundRecord):
+            return turn
+        record = _commit(turn, commit, packed)
+        if not in_time():
+            raise DeadlineTooShort(
+                "the deadline ended while the round waited for its turn or was written; nothing was"
+                " changed: call again with a longer one"
+            )
+        return record
 
     return database.write(work)
 

@@ -131,9 +131,11 @@ class PostgresStore:
         with self._database.read() as connection:
             return snapshot.load(connection, cluster, self._silence_s)
 
-    def commit(self, commit: RoundCommit) -> RoundRecord:
+    def commit(
+        self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
+    ) -> RoundRecord:
         """Commit a round."""
-        return rounds.commit(self._database, commit)
+        return rounds.commit(self._database, commit, in_time)
 
     def replayed_round(self, request: Request) -> RoundRecord | None:
         """Return the round that the request committed before."""

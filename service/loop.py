@@ -140,7 +140,8 @@ class RoundLoop:
         record = self._store.commit(
             RoundCommit(
                 snapshot=snapshot, decisions=outcome.decisions, summary=summary, request=request
-            )
+            ),
+            in_time=lambda: remaining_s() > 0 and not cancelled(),
         )
         phases.mark("commit")
         _report(record)

@@ -154,14 +154,17 @@ class Store(Protocol):
         """Read everything a round may look at in one REPEATABLE READ transaction. Raises NotFound."""
         ...
 
-    def commit(self, commit: RoundCommit) -> RoundRecord:
+    def commit(
+        self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
+    ) -> RoundRecord:
         """Commit a round, all or nothing; the first statement advances the epoch or gives up.
 
         Each decision is guarded by its job's and nodes' versions: what changed during the solve is left
-        alone and recorded as not applied.
+        alone and recorded as not applied. ``in_time`` is asked last: a round may wait for its turn.
 
         Raises:
             RoundSuperseded: the epoch moved on; nothing was written.
+            DeadlineTooShort: not ``in_time``; nothing was written.
         """
         ...
 

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.clusters import tiny
@@ -22,6 +23,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.stack import Stack, running
 from benchmarks.workload import philly_like
 from db import embedded
+from db.engine import connect
 from estimator.roofline import sample_profiles
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.e2e.test_replicas import list_rounds
@@ -340,6 +342,28 @@ def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, 
         answer = scheduler.Schedule(request, timeout=10)
         assert answer.name == f"{PARENT}/rounds/1"
         assert [r.name for r in list_rounds(scheduler)] == [answer.name]
+
+
+def test_a_round_whose_deadline_ends_before_its_turn_comes_writes_nothing(
+    stack: Stack, user: User
+) -> None:
+    turn = sa.text("SELECT FROM clusters WHERE name = :name FOR NO KEY UPDATE")
+    scheduler, database = user.replicas[0].scheduler, connect(stack.database_url)
+    with Lab(stack, user, "late-turn") as lab:
+        lab.agent(("n0", 2))
+        lab.submit("a", 2)
+        request = scheduler_pb2.ScheduleRequest(parent=lab.parent, request_id=uuid("late"))
+        with database.engine.begin() as somebody:
+            somebody.execute(turn, {"name": lab.cluster})
+            with pytest.raises(grpc.RpcError) as caught:
+                scheduler.Schedule(request, timeout=1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        after = scheduler_pb2.ScheduleRequest(parent=lab.parent, dry_run=True)
+        scheduler.Schedule(after, timeout=30)  # one thread decides, so the other round is over
+        assert lab.rounds() == []
+        assert lab.job("a").state == jobs_pb2.QUEUED
+        assert scheduler.Schedule(request, timeout=10).name == f"{lab.parent}/rounds/1"
+    database.engine.dispose()
 
 
 def cpu_s(process: psutil.Process) -> float:

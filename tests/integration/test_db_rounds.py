@@ -13,7 +13,13 @@ from db.store import PostgresStore
 from formulation.check import held_twice
 from formulation.codec import digest
 from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput, NotFound, RequestIdReused, RoundSuperseded
+from formulation.errors import (
+    DeadlineTooShort,
+    InvalidInput,
+    NotFound,
+    RequestIdReused,
+    RoundSuperseded,
+)
 from formulation.lifecycle import JobEvent, JobState
 from formulation.resources import NodeSpec, Request, RoundCommit
 from formulation.snapshot import Hold
@@ -97,6 +103,21 @@ def test_a_waiting_job_tells_the_last_rounds_reason(store: PostgresStore) -> Non
     assert (found.reason.message, found.reason_round) == ("no GPU is free", 1)
     assert found.reason.evidence == (("gpus", "1"),)
     assert (job(store, "a").reason, job(store, "a").reason_round) == (None, 0)
+
+
+def test_a_round_that_is_not_in_time_leaves_nothing(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    late = RoundCommit(
+        snapshot=snapshot, decisions=(start(snapshot, "a", [(A0, [0])]),),
+        summary=a_summary(snapshot), request=Request(id="r", method="Schedule", digest="d"),
+    )  # fmt: skip
+    with pytest.raises(DeadlineTooShort, match="nothing was changed"):
+        store.commit(late, in_time=lambda: False)
+    assert store.list_rounds(C, 0, 1) == []
+    assert (states(store), holds(store)) == ({"a": JobState.QUEUED}, [])
+    assert store.commit(late).summary.number == 1  # neither the epoch nor the request id was used
 
 
 def test_only_one_of_two_rounds_on_the_same_epoch_is_committed(store: PostgresStore) -> None:

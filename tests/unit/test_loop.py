@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -56,8 +57,10 @@ class OneCluster:
         decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)
         return RoundRecord(summary=replace(commit.summary, number=number), decisions=decisions)
 
-    def commit(self, commit: RoundCommit) -> RoundRecord:
+    def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
         self._spend("commit")
+        if not in_time():
+            raise DeadlineTooShort("too late")
         self.committed.append(commit)
         return self.record(len(self.committed), commit)
 
@@ -97,6 +100,17 @@ def test_a_replica_that_has_measured_nothing_refuses_what_a_commit_could_not_mak
     with pytest.raises(DeadlineTooShort, match="no round was committed"):
         world.schedule(0.015)
     assert world.store.committed == []
+
+
+def test_a_commit_that_ends_after_the_deadline_or_the_call_is_not_made() -> None:
+    world = World()
+    world.store.takes = {"commit": 2.0}
+    with pytest.raises(DeadlineTooShort, match="too late"):
+        world.schedule(1.0)
+    with pytest.raises(DeadlineTooShort, match="too late"):
+        world.schedule(cancelled=lambda: world.clock.now_s > 3.0)
+    assert world.store.committed == []
+    assert world.schedule(3.0).summary.number == 1
 
 
 def test_what_the_phases_took_is_kept_back_from_the_next_deadline() -> None:
