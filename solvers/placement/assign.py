@@ -67,7 +67,8 @@ def _settle(
 ) -> dict[int, str]:
     """Give each job that did not fit its most valuable way; return why its Cell did not fit.
 
-    Must-run jobs first, then by value. Jobs that lose their GPUs to a must-run job queue up again.
+    Must-run jobs first, then by value; none takes what those after it were chosen to have, unless it must
+    run. Jobs that lose their GPUs to a must-run job queue up again.
     """
 
     def order(job: int) -> tuple[bool, int, int]:
@@ -79,6 +80,7 @@ def _settle(
         job = queue.pop(0)
         promised = board.must_run[job]
         reasons.setdefault(job, shortage(board, wanted[job]))
+        board.keep_back([] if promised else [wanted[other] for other in queue])
         columns = board.problem.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
@@ -93,4 +95,5 @@ def _settle(
         board.reseat(change.seats)
         bumped = {other for other, seat in change.seats.items() if seat is None}
         queue = sorted(bumped.union(queue), key=order)
+    board.keep_back([])
     return reasons

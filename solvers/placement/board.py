@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Board:
         self.must_run: list[bool] = problem.must_run.tolist()
         self.movable: list[bool] = snapshot.jobs.movable.tolist()
         self._spare: list[int] = problem.capacity.tolist()
+        self._kept_back: list[int] = [0] * len(problem.rows)
         self._worth: dict[tuple[int, int], float] = {}
 
     def usage(self, column: int) -> Iterator[tuple[int, int]]:
@@ -84,9 +85,18 @@ class Board:
             if seat is not None:
                 self.put(job, *seat)
 
+    def keep_back(self, columns: Iterable[int]) -> None:
+        """From now on let nobody have what these columns, which wait for a seat, will use."""
+        self._kept_back = [0] * len(self._spare)
+        for column in columns:
+            for row, amount in self.usage(column):
+                self._kept_back[row] += amount
+
     def affords(self, column: int) -> bool:
         """Return whether every coupling row has room for ``column``."""
-        return all(self._spare[row] >= amount for row, amount in self.usage(column))
+        return all(
+            self._spare[row] - self._kept_back[row] >= amount for row, amount in self.usage(column)
+        )
 
     def keep(self, job: int, column: int) -> bool:
         """Seat ``job`` where it is, if its GPUs are all there and free; return whether it did."""

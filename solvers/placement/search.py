@@ -119,15 +119,17 @@ def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -
 def moving_cost(board: Board, job: int, column: int) -> Cost:
     """Return the cost of moving other jobs within their Cells to make room for ``job`` on ``column``.
 
-    Only smaller jobs are asked. One that was moved already, or starts this round, moves free of
-    charge; one that may not be moved stays. ``job`` itself is in nobody's way.
+    Only smaller jobs are asked, and equal ones on more nodes than they need. One that was moved already,
+    or starts this round, moves free of charge; one that may not be moved stays. ``job`` itself is in
+    nobody's way.
     """
 
     def cost(victim: int) -> float | None:
         if victim == job:
             return 0.0
         its = board.seats[victim][0]
-        if board.gpus[its] >= board.gpus[column]:
+        spread = len(board.seats[victim][1]) > board.nodes[its]
+        if board.gpus[its] >= board.gpus[column] + spread:
             return None
         if not board.kept(victim):
             return 0.0

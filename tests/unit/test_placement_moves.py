@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from formulation.check import placement_violations
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
@@ -17,7 +19,7 @@ def test_a_large_gang_that_is_cheap_to_move_is_not_asked_where_nothing_can_hold_
     """Two whole nodes are wanted: one is free, two are half free. Moving `large` is cheapest, but takes
     as much room as it makes; moving `small` beside `other` makes the room.
     """
-    running = {"state": JobState.RUNNING, "iterations_left": 1e5}
+    running: dict[str, Any] = {"state": JobState.RUNNING, "iterations_left": 1e5}
     jobs = [
         a_job("large", 1, cell=(0, 4, 1), restart_s=1.0, **running),
         a_job("small", cell=(0, 2, 1), restart_s=300.0, **running),
