@@ -14,7 +14,7 @@ from db.documents import dumps
 from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
 from db.turn import Change, Turn
 from formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
-from formulation.lifecycle import TERMINAL, JobEvent, JobState
+from formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
 from formulation.resources import (
     ClusterRecord,
     EstimateRecord,
@@ -119,7 +119,9 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         job, state = self._job(turn, spec.name, version)
         if state in TERMINAL:
-            raise NotAllowed(f"job {spec.name} has {state}; only jobs that have not ended change")
+            raise NotAllowed(
+                f"job {spec.name} {_said(state)}; only jobs that have not ended change"
+            )
         if unknown := set(fields) - UPDATABLE:
             allowed = ", ".join(sorted(UPDATABLE))
             raise InvalidInput("fields", f"{min(unknown)} cannot change; these can: {allowed}")
@@ -138,6 +140,7 @@ class PostgresWriter:
         """Apply a user's event."""
         turn = Turn.take(self._connection, cluster)
         job, state = self._job(turn, name, version)
+        _require_allowed(name, state, event)
         turn.apply([Change(job=job, state=state, event=event)])
         turn.end()
         return jobs_named(self._connection, turn.cluster, [name])[0]
@@ -157,6 +160,30 @@ class PostgresWriter:
                 " read it again and retry"
             )
         return row.id, JobState(row.state)
+
+
+_USERS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}
+"""What users may ask for, as it is said of the job."""
+
+
+def _require_allowed(name: str, state: JobState, event: JobEvent) -> None:
+    """Raise NotAllowed, with what can be done instead, if ``event`` may not happen in ``state``."""
+    if allowed(state, event):
+        return
+    others = [said for other, said in _USERS.items() if allowed(state, other)]
+    if others:
+        instead = f"it can be {' or '.join(others)}"
+    elif state in TERMINAL:
+        instead = "submit it again under another name"
+    else:
+        instead = "wait until its GPUs are free"
+    raise NotAllowed(f"job {name} {_said(state)}, so it cannot be {_USERS[event]}; {instead}")
+
+
+def _said(state: JobState) -> str:
+    """Return a state as it is said of a job."""
+    verbs = dict.fromkeys(TERMINAL, "has") | {JobState.CANCELLED: "was", JobState.REJECTED: "was"}
+    return f"{verbs.get(state, 'is')} {state}"
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from formulation.errors import TesseraError
+from formulation.errors import NotFound, TesseraError
 from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
 
 DEADLINE_S: Final = 60.0
@@ -57,11 +57,14 @@ class Exit(IntEnum):
 
 
 class CallFailed(TesseraError):
-    """A call failed; the message is for the user, ``exit_code`` for the shell."""
+    """A call failed; the message is for the user, ``exit_code`` for the shell.
 
-    def __init__(self, message: str, exit_code: Exit) -> None:
+    ``reason`` is the token of the server's error, else the name of the gRPC code; "": neither.
+    """
+
+    def __init__(self, message: str, exit_code: Exit, reason: str = "") -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.reason = exit_code, reason
 
 
 class Paged(Protocol):
@@ -152,30 +155,41 @@ def failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> Call
     """Return ``error`` as one line that says what went wrong, with its exit code."""
     if not isinstance(error, grpc.Call):
         return CallFailed(str(error), Exit.REFUSED)
-    code, text, reason = error.code(), error.details() or "", _reason(error)
+    code, text, info = error.code(), error.details() or "", _info(error)
     exit_code = {
         grpc.StatusCode.UNAVAILABLE: Exit.UNREACHABLE,
         grpc.StatusCode.NOT_FOUND: Exit.NOT_FOUND,
     }.get(code, Exit.REFUSED)
-    if reason:
-        return CallFailed(f"{text} [{reason}]", exit_code)
+    if info.reason:
+        return CallFailed(f"{text}{_hint(info)} [{info.reason}]", exit_code, info.reason)
     if code is grpc.StatusCode.UNAVAILABLE:
         cause = text.rpartition(": ")[2] or "no answer"
-        return CallFailed(
+        message = (
             f"no server answers at {server} ({cause}): start one with `tessera up`,"
-            " or name another with --server or TESSERA_SERVER",
-            exit_code,
+            " or name another with --server or TESSERA_SERVER"
         )
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
-        return CallFailed(f"no answer from {server} within {deadline_s:g} s", exit_code)
-    return CallFailed(f"{text or 'the call failed'} [{code.name}]", exit_code)
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
+        message = f"no answer from {server} within {deadline_s:g} s"
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        message = f"the server at {server} is older than this command: bring it to this release"
+    else:
+        message = f"{text or 'the call failed'} [{code.name}]"
+    return CallFailed(message, exit_code, code.name)
 
 
-def _reason(error: grpc.Call) -> str:
-    """Return the token of google.rpc.ErrorInfo; "": the error carries none."""
+def _hint(info: error_details_pb2.ErrorInfo) -> str:
+    """Return what to do where it is the cluster that does not exist."""
+    kind, _, rest = info.metadata.get("resource", "").partition("/")
+    if info.reason != NotFound.reason or kind != "clusters" or "/" in rest:
+        return ""
+    return "; create it with `tessera cluster apply -f FILE`, or start with `tessera up`"
+
+
+def _info(error: grpc.Call) -> error_details_pb2.ErrorInfo:
+    """Return google.rpc.ErrorInfo; empty: the error carries none."""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info):
-            return str(info.reason)
-    return ""
+            return info
+    return error_details_pb2.ErrorInfo()

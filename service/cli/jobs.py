@@ -1,4 +1,4 @@
-"""Commands on jobs: submit, list, look at, change, cancel, hold and release."""
+"""Commands on jobs: submit, list and look at them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
-import grpc
 import typer
-from google.protobuf.field_mask_pb2 import FieldMask
 
 from formulation.errors import InvalidInput
 from service.cli import jobfile, limits, options, yamlfile
 from service.cli.client import Client, connect, new_request_id, now
-from service.cli.jobview import job_columns, show_job
+from service.cli.jobview import job_columns, show_job, show_jobs
 from service.cli.names import full_name, parent, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
+    Deadline,
+    JobName,
     Output,
     OutputOption,
+    Priority,
     Server,
     ValidateOnly,
+    Weight,
 )
-from service.cli.render import as_json, line, note, show_list, show_message, show_table
+from service.cli.render import as_json, line, note, show_message, show_table
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 POLL_S: Final = 2.0
@@ -34,10 +36,6 @@ POLL_S: Final = 2.0
 
 ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
 
-_Change = TypeVar("_Change")
-
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its full name.")]
-JobNames = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or full names of jobs.")]
 Batch = Annotated[
     int | None, typer.Option(min=1, max=limits.MAX_BATCH, help="Global batch size, in samples.")
 ]
@@ -45,21 +43,6 @@ Iterations = Annotated[
     int | None, typer.Option(min=1, max=limits.MAX_ITERATIONS, help="Iterations of the whole job.")
 ]
 Gpus = Annotated[int | None, typer.Option(min=1, max=limits.MAX_GPUS, help="GPUs requested.")]
-Priority = Annotated[
-    int | None,
-    typer.Option(min=1, max=limits.MAX_PRIORITY,
-                 help="Queue, 1 before 2. Kept with the job; no objective uses it yet."),
-]  # fmt: skip
-Weight = Annotated[
-    float | None,
-    typer.Option(min=limits.MIN_WEIGHT, max=limits.MAX_WEIGHT,
-                 help="Worth of its throughput beside others'; 1 where none is named."),
-]  # fmt: skip
-Deadline = Annotated[
-    str | None,
-    typer.Option(help="A time (RFC 3339), or from now, e.g. 6h; `update` takes 'none' too. Kept with the job;"
-                      " no objective uses it yet."),
-]  # fmt: skip
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on printing what changes.")]
 
 
@@ -69,10 +52,6 @@ def add(app: typer.Typer) -> None:
     app.command("submit", rich_help_panel=panel)(submit)
     app.command("jobs", rich_help_panel=panel)(list_jobs)
     app.command("job", rich_help_panel=panel)(show)
-    app.command("update", rich_help_panel=panel)(update)
-    app.command("cancel", rich_help_panel=panel)(cancel)
-    app.command("hold", rich_help_panel=panel)(hold)
-    app.command("release", rich_help_panel=panel)(release)
 
 
 def submit(
@@ -114,7 +93,8 @@ def submit(
         workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch or 0),
         iterations=iterations or 0, requested_gpus=gpus or 0, requested_gpu_type=gpu_type,
         tenant=tenant, priority=priority or 0, weight=weight or 0.0, guaranteed=guaranteed,
-        pinned=pinned, labels=_labels(label), command=_words(command), max_retries=max_retries,
+        pinned=pinned, labels=options.labels("--label", label),
+        command=_words(command), max_retries=max_retries,
     )  # fmt: skip
     if restart:
         job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
@@ -128,7 +108,7 @@ def submit(
         if watch:
             _follow(client, jobs[0].name, output)
         else:
-            _show_jobs(jobs, output)
+            show_jobs(jobs, now(), output)
     if not watch:
         note(
             f"{_count(jobs)} valid; nothing changed"
@@ -163,7 +143,7 @@ def list_jobs(
             _print_changes(changes(read, lambda: time.sleep(POLL_S)), output)
             return
         jobs = read()
-    _show_jobs(jobs, output)
+    show_jobs(jobs, now(), output)
     if not jobs:
         hint = "" if everything or state else "; --all lists those that have ended too"
         note(f"no such jobs in cluster {short(parent(cluster))}{hint}")
@@ -190,80 +170,6 @@ def show(
         show_job(job, now(), history.events)
 
 
-def update(
-    name: JobName,
-    weight: Weight = None,
-    priority: Priority = None,
-    deadline: Deadline = None,
-    pinned: Annotated[bool | None, typer.Option("--pinned/--movable", help="Whether moves may mend"
-                                                " fragmentation.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
-    validate_only: ValidateOnly = False,
-    server: Server = DEFAULT_SERVER,
-    cluster: Cluster = DEFAULT_CLUSTER,
-    output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
-    """Change a job's weight, priority, deadline, labels, or whether it may be moved."""
-    job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
-    given: dict[str, object] = {
-        "weight": weight, "priority": priority, "deadline": deadline, "pinned": pinned,
-        "labels": label,
-    }  # fmt: skip
-    paths = [path for path, value in given.items() if value is not None]
-    if not paths:
-        raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
-                           " --pinned, --movable")  # fmt: skip
-    job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
-    job.labels.update(_labels(label))
-    if deadline is not None and deadline != "none":
-        job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
-    request = jobs_pb2.UpdateJobRequest(
-        job=job, update_mask=FieldMask(paths=paths), validate_only=validate_only,
-        request_id=new_request_id(),
-    )  # fmt: skip
-    with connect(server) as client:
-        _show_jobs([client.call(client.jobs.UpdateJob, request)], output)
-
-
-def cancel(
-    names: JobNames,
-    validate_only: ValidateOnly = False,
-    server: Server = DEFAULT_SERVER,
-    cluster: Cluster = DEFAULT_CLUSTER,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Cancel jobs: what runs is stopped, and never starts again."""
-    with connect(server) as client:
-        method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
-        _show_jobs(_each(client, method, request, _full(cluster, names), validate_only), output)
-
-
-def hold(
-    names: JobNames,
-    validate_only: ValidateOnly = False,
-    server: Server = DEFAULT_SERVER,
-    cluster: Cluster = DEFAULT_CLUSTER,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Hold jobs: what runs is stopped, and waits until it is released."""
-    with connect(server) as client:
-        method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
-        _show_jobs(_each(client, method, request, _full(cluster, names), validate_only), output)
-
-
-def release(
-    names: JobNames,
-    validate_only: ValidateOnly = False,
-    server: Server = DEFAULT_SERVER,
-    cluster: Cluster = DEFAULT_CLUSTER,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Release jobs that are held: they queue again."""
-    with connect(server) as client:
-        method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
-        _show_jobs(_each(client, method, request, _full(cluster, names), validate_only), output)
-
-
 def changes(
     read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
 ) -> Iterator[list[jobs_pb2.Job]]:
@@ -276,26 +182,6 @@ def changes(
             yield changed
         before = after
         pause()
-
-
-def _each(
-    client: Client,
-    method: grpc.UnaryUnaryMultiCallable[_Change, jobs_pb2.Job],
-    request: Callable[..., _Change],
-    names: list[str],
-    validate_only: bool,
-) -> list[jobs_pb2.Job]:
-    """Call ``method`` for each job; the first that fails ends it."""
-    return [
-        client.call(
-            method, request(name=name, validate_only=validate_only, request_id=new_request_id())
-        )
-        for name in names
-    ]
-
-
-def _full(cluster: str, names: list[str]) -> list[str]:
-    return [full_name(cluster, "jobs", name) for name in names]
 
 
 def _requests(name: str, job: jobs_pb2.Job, files: list[str]) -> list[jobs_pb2.SubmitJobRequest]:
@@ -362,10 +248,6 @@ def _print_changes(batches: Iterable[list[jobs_pb2.Job]], output: Output) -> Non
             show_table(jobs, columns, header=number == 0)
 
 
-def _show_jobs(jobs: list[jobs_pb2.Job], output: Output) -> None:
-    show_list(jobs_pb2.ListJobsResponse(jobs=jobs), jobs, job_columns(now()), output)
-
-
 def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.ValueType]:
     """Return the states to list; empty: all."""
     known = {name: value for name, value in jobs_pb2.JobState.items() if value}
@@ -383,10 +265,6 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise InvalidInput("--command", f"is not quoted as in a shell: {error}") from error
-
-
-def _labels(texts: list[str] | None) -> dict[str, str]:
-    return dict(options.label("--label", text) for text in texts or [])
 
 
 def _count(jobs: list[jobs_pb2.Job]) -> str:

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from service.cli.names import short
-from service.cli.render import Column, age, at, indices, note, number, percent, show_facts, span
+from service.cli.options import Output
+from service.cli.render import (
+    Column,
+    age,
+    at,
+    indices,
+    note,
+    number,
+    percent,
+    show_facts,
+    show_list,
+    span,
+)
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 
@@ -17,7 +29,7 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
         Column("JOB", lambda j: short(j.name)),
         Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
         Column("MODEL", lambda j: workload(j.workload)),
-        Column("GPUS", lambda j: str(j.requested_gpus), right=True),
+        Column("ASKED", lambda j: str(j.requested_gpus), right=True),
         Column("RUNS ON", lambda j: cell(j.allocation.cell) if j.HasField("allocation") else ""),
         Column("DONE %", lambda j: percent(j.iterations_done, j.iterations), right=True),
         Column("AGE", lambda j: age(j.create_time, now), right=True),
@@ -29,6 +41,11 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
         Column("REASON", lambda j: j.reason.code),
         Column("NEXT STEP", lambda j: j.reason.next_step, wide=True),
     )
+
+
+def show_jobs(jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output) -> None:
+    """Print a list of jobs."""
+    show_list(jobs_pb2.ListJobsResponse(jobs=jobs), jobs, job_columns(now), output)
 
 
 def workload(value: estimates_pb2.Workload) -> str:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from service.cli import clusters, jobs, rounds
+from service.cli import clusters, jobchanges, jobs, rounds
 from service.cli.client import CallFailed, Exit
 from service.cli.render import complain, line
 
@@ -153,7 +153,7 @@ def top(
     """Tessera schedules the training of large models on clusters of different GPUs."""
 
 
-for _module in (jobs, rounds, clusters):
+for _module in (jobs, jobchanges, rounds, clusters):
     _module.add(app)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Final
@@ -12,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from formulation.errors import InvalidInput
-from service.cli.limits import MAX_DURATION_S, MAX_MEMORY_BYTES
+from service.cli import limits
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
@@ -41,6 +42,23 @@ ValidateOnly = Annotated[
     bool, typer.Option("--validate-only", help="Check everything on the server, change nothing.")
 ]
 
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its full name.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=1, max=limits.MAX_PRIORITY,
+                 help="Queue, 1 before 2. Kept with the job; no objective uses it yet."),
+]  # fmt: skip
+Weight = Annotated[
+    float | None,
+    typer.Option(min=limits.MIN_WEIGHT, max=limits.MAX_WEIGHT,
+                 help="Worth of its throughput beside others'; 1 where none is named."),
+]  # fmt: skip
+Deadline = Annotated[
+    str | None,
+    typer.Option(help="A time (RFC 3339), or from now, e.g. 6h; `update` takes 'none' too. Kept with the job;"
+                      " no objective uses it yet."),
+]  # fmt: skip
+
 _SECONDS: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {
     "": 1, "b": 1,
@@ -60,8 +78,8 @@ def seconds(where: str, text: str) -> float:
 
 def bounded_s(where: str, length_s: float) -> float:
     """Return ``length_s`` if a Duration can hold it and it is not negative."""
-    if not 0 <= length_s <= MAX_DURATION_S:
-        raise InvalidInput(where, f"must lie in 0 to {MAX_DURATION_S:,} seconds")
+    if not 0 <= length_s <= limits.MAX_DURATION_S:
+        raise InvalidInput(where, f"must lie in 0 to {limits.MAX_DURATION_S:,} seconds")
     return length_s
 
 
@@ -71,8 +89,8 @@ def size_bytes(where: str, text: str) -> int:
     if match is None or match[2].lower() not in _BYTES:
         raise InvalidInput(where, f"{text!r} is no size; write e.g. 40GiB or 80GB")
     size = float(match[1]) * _BYTES[match[2].lower()]
-    if size > MAX_MEMORY_BYTES:
-        raise InvalidInput(where, f"must be at most {MAX_MEMORY_BYTES // 2**40:,} TiB")
+    if size > limits.MAX_MEMORY_BYTES:
+        raise InvalidInput(where, f"must be at most {limits.MAX_MEMORY_BYTES // 2**40:,} TiB")
     return round(size)
 
 
@@ -119,3 +137,8 @@ def label(where: str, text: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidInput(where, f"{text!r}: write a label as KEY=VALUE")
     return key, value
+
+
+def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
+    """Return ``key=value`` texts as a mapping; of one key the last counts."""
+    return dict(label(where, text) for text in texts or ())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
+import grpc
 import typer
 
 from formulation.errors import InvalidInput
 from service.cli import limits, options
-from service.cli.client import CallFailed, Exit, connect, new_request_id, now
+from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
 from service.cli.names import full_name, parent
 from service.cli.options import (
     DEFAULT_CLUSTER,
@@ -92,16 +93,34 @@ def schedule(
     request = scheduler_pb2.ScheduleRequest(
         parent=parent(cluster), options=chosen, dry_run=dry_run, request_id=new_request_id()
     )
+    deadline_s = options.seconds("--deadline", deadline)
     with connect(server) as client:
-        found = client.call(
-            client.scheduler.Schedule, request, options.seconds("--deadline", deadline)
-        )
+        found = _decided(client, request, deadline_s)
     _show(found, output, everything=everything)
     if found.outcome == "refused":
         raise CallFailed(
             "the round was refused, so the previous decisions stay: " + "; ".join(found.violations),
             Exit.REFUSED,
         )
+
+
+def _decided(
+    client: Client, request: scheduler_pb2.ScheduleRequest, deadline_s: float
+) -> scheduler_pb2.Round:
+    try:
+        return client.call(client.scheduler.Schedule, request, deadline_s)
+    except CallFailed as error:
+        if error.reason != grpc.StatusCode.DEADLINE_EXCEEDED.name:
+            raise
+        known = (
+            "nothing was to be committed"
+            if request.dry_run
+            else ("in case its commit was under way, `tessera rounds` shows whether it counts")
+        )
+        raise CallFailed(
+            f"deadline too short: no round within {deadline_s:g} s, give it more with --deadline; {known}",
+            error.exit_code, error.reason,
+        ) from error  # fmt: skip
 
 
 def show(

@@ -205,8 +205,17 @@ def test_jobs_are_held_released_changed_and_cancelled(tessera: Tessera) -> None:
     shown = tessera("job", "a").stdout
     steps = ("hold -> HELD", "release -> QUEUED", "cancel -> CANCELLED")
     assert [shown.index(step) for step in steps] == sorted(shown.index(step) for step in steps)
-    assert "[NOT_ALLOWED]" in tessera("hold", "a", code=1).stderr
-    assert "absent" in tessera("cancel", "absent", code=4).stderr
+    refused = tessera("hold", "a", code=1).stderr
+    assert "job a was cancelled, so it cannot be held; submit it again under another" in refused
+    again = tessera("cancel", "absent", "a", "-o", "name", code=4)
+    assert again.stdout == "clusters/c/jobs/a\n"
+    assert again.stderr.splitlines() == [
+        "error: absent: clusters/c/jobs/absent does not exist [NOT_FOUND]",
+        "a is already cancelled",
+    ]
+    submit(tessera, "b2")
+    said = tessera("release", "b2", code=1).stderr
+    assert "job b2 is queued, so it cannot be released; it can be cancelled or held" in said
 
 
 def test_nodes_are_drained_and_brought_back(tessera: Tessera, fleet: Fleet) -> None:

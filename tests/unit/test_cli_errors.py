@@ -14,7 +14,14 @@ import pytest
 from grpc_status import rpc_status
 from typer.testing import CliRunner, Result
 
-from formulation.errors import AlreadyExists, InvalidInput, NotFound, TesseraError, Unavailable
+from formulation.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    TesseraError,
+    Unavailable,
+)
 from service.cli import main
 from service.rpc.errors import status_of
 from tessera.v1 import jobs_pb2
@@ -98,7 +105,9 @@ def test_where_no_server_listens_the_error_says_what_to_do() -> None:
         (AlreadyExists("the job"), 1, "the job exists already; choose another id [ALREADY_EXISTS]"),
         (InvalidInput("job.weight", "must be above 0"), 1, "job.weight: must be above 0 [INVALID_IN"),
         (grpc.StatusCode.INTERNAL, 1, "the text of the error [INTERNAL]"),
-        (grpc.StatusCode.UNIMPLEMENTED, 1, "the text of the error [UNIMPLEMENTED]"),
+        (grpc.StatusCode.UNIMPLEMENTED, 1, "is older than this command: bring it to this release"),
+        (NotFound("clusters/c"), 4, "clusters/c does not exist; create it with `tessera cluster apply"
+         " -f FILE`, or start with `tessera up` [NOT_FOUND]"),
     ],
 )  # fmt: skip
 def test_what_the_server_says_is_one_line_and_an_exit_code(
@@ -135,6 +144,50 @@ def test_wrong_usage_is_code_2_and_calls_no_server(
     assert done.exit_code == 2
     assert says in " ".join(done.stderr.replace("│", " ").split())
     assert server.requests == []
+
+
+def test_of_many_jobs_each_that_fails_is_named_and_the_others_are_done(server: Scripted) -> None:
+    answers: list[Answer] = [NotFound("clusters/default/jobs/a"), a_submitted_job(), AlreadyExists("it")]
+    done = run(server, ["cancel", "a", "j", "c", "-o", "name"], *answers)
+    assert done.exit_code == 4  # the highest of 4, 0 and 1
+    assert done.stdout == "clusters/default/jobs/j\n"
+    assert [said.split(":")[1].strip() for said in done.stderr.splitlines()] == ["a", "c"]
+    assert len(server.requests) == 3
+
+
+def test_where_the_server_is_gone_the_jobs_that_were_not_tried_are_named(server: Scripted) -> None:
+    done = run(
+        server, ["hold", "j", "b", "c"], a_submitted_job(), Unavailable("the database is down")
+    )
+    assert done.exit_code == 3
+    assert done.stderr.splitlines() == [
+        "error: b: the database is down [UNAVAILABLE]", "error: not tried: c",
+    ]  # fmt: skip
+    assert "QUEUED" in done.stdout
+
+
+def test_what_is_cancelled_already_is_no_failure(server: Scripted) -> None:
+    cancelled = jobs_pb2.Job(name="clusters/default/jobs/j", state=jobs_pb2.CANCELLED)
+    refused = NotAllowed("job j was cancelled, so it cannot be cancelled")
+    done = run(server, ["cancel", "j", "-o", "name"], refused, cancelled.SerializeToString())
+    assert (done.exit_code, done.stderr) == (0, "j is already cancelled\n")
+    assert done.stdout == "clusters/default/jobs/j\n"
+    done = run(server, ["hold", "j"], refused, cancelled.SerializeToString())
+    assert done.exit_code == 1
+    assert "error: j: job j was cancelled" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [([], "`tessera rounds` shows"), (["--dry-run"], "nothing was to be committed")],
+)
+def test_a_deadline_that_passes_is_told_as_too_short(
+    server: Scripted, more: list[str], known: str
+) -> None:
+    done = run(server, ["round", "--deadline", "1ms", *more], grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert done.exit_code == 1
+    assert "deadline too short: no round within 0.001 s" in done.stderr
+    assert known in done.stderr
 
 
 def test_an_interrupt_is_code_130(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

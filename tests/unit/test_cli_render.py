@@ -63,7 +63,7 @@ def test_a_table_of_jobs_says_what_runs_where_and_why_others_wait(
         "JOB",
         "STATE",
         "MODEL",
-        "GPUS",
+        "ASKED",
         "RUNS",
         "ON",
         "DONE",

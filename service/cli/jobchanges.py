@@ -1,0 +1,181 @@
+"""Commands that change jobs: update, cancel, hold and release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Annotated, TypeVar
+
+import grpc
+import typer
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from formulation.errors import InvalidInput, NotAllowed
+from service.cli import options
+from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
+from service.cli.jobview import show_jobs
+from service.cli.names import full_name, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Deadline,
+    JobName,
+    Output,
+    OutputOption,
+    Priority,
+    Server,
+    ValidateOnly,
+    Weight,
+)
+from service.cli.render import complain, note
+from tessera.v1 import jobs_pb2
+
+_Change = TypeVar(
+    "_Change", jobs_pb2.CancelJobRequest, jobs_pb2.HoldJobRequest, jobs_pb2.ReleaseJobRequest
+)
+
+JobNames = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or full names of jobs.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands that change jobs."""
+    panel = "Jobs"
+    app.command("update", rich_help_panel=panel)(update)
+    app.command("cancel", rich_help_panel=panel)(cancel)
+    app.command("hold", rich_help_panel=panel)(hold)
+    app.command("release", rich_help_panel=panel)(release)
+
+
+def update(
+    name: JobName,
+    weight: Weight = None,
+    priority: Priority = None,
+    deadline: Deadline = None,
+    pinned: Annotated[bool | None, typer.Option("--pinned/--movable", help="Whether moves may mend"
+                                                " fragmentation.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Change a job's weight, priority, deadline, labels, or whether it may be moved."""
+    job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
+    given: dict[str, object] = {
+        "weight": weight, "priority": priority, "deadline": deadline, "pinned": pinned,
+        "labels": label,
+    }  # fmt: skip
+    paths = [path for path, value in given.items() if value is not None]
+    if not paths:
+        raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
+                           " --pinned, --movable")  # fmt: skip
+    job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
+    job.labels.update(options.labels("--label", label))
+    if deadline is not None and deadline != "none":
+        job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
+    request = jobs_pb2.UpdateJobRequest(
+        job=job, update_mask=FieldMask(paths=paths), validate_only=validate_only,
+        request_id=new_request_id(),
+    )  # fmt: skip
+    with connect(server) as client:
+        show_jobs([client.call(client.jobs.UpdateJob, request)], now(), output)
+
+
+def cancel(
+    names: JobNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Cancel jobs: what runs is stopped, and never starts again."""
+    with connect(server) as client:
+        method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
+        requests = _each(request, cluster, names, validate_only=validate_only)
+        _change(client, method, requests, (jobs_pb2.CANCELLING, jobs_pb2.CANCELLED), output)
+
+
+def hold(
+    names: JobNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Hold jobs: what runs is stopped, and waits until it is released."""
+    with connect(server) as client:
+        method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
+        requests = _each(request, cluster, names, validate_only=validate_only)
+        _change(client, method, requests, (jobs_pb2.HOLDING, jobs_pb2.HELD), output)
+
+
+def release(
+    names: JobNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Release jobs that are held: they queue again."""
+    with connect(server) as client:
+        method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
+        requests = _each(request, cluster, names, validate_only=validate_only)
+        _change(client, method, requests, (), output)
+
+
+def _each(
+    request: Callable[..., _Change], cluster: str, names: list[str], *, validate_only: bool
+) -> list[_Change]:
+    """Return a request for each job."""
+    full = [full_name(cluster, "jobs", name) for name in names]
+    return [
+        request(name=name, validate_only=validate_only, request_id=new_request_id())
+        for name in full
+    ]
+
+
+def _change(
+    client: Client,
+    method: grpc.UnaryUnaryMultiCallable[_Change, jobs_pb2.Job],
+    requests: list[_Change],
+    wanted: Collection[jobs_pb2.JobState.ValueType],
+    output: Output,
+) -> None:
+    """Call ``method`` for each job and print those that it took; what it refused is told by name.
+
+    A job that is in a state that is ``wanted`` already is no failure. Ends with the highest of the failures'
+    exit codes; where no server answers, with the jobs after it not tried.
+    """
+    done: list[jobs_pb2.Job] = []
+    worst = Exit.OK
+    for number, request in enumerate(requests):
+        try:
+            done.append(_changed(client, method, request, wanted))
+        except CallFailed as error:
+            complain(f"{short(request.name)}: {error}")
+            worst = max(worst, error.exit_code)
+            if error.exit_code is Exit.UNREACHABLE:
+                if rest := [short(r.name) for r in requests[number + 1 :]]:
+                    complain(f"not tried: {', '.join(rest)}")
+                break
+    show_jobs(done, now(), output)
+    if worst:
+        raise typer.Exit(worst)
+
+
+def _changed(
+    client: Client,
+    method: grpc.UnaryUnaryMultiCallable[_Change, jobs_pb2.Job],
+    request: _Change,
+    wanted: Collection[jobs_pb2.JobState.ValueType],
+) -> jobs_pb2.Job:
+    try:
+        return client.call(method, request)
+    except CallFailed as error:
+        if error.reason != NotAllowed.reason:
+            raise
+        job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=request.name))
+        if job.state not in wanted:
+            raise
+        note(f"{short(job.name)} is already {jobs_pb2.JobState.Name(job.state).lower()}")
+        return job
