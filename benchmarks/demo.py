@@ -100,8 +100,9 @@ def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -
         )  # fmt: skip
     out.print(table)
     out.print(
-        "ILP, greedy: normalised throughput placed (1.0 is a job at the best rate of its request) on the"
-        " same snapshot;\nseconds: the whole Schedule call, from socket to commit.", highlight=False,
+        "ILP, greedy: throughput placed on the same snapshot. A job at the best rate of its requested GPU"
+        " count counts 1,\nmore where it is given more GPUs; seconds: the whole Schedule call, socket to"
+        " commit.", highlight=False,
     )  # fmt: skip
     states = [jobs_pb2.JobState.Name(job.state) for job in found]
     counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
