@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from benchmarks.clusters import tiny
 from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
 from benchmarks.fleet import Fleet
-from benchmarks.stack import running
+from benchmarks.stack import Stack, running
 from benchmarks.workload import philly_like
 from estimator.roofline import sample_profiles
-from tessera.v1 import clusters_pb2, scheduler_pb2, scheduler_pb2_grpc
+from formulation.errors import RoundSuperseded
+from formulation.resources import NodeSpec
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 ROUNDS = 200
 
@@ -39,11 +44,35 @@ class Replica(threading.Thread):
                     name = stub.Schedule(request, timeout=30).name
                     self.won.append(name)
                 except grpc.RpcError as error:
-                    if error.code() is not grpc.StatusCode.ABORTED:
-                        raise
-                    name = str(error.details()).rpartition(": ")[2].removesuffix(" won")
+                    name = winner(error)
                     self.lost.append(name)
                 number = int(name.rpartition("/")[2])
+
+
+def winner(error: grpc.RpcError) -> str:
+    """Return the round that won, from the error's details; raise the error if it is another one."""
+    assert isinstance(error, grpc.Call)
+    info = error_details_pb2.ErrorInfo()
+    status = rpc_status.from_call(error)
+    if status is None or not any(detail.Unpack(info) for detail in status.details):
+        raise error
+    if info.reason != RoundSuperseded.reason:
+        raise error
+    return str(info.metadata["winner"])
+
+
+def require_no_gpu_twice(stack: Stack, nodes: Sequence[NodeSpec]) -> int:
+    """Check the GPUs that all jobs own at one instant (one page is one transaction); return how many."""
+    request = jobs_pb2.ListJobsRequest(parent=PARENT, page_size=10_000)
+    owners: dict[tuple[str, int], str] = {}
+    for job in stack.jobs.ListJobs(request).jobs:
+        gpus = [(s.node, gpu) for s in job.allocation.shares for gpu in s.gpu_indices]
+        assert len(gpus) == job.allocation.cell.gpus
+        for gpu in gpus:
+            assert gpu not in owners, f"{gpu} belongs to {owners[gpu]} and to {job.name}"
+            owners[gpu] = job.name
+    assert owners.keys() <= {(f"{PARENT}/nodes/{n.name}", i) for n in nodes for i in range(n.gpus)}
+    return len(owners)
 
 
 @pytest.mark.slow
@@ -58,9 +87,12 @@ def test_two_replicas_racing_give_no_gpu_and_no_round_twice() -> None:
             replicas = [Replica(address) for address in stack.addresses]
             for replica in replicas:
                 replica.start()
+            most = 0
             while any(replica.is_alive() for replica in replicas):
                 fleet.advance(300.0)
+                most = max(most, require_no_gpu_twice(stack, nodes))
                 replicas[0].join(0.05)
+        assert most, "no job ever had a GPU: the check of GPUs was none"
         won = [name for replica in replicas for name in replica.won]
         assert len(won) == len(set(won)) >= ROUNDS
         assert all(replica.won for replica in replicas)
