@@ -62,7 +62,11 @@ class Timing:
 
 
 class Lease:
-    """How long the agent may go on without hearing from a server; it outlives the agent's restart."""
+    """How long the agent may go on without being heard; it outlives the agent's restart.
+
+    It counts from when the agent said what a server has recorded, not from when the answer was read: an
+    answer may have waited in a socket, while the servers count the agent's silence from its word.
+    """
 
     def __init__(self, state: StateDir, clock: Clock, lease_s: float | None = None) -> None:
         """Go on with the lease of the agent that ran before, if there was one in this boot.
@@ -75,9 +79,9 @@ class Lease:
         self._saved_s = -math.inf
         self.lease_s = lease_s or stored_s
 
-    def heard(self) -> None:
-        """Renew the lease: a server has spoken."""
-        self._heard_s = self._clock()
+    def renew(self, said_s: float) -> None:
+        """Take note that what the agent said at ``said_s``, by its own clock, is recorded."""
+        self._heard_s = max(self._heard_s, said_s)
         if math.isfinite(self.lease_s) and self._heard_s >= self._saved_s + SAVE_LEASE_S:
             self._state.save_lease(self._heard_s, self.lease_s)
             self._saved_s = self._heard_s
@@ -93,7 +97,7 @@ async def watch_lease(lease: Lease, supervisor: Supervisor) -> None:
     while True:
         left_s = lease.left_s()
         if left_s <= 0 and not stopped:
-            log.error("no server heard for %.1f s", lease.lease_s, extra={"action": "expire"})
+            log.error("not heard for %.1f s", lease.lease_s, extra={"action": "expire"})
             supervisor.stop_all()
         stopped = left_s <= 0
         await asyncio.sleep(min(max(left_s, CHANGE_GAP_S), 1.0))
@@ -182,8 +186,8 @@ class Link:
             self._lease.lease_s = own.lease_s or said.lease_s or math.inf
             self._heartbeat_s = own.heartbeat_s or said.heartbeat_s or self._heartbeat_s
             self._inspect_s = own.inspect_s or said.inspect_s or self._inspect_s
-        self._lease.heard()
-        if message.HasField("desired"):
+        self._lease.renew(message.lease_from_s)
+        if message.HasField("desired") and self._lease.left_s() > 0:
             gangs = [gang_from_message(gang) for gang in message.desired.gangs]
             self._supervisor.apply(message.desired.revision, gangs)
 
@@ -211,6 +215,7 @@ class Link:
                 await asyncio.wait_for(self._changed.wait(), max(0.0, wait_s))
 
     async def _write(self, call: Call, message: pb.AgentMessage) -> None:
+        message.said_s = self._clock()
         try:
             await call.write(message)
         except asyncio.InvalidStateError as error:

@@ -1,8 +1,7 @@
 """tessera.v1.Agents: one stream for each agent; what should be goes out, what is comes in.
 
-A Desired renews the agent's own lease, and the store counts the agent's silence from its last recorded
-word. So that a node is never given away while its agent believes in its lease, nothing is sent unless a
-word of the agent was recorded less than half the margin ago.
+The store counts an agent's silence from its last recorded word. So that a node is never given away while
+its agent believes in its lease, each message says which word that is, and the agent counts from there too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class AgentTiming:
     """The rhythm of an agent's stream, in seconds."""
 
     lease_s: float = 30.0
-    """An agent that hears nothing for this long stops its gangs; one that says nothing is cut off."""
+    """An agent that is not heard for this long stops its gangs; one that says nothing is cut off."""
     margin_s: float = 15.0
     """How much longer than the lease the store waits before it gives the agent's GPUs away."""
     heartbeat_s: float = 5.0
@@ -45,8 +44,8 @@ class AgentTiming:
 
     def __post_init__(self) -> None:
         """Refuse a rhythm in which leases would run out between heartbeats."""
-        if not 0 < self.heartbeat_s < self.margin_s / 2:
-            raise InvalidInput("heartbeat_s", "must be positive and less than half of margin_s")
+        if not 0 < self.heartbeat_s < self.lease_s / 3:
+            raise InvalidInput("heartbeat_s", "must be positive and less than a third of lease_s")
         if not self.margin_s <= self.lease_s:
             raise InvalidInput("lease_s", "must be at least margin_s")
         if not (self.inspect_s > 0 and self.retry_s > 0):
@@ -73,6 +72,7 @@ class Inbox:
     """What an agent said and is not recorded yet: mostly only the newest observation."""
 
     spoke_s: float  # when the agent was last heard
+    said_s: float = 0.0  # the same by its own clock
     spoke: bool = False  # since this was last recorded
     observed: list[Observation] = field(default_factory=list)  # oldest first
 
@@ -86,6 +86,7 @@ class Inbox:
                     gangs = convert.to_observed("observed", message.observed)
                     self._observe(Observation(message.observed.revision, gangs))
                 self.spoke, self.spoke_s = True, clock.monotonic_s()
+                self.said_s = message.said_s
                 stream.wake()
         finally:
             stream.wake()
@@ -109,30 +110,31 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         self, request_iterator: _Messages, context: _Context
     ) -> AsyncIterator[pb.ServerMessage]:
         """Register the agent, then keep it told and hear it out until either side goes away."""
-        if (hello := await self._hello(request_iterator)) is None:
+        if (first := await self._hello(request_iterator)) is None:
             return
-        session = Session(hello, self._store, self._calls, self._clock, self._timing)
+        session = Session(first, self._store, self._calls, self._clock, self._timing)
         with self._wakeups.listen(session.cluster) as stream:
             await session.register()
             t = self._timing
             yield pb.ServerMessage(
                 welcome=pb.Welcome(
                     lease_s=t.lease_s, heartbeat_s=t.heartbeat_s, inspect_s=t.inspect_s
-                )
+                ),
+                lease_from_s=session.lease_from_s,
             )
             filling = session.inbox.fill(request_iterator, stream, self._clock)
             reader = asyncio.create_task(filling)
             try:
                 while not reader.done():
                     if (desired := await session.step(stream)) is not None:
-                        yield pb.ServerMessage(desired=desired)
+                        yield pb.ServerMessage(desired=desired, lease_from_s=session.lease_from_s)
                     await stream.wait(session.pause_s())
                 reader.result()
             finally:
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
 
-    async def _hello(self, messages: _Messages) -> pb.Hello | None:
+    async def _hello(self, messages: _Messages) -> pb.AgentMessage | None:
         """Return the first message; None: the agent went away without one."""
         try:
             async with asyncio.timeout(self._timing.lease_s):
@@ -143,15 +145,16 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             return None
         if first.WhichOneof("body") != "hello":
             raise InvalidInput("hello", "the first message must be a hello")
-        return first.hello
+        return first
 
 
 class Session:
     """One agent's stream: what was recorded of it, and what it was sent."""
 
     def __init__(
-        self, hello: pb.Hello, store: Store, calls: Calls, clock: Clock, timing: AgentTiming
+        self, first: pb.AgentMessage, store: Store, calls: Calls, clock: Clock, timing: AgentTiming
     ) -> None:
+        hello = first.hello
         self.cluster = names.parse_cluster("hello.parent", hello.parent)
         self._agent = names.identifier("hello.agent_id", hello.agent_id)
         self._incarnation = fields.text("hello.incarnation", hello.incarnation, 100, required=True)
@@ -159,8 +162,8 @@ class Session:
         self._own = frozenset(node.name for node in self._nodes)
         self._store, self._calls, self._clock, self._timing = store, calls, clock, timing
         now_s = clock.monotonic_s()
-        self.inbox = Inbox(spoke_s=now_s)
-        self._recorded_s = now_s  # a word of the agent was recorded, sent no later than this
+        self.inbox = Inbox(spoke_s=now_s, said_s=first.said_s)
+        self.lease_from_s = 0.0  # the agent's clock at its newest word that is recorded
         self._due_s = now_s  # when a Desired is to be sent in any case
         self._push = True  # the desired state may have changed since it was last read
         self._sent: pb.Desired | None = None
@@ -168,10 +171,10 @@ class Session:
 
     async def register(self) -> None:
         """Record the agent and its nodes."""
-        self._recorded_s = self._clock.monotonic_s()
         await self._calls.run(
             self._store.hello, self.cluster, self._agent, self._incarnation, self._nodes
         )
+        self.lease_from_s = self.inbox.said_s
 
     async def step(self, stream: Subscription) -> pb.Desired | None:
         """Record what the agent said; return what it should be sent now, if anything.
@@ -211,7 +214,7 @@ class Session:
     async def _take_in(self) -> None:
         inbox = self.inbox
         if inbox.spoke:
-            spoke_s, inbox.spoke = inbox.spoke_s, False
+            said_s, inbox.spoke = inbox.said_s, False
             try:
                 await self._calls.run(
                     self._store.heartbeat, self.cluster, self._agent, self._incarnation
@@ -219,7 +222,7 @@ class Session:
             except Unavailable:
                 inbox.spoke = True
                 raise
-            self._recorded_s = spoke_s
+            self.lease_from_s = said_s
         while inbox.observed:
             first = inbox.observed[0]
             changed = await self._calls.run(
@@ -233,8 +236,7 @@ class Session:
     async def _next(self) -> pb.Desired | None:
         now_s = self._clock.monotonic_s()
         due = now_s >= self._due_s
-        fresh = now_s - self._recorded_s < self._timing.margin_s / 2
-        if not (fresh and (due or self._push)):
+        if not (due or self._push):
             return None
         self._push = False
         try:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -194,6 +195,27 @@ async def test_an_agent_that_hears_nothing_for_its_lease_stops_its_gangs(
     await server.sees(3, RUNNING)
     assert server.observed is not None
     assert server.observed.gangs[0].iterations_done >= reached > 0
+
+
+async def test_what_an_agent_hears_late_does_not_prolong_its_lease(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.lease_s, server.heartbeat_s = 3.0, 1.0
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent()
+    await server.sees(1, RUNNING)
+    pid = agent.pid_of("a")
+    agent.send(signal.SIGSTOP)
+    frozen_s, sent, beats = time.monotonic(), server.sent, server.heartbeats
+    await until(lambda: server.sent > sent)  # it waits in the agent's socket
+    server.mute = True
+    await until(lambda: time.monotonic() > frozen_s + 1.8)
+    agent.send(signal.SIGCONT)
+    await until(lambda: server.heartbeats > beats)
+    await server.stop()
+    await until(lambda: not is_running(pid))
+    lease = json.loads((agent.data_dir / "lease.json").read_text())
+    assert lease["heard_s"] <= frozen_s
 
 
 async def test_a_killed_agent_adopts_its_children_when_it_is_back(

@@ -45,6 +45,9 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     observed: pb.Observed | None = None
     hellos: list[pb.Hello] = field(default_factory=list)
     heartbeats: int = 0
+    said_s: float = 0.0
+    sent: int = 0
+    mute: bool = False
     refused: grpc.StatusCode | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _server: Any = None
@@ -78,19 +81,23 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
         await until(lambda: self.seen(revision) == list(gangs))
 
     async def Sync(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.ServerMessage]:
-        hello = (await anext(request_iterator)).hello
-        self.hellos.append(hello)
+        first = await anext(request_iterator)
+        self.hellos.append(first.hello)
+        self.said_s = first.said_s
         yield pb.ServerMessage(
             welcome=pb.Welcome(
                 lease_s=self.lease_s, heartbeat_s=self.heartbeat_s, inspect_s=self.inspect_s
-            )
+            ),
+            lease_from_s=self.said_s,
         )
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             while not reader.done():
                 if self.refused is not None:
                     await context.abort(self.refused, "a newer incarnation has taken over")
-                yield pb.ServerMessage(desired=self.desired)
+                if not self.mute:
+                    yield pb.ServerMessage(desired=self.desired, lease_from_s=self.said_s)
+                    self.sent += 1
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), self.heartbeat_s)
                 self._changed.clear()
@@ -100,6 +107,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
 
     async def _read(self, messages: Any) -> None:
         async for message in messages:
+            self.said_s = message.said_s
             if message.HasField("observed"):
                 self.observed = message.observed
             if message.HasField("heartbeat"):
@@ -137,10 +145,13 @@ class AgentProcess:
         self._children.add(pid)
         return pid
 
-    async def end(self, number: signal.Signals) -> int:
-        """Send a signal and return the exit status."""
+    def send(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    async def end(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit status."""
+        self.send(number)
         return await self.ended()
 
     async def ended(self) -> int:

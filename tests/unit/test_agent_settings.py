@@ -74,8 +74,10 @@ def test_a_lease_runs_out_unless_it_is_renewed(tmp_path: Path) -> None:
     lease = Lease(a_state(tmp_path), lambda: now[0], 10.0)
     now[0] = 106.0
     assert lease.left_s() == 4.0
-    lease.heard()
-    assert lease.left_s() == 10.0
+    lease.renew(105.0)
+    assert lease.left_s() == 9.0
+    lease.renew(103.0)  # an answer to an earlier word, which came later
+    assert lease.left_s() == 9.0
 
 
 def test_before_the_first_welcome_there_is_no_lease(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_before_the_first_welcome_there_is_no_lease(tmp_path: Path) -> None:
 
 def test_a_restart_does_not_lengthen_the_lease(tmp_path: Path) -> None:
     state, now = a_state(tmp_path), [100.0]
-    Lease(state, lambda: now[0], 10.0).heard()
+    Lease(state, lambda: now[0], 10.0).renew(100.0)
     now[0] = 107.0
     assert Lease(state, lambda: now[0]).left_s() == 3.0
 

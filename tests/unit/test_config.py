@@ -76,4 +76,4 @@ def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
 
 def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
     with pytest.raises(InvalidInput, match="heartbeat_s"):
-        Config(heartbeat_s=8.0, margin_s=15.0)
+        Config(heartbeat_s=10.0, lease_s=30.0)

@@ -16,9 +16,12 @@ from tessera.v1 import agents_pb2 as pb
 
 Phase = pb.ObservedGang
 TIMING = AgentTiming(lease_s=30.0, margin_s=15.0, heartbeat_s=5.0)
-HELLO = pb.Hello(
-    parent="clusters/c", agent_id="a", incarnation="1",
-    nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
+HELLO = pb.AgentMessage(
+    hello=pb.Hello(
+        parent="clusters/c", agent_id="a", incarnation="1",
+        nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
+    ),
+    said_s=7.0,
 )  # fmt: skip
 
 
@@ -110,7 +113,7 @@ async def test_an_end_that_the_agent_has_forgotten_is_still_taken_in(
 
 async def test_a_second_hello_is_refused(clock: HandClock) -> None:
     with pytest.raises(InvalidInput, match="first message"):
-        await Inbox(spoke_s=0.0).fill(said(pb.AgentMessage(hello=HELLO)), Subscription(), clock)
+        await Inbox(spoke_s=0.0).fill(said(HELLO), Subscription(), clock)
 
 
 async def test_desired_is_repeated_once_each_heartbeat(session: Session, clock: HandClock) -> None:
@@ -123,17 +126,22 @@ async def test_desired_is_repeated_once_each_heartbeat(session: Session, clock: 
     assert await session.step(stream) is not None
 
 
-async def test_an_agent_whose_word_was_not_recorded_lately_is_told_nothing(
+async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
     session: Session, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
-    assert await session.step(stream) is not None
-    clock.now_s += 7.5  # half the margin
-    stream.changed()
+    assert session.lease_from_s == 7.0
+    clock.now_s += 5.0
+    assert await session.step(stream) is not None  # told, though it has said nothing since
+    assert session.lease_from_s == 7.0
+    quiet.down = True
+    beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)
+    await session.inbox.fill(said(beat), stream, clock)
     assert await session.step(stream) is None
-    assert session.pause_s() == TIMING.heartbeat_s
-    await session.inbox.fill(said(observed(1)), stream, clock)
-    assert await session.step(stream) is not None
+    assert session.lease_from_s == 7.0
+    quiet.down = False
+    await session.step(stream)
+    assert session.lease_from_s == 9.0
 
 
 async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tessera/v1/agents.proto\x12\ntessera.v1\"\x90\x01\n\x0c\x41gentMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.tessera.v1.HelloH\x00\x12*\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.tessera.v1.HeartbeatH\x00\x12(\n\x08observed\x18\x03 \x01(\x0b\x32\x14.tessera.v1.ObservedH\x00\x42\x06\n\x04\x62ody\"u\n\x05Hello\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12$\n\x05nodes\x18\x04 \x03(\x0b\x32\x15.tessera.v1.AgentNode\x12\x0f\n\x07version\x18\x05 \x01(\t\"G\n\tAgentNode\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\"\x0b\n\tHeartbeat\"E\n\x08Observed\x12\'\n\x05gangs\x18\x01 \x03(\x0b\x32\x18.tessera.v1.ObservedGang\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\x8d\x02\n\x0cObservedGang\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12-\n\x05phase\x18\x04 \x01(\x0e\x32\x1e.tessera.v1.ObservedGang.Phase\x12\x17\n\x0fiterations_done\x18\x05 \x01(\x01\x12\x13\n\x0biter_time_s\x18\x06 \x01(\x01\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"b\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0c\n\x08STOPPING\x10\x03\x12\r\n\tSUCCEEDED\x10\x04\x12\n\n\x06\x46\x41ILED\x10\x05\"g\n\rServerMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.tessera.v1.WelcomeH\x00\x12&\n\x07\x64\x65sired\x18\x02 \x01(\x0b\x32\x13.tessera.v1.DesiredH\x00\x42\x06\n\x04\x62ody\"B\n\x07Welcome\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x11\n\tinspect_s\x18\x03 \x01(\x01\"C\n\x07\x44\x65sired\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x05gangs\x18\x02 \x03(\x0b\x32\x17.tessera.v1.DesiredGang\"\xdf\x02\n\x0b\x44\x65siredGang\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x06shares\x18\x03 \x03(\x0b\x32\x16.tessera.v1.AgentShare\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x0f\n\x07members\x18\x05 \x03(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0e\n\x06params\x18\x07 \x01(\t\x12\x14\n\x0cglobal_batch\x18\x08 \x01(\x05\x12\x10\n\x08gpu_type\x18\t \x01(\t\x12\x0c\n\x04gpus\x18\n \x01(\x05\x12\x17\n\x0fpipeline_degree\x18\x0b \x01(\x05\x12\x0c\n\x04plan\x18\x0c \x01(\t\x12\x13\n\x0biter_time_s\x18\r \x01(\x01\x12\x18\n\x10iterations_total\x18\x0e \x01(\x01\x12\x17\n\x0fiterations_done\x18\x0f \x01(\x01\x12\x11\n\trestart_s\x18\x10 \x01(\x01\x12\x0f\n\x07\x63ommand\x18\x11 \x03(\t\"/\n\nAgentShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indices\x18\x02 \x03(\x05\x32I\n\x06\x41gents\x12?\n\x04Sync\x12\x18.tessera.v1.AgentMessage\x1a\x19.tessera.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tessera/v1/agents.proto\x12\ntessera.v1\"\xa0\x01\n\x0c\x41gentMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.tessera.v1.HelloH\x00\x12*\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.tessera.v1.HeartbeatH\x00\x12(\n\x08observed\x18\x03 \x01(\x0b\x32\x14.tessera.v1.ObservedH\x00\x12\x0e\n\x06said_s\x18\x04 \x01(\x01\x42\x06\n\x04\x62ody\"u\n\x05Hello\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12$\n\x05nodes\x18\x04 \x03(\x0b\x32\x15.tessera.v1.AgentNode\x12\x0f\n\x07version\x18\x05 \x01(\t\"G\n\tAgentNode\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\"\x0b\n\tHeartbeat\"E\n\x08Observed\x12\'\n\x05gangs\x18\x01 \x03(\x0b\x32\x18.tessera.v1.ObservedGang\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\x8d\x02\n\x0cObservedGang\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12-\n\x05phase\x18\x04 \x01(\x0e\x32\x1e.tessera.v1.ObservedGang.Phase\x12\x17\n\x0fiterations_done\x18\x05 \x01(\x01\x12\x13\n\x0biter_time_s\x18\x06 \x01(\x01\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"b\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0c\n\x08STOPPING\x10\x03\x12\r\n\tSUCCEEDED\x10\x04\x12\n\n\x06\x46\x41ILED\x10\x05\"}\n\rServerMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.tessera.v1.WelcomeH\x00\x12&\n\x07\x64\x65sired\x18\x02 \x01(\x0b\x32\x13.tessera.v1.DesiredH\x00\x12\x14\n\x0clease_from_s\x18\x03 \x01(\x01\x42\x06\n\x04\x62ody\"B\n\x07Welcome\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x11\n\tinspect_s\x18\x03 \x01(\x01\"C\n\x07\x44\x65sired\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x05gangs\x18\x02 \x03(\x0b\x32\x17.tessera.v1.DesiredGang\"\xdf\x02\n\x0b\x44\x65siredGang\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x06shares\x18\x03 \x03(\x0b\x32\x16.tessera.v1.AgentShare\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x0f\n\x07members\x18\x05 \x03(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0e\n\x06params\x18\x07 \x01(\t\x12\x14\n\x0cglobal_batch\x18\x08 \x01(\x05\x12\x10\n\x08gpu_type\x18\t \x01(\t\x12\x0c\n\x04gpus\x18\n \x01(\x05\x12\x17\n\x0fpipeline_degree\x18\x0b \x01(\x05\x12\x0c\n\x04plan\x18\x0c \x01(\t\x12\x13\n\x0biter_time_s\x18\r \x01(\x01\x12\x18\n\x10iterations_total\x18\x0e \x01(\x01\x12\x17\n\x0fiterations_done\x18\x0f \x01(\x01\x12\x11\n\trestart_s\x18\x10 \x01(\x01\x12\x0f\n\x07\x63ommand\x18\x11 \x03(\t\"/\n\nAgentShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indices\x18\x02 \x03(\x05\x32I\n\x06\x41gents\x12?\n\x04Sync\x12\x18.tessera.v1.AgentMessage\x1a\x19.tessera.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,29 +32,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.agents_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_AGENTMESSAGE']._serialized_start=40
-  _globals['_AGENTMESSAGE']._serialized_end=184
-  _globals['_HELLO']._serialized_start=186
-  _globals['_HELLO']._serialized_end=303
-  _globals['_AGENTNODE']._serialized_start=305
-  _globals['_AGENTNODE']._serialized_end=376
-  _globals['_HEARTBEAT']._serialized_start=378
-  _globals['_HEARTBEAT']._serialized_end=389
-  _globals['_OBSERVED']._serialized_start=391
-  _globals['_OBSERVED']._serialized_end=460
-  _globals['_OBSERVEDGANG']._serialized_start=463
-  _globals['_OBSERVEDGANG']._serialized_end=732
-  _globals['_OBSERVEDGANG_PHASE']._serialized_start=634
-  _globals['_OBSERVEDGANG_PHASE']._serialized_end=732
-  _globals['_SERVERMESSAGE']._serialized_start=734
-  _globals['_SERVERMESSAGE']._serialized_end=837
-  _globals['_WELCOME']._serialized_start=839
-  _globals['_WELCOME']._serialized_end=905
-  _globals['_DESIRED']._serialized_start=907
-  _globals['_DESIRED']._serialized_end=974
-  _globals['_DESIREDGANG']._serialized_start=977
-  _globals['_DESIREDGANG']._serialized_end=1328
-  _globals['_AGENTSHARE']._serialized_start=1330
-  _globals['_AGENTSHARE']._serialized_end=1377
-  _globals['_AGENTS']._serialized_start=1379
-  _globals['_AGENTS']._serialized_end=1452
+  _globals['_AGENTMESSAGE']._serialized_end=200
+  _globals['_HELLO']._serialized_start=202
+  _globals['_HELLO']._serialized_end=319
+  _globals['_AGENTNODE']._serialized_start=321
+  _globals['_AGENTNODE']._serialized_end=392
+  _globals['_HEARTBEAT']._serialized_start=394
+  _globals['_HEARTBEAT']._serialized_end=405
+  _globals['_OBSERVED']._serialized_start=407
+  _globals['_OBSERVED']._serialized_end=476
+  _globals['_OBSERVEDGANG']._serialized_start=479
+  _globals['_OBSERVEDGANG']._serialized_end=748
+  _globals['_OBSERVEDGANG_PHASE']._serialized_start=650
+  _globals['_OBSERVEDGANG_PHASE']._serialized_end=748
+  _globals['_SERVERMESSAGE']._serialized_start=750
+  _globals['_SERVERMESSAGE']._serialized_end=875
+  _globals['_WELCOME']._serialized_start=877
+  _globals['_WELCOME']._serialized_end=943
+  _globals['_DESIRED']._serialized_start=945
+  _globals['_DESIRED']._serialized_end=1012
+  _globals['_DESIREDGANG']._serialized_start=1015
+  _globals['_DESIREDGANG']._serialized_end=1366
+  _globals['_AGENTSHARE']._serialized_start=1368
+  _globals['_AGENTSHARE']._serialized_end=1415
+  _globals['_AGENTS']._serialized_start=1417
+  _globals['_AGENTS']._serialized_end=1490
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,9 @@ class AgentMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     OBSERVED_FIELD_NUMBER: _builtins.int
+    SAID_S_FIELD_NUMBER: _builtins.int
+    said_s: _builtins.float
+    """The agent's own clock when it said this: seconds of a clock that never goes back."""
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -38,10 +41,11 @@ class AgentMessage(_message.Message):
         hello: Global___Hello | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         observed: Global___Observed | None = ...,
+        said_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "observed", b"observed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "observed", b"observed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "observed", b"observed", "said_s", b"said_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "observed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -226,6 +230,9 @@ class ServerMessage(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     DESIRED_FIELD_NUMBER: _builtins.int
+    LEASE_FROM_S_FIELD_NUMBER: _builtins.int
+    lease_from_s: _builtins.float
+    """The agent's lease counts from here, by its own clock: said_s of its newest message that is recorded."""
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -235,10 +242,11 @@ class ServerMessage(_message.Message):
         *,
         welcome: Global___Welcome | None = ...,
         desired: Global___Desired | None = ...,
+        lease_from_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "desired", b"desired", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "desired", b"desired", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "desired", b"desired", "lease_from_s", b"lease_from_s", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "desired"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -254,7 +262,7 @@ class Welcome(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     INSPECT_S_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
-    """An agent that hears nothing for this long stops its gangs itself."""
+    """An agent that is not known to be heard for this long stops its gangs itself."""
     heartbeat_s: _builtins.float
     """How often to send a heartbeat, and to inspect the gangs."""
     inspect_s: _builtins.float
