@@ -93,13 +93,9 @@ def running(replicas: int = 1, settings: Mapping[str, str] | None = None) -> Ite
     ``settings``: more of the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``.
     """
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(
-                # PostgreSQL stops when this process ends, so it may still write while its files go
-                tempfile.TemporaryDirectory(prefix="tessera-bench-", ignore_cleanup_errors=True)
-            )
-        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
         url = embedded.start(folder / "pg")
+        stack.callback(embedded.stop, folder / "pg")
         upgrade(connect(url))
         servers = []
         for k in range(replicas):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import subprocess
@@ -49,7 +50,9 @@ def start(directory: Path | None = None) -> str:
 
 def stop(directory: Path | None = None) -> None:
     """Let go of the server before the process ends; it stops if no other process uses it."""
-    _server(directory or default_directory()).cleanup()
+    server = _server(directory or default_directory())
+    server.cleanup()
+    atexit.unregister(server._cleanup)  # else it comes back at exit, for a directory that may be gone
 
 
 def _server(place: Path) -> Any:
