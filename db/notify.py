@@ -18,8 +18,8 @@ from db.turn import CHANNEL
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0
-"""Between attempts to connect again."""
+RETRY_S, MAX_RETRY_S = 1.0, 30.0
+"""Between attempts to connect again: at first, doubled after each, and at most."""
 
 EVERY = ""
 """What subscribers are told after the connection was lost: any cluster may have changed."""
@@ -64,23 +64,29 @@ class Listener:
         self.close()
 
     def _run(self) -> None:
+        retry_s = 0.0  # 0: no attempt has failed since the database was last heard
         while not self._closed.is_set():
             try:
                 with closing(psycopg2.connect(self._dsn, application_name="tessera-listen")) as c:
                     self._listen(c)
             except psycopg2.Error as error:
+                if self.listening.is_set():
+                    retry_s = 0.0
                 self.listening.clear()
-                log.warning(
-                    "the database cannot be heard: %s; connecting again", error,
-                    extra={"action": "listen_lost"},
-                )  # fmt: skip
-                self._closed.wait(RETRY_S)
+                if not retry_s:
+                    log.warning(
+                        "the database cannot be heard: %s; connecting again until it can be",
+                        " ".join(str(error).split()), extra={"action": "listen_lost"},
+                    )  # fmt: skip
+                retry_s = min(2 * retry_s or RETRY_S, MAX_RETRY_S)
+                self._closed.wait(retry_s)
 
     def _listen(self, connection: Any) -> None:
         connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")
         self.listening.set()
+        log.info("the database is heard", extra={"action": "listen"})
         self._tell({EVERY})
         while not self._closed.is_set():
             ready, _, _ = select.select([connection.fileno(), self._wake_read], [], [])

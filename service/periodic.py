@@ -77,11 +77,15 @@ class PeriodicRounds:
         return list(self._running.values())
 
     async def _repeat(self) -> None:
+        problem = ""  # told once, not at each tick
         while True:
             try:
                 await self.tick()
+                problem = ""
             except TesseraError as error:
-                log.warning("no periodic rounds: %s", error, extra={"action": "tick_failed"})
+                if str(error) != problem:
+                    log.warning("no periodic rounds: %s", error, extra={"action": "tick_failed"})
+                problem = str(error)
             except Exception:  # the outermost guard of this task: it must outlive any mistake
                 log.exception("no periodic rounds", extra={"action": "tick_failed"})
             await asyncio.sleep(self._tick_s)

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psycopg2
 import pytest
 import sqlalchemy as sa
 
@@ -150,6 +151,34 @@ def test_a_listener_that_lost_its_connection_comes_back(
         run(store, a=[("a100-0", [0])])
         assert heard.get(timeout=10) == C
     assert threading.active_count() == 1
+
+
+def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float | None] = []
+
+    class Patient(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return False
+
+    def refuse_at_first(dsn: str, application_name: str) -> object:
+        if len(waits) < 8:
+            raise psycopg2.OperationalError("no\nroute")
+        return really_connect(dsn, application_name=application_name)
+
+    really_connect = psycopg2.connect
+    monkeypatch.setattr("db.notify.psycopg2.connect", refuse_at_first)
+    listener = Listener(database.url)
+    monkeypatch.setattr(listener, "_closed", Patient())
+    with caplog.at_level("INFO", "db.notify"), listener:
+        assert listener.listening.wait(10)
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert [record.message for record in caplog.records] == [
+        "the database cannot be heard: no route; connecting again until it can be",
+        "the database is heard",
+    ]
 
 
 def age(database: Database, *changes: str) -> None:

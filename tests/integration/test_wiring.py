@@ -12,7 +12,7 @@ import pytest
 
 from db.engine import Database
 from db.store import PostgresStore
-from formulation.errors import InvalidInput
+from formulation.errors import InvalidInput, Unavailable
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import GpuType, Source, Workload
 from service.config import Config
@@ -172,3 +172,26 @@ def _schedule(rounds: RoundLoop) -> None:
         "c", RoundOptions(), remaining_s=lambda: 60.0, dry_run=False, request=None,
         cancelled=lambda: False,
     )  # fmt: skip
+
+
+async def test_a_store_that_cannot_be_reached_is_told_of_once_not_at_each_tick(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks, enough = 0, asyncio.Event()
+
+    async def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks >= 6:
+            enough.set()
+        if ticks != 4:
+            raise Unavailable("no database")
+
+    async with a_replica(store, HandClock(), "one") as one:
+        monkeypatch.setattr(one, "tick", tick)
+        monkeypatch.setattr(one, "_tick_s", 0.0)
+        one.start()
+        async with asyncio.timeout(10):
+            await enough.wait()
+    told = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert told == ["no periodic rounds: no database"] * 2  # before and after the fourth
