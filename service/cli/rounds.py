@@ -112,13 +112,10 @@ def _decided(
     except CallFailed as error:
         if error.reason != grpc.StatusCode.DEADLINE_EXCEEDED.name:
             raise
-        known = (
-            "nothing was to be committed"
-            if request.dry_run
-            else ("in case its commit was under way, `tessera rounds` shows whether it counts")
-        )
+        unless = "" if request.dry_run else " unless that was under way (see `tessera rounds`)"
         raise CallFailed(
-            f"deadline too short: no round within {deadline_s:g} s, give it more with --deadline; {known}",
+            f"deadline too short: no round within {deadline_s:g} s; nothing was committed{unless};"
+            " give it more with --deadline",
             error.exit_code, error.reason,
         ) from error  # fmt: skip
 

@@ -147,7 +147,11 @@ def test_wrong_usage_is_code_2_and_calls_no_server(
 
 
 def test_of_many_jobs_each_that_fails_is_named_and_the_others_are_done(server: Scripted) -> None:
-    answers: list[Answer] = [NotFound("clusters/default/jobs/a"), a_submitted_job(), AlreadyExists("it")]
+    answers: list[Answer] = [
+        NotFound("clusters/default/jobs/a"),
+        a_submitted_job(),
+        AlreadyExists("it"),
+    ]
     done = run(server, ["cancel", "a", "j", "c", "-o", "name"], *answers)
     assert done.exit_code == 4  # the highest of 4, 0 and 1
     assert done.stdout == "clusters/default/jobs/j\n"
@@ -179,7 +183,7 @@ def test_what_is_cancelled_already_is_no_failure(server: Scripted) -> None:
 
 @pytest.mark.parametrize(
     ("more", "known"),
-    [([], "`tessera rounds` shows"), (["--dry-run"], "nothing was to be committed")],
+    [([], "nothing was committed unless that was"), (["--dry-run"], "nothing was committed; give")],
 )
 def test_a_deadline_that_passes_is_told_as_too_short(
     server: Scripted, more: list[str], known: str
