@@ -51,14 +51,22 @@ def add(app: typer.Typer) -> None:
 
 def profiles(
     file: _File,
+    skip_unknown_types: Annotated[
+        bool,
+        typer.Option("--skip-unknown-types", help="Leave out GPU types that the cluster lacks."),
+    ] = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
     """Import measured or estimated iteration times; what is there already is replaced."""
     found = _read(read_profiles, file)
+    to = parent(cluster)
     with connect(server) as client:
-        send_estimates(client, parent(cluster), found, validate_only=validate_only)
+        known = _gpu_types(client, to)
+        if unknown := sorted({record.gpu_type for record in found} - known):
+            found = _of_known_types(found, known, unknown, file, skip=skip_unknown_types)
+        send_estimates(client, to, found, validate_only=validate_only)
     _done(len(found), "estimate", validate_only=validate_only)
 
 
@@ -131,8 +139,7 @@ def send_estimates(
 
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
     """Send the sample estimates of the cluster's GPU types; return how many there are."""
-    cluster = client.call(client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=to))
-    known = {kind.name for kind in cluster.gpu_types}
+    known = _gpu_types(client, to)
     every = list(sample_profiles())
     found = [record for record in every if record.gpu_type in known]
     if not found:
@@ -142,6 +149,30 @@ def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int
         )
     send_estimates(client, to, found, validate_only=validate_only)
     return len(found)
+
+
+def _gpu_types(client: Client, to: str) -> set[str]:
+    cluster = client.call(client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=to))
+    return {kind.name for kind in cluster.gpu_types}
+
+
+def _of_known_types(
+    found: list[EstimateRecord], known: set[str], unknown: Sequence[str], file: Path, *, skip: bool
+) -> list[EstimateRecord]:
+    """Return the estimates of known types. Raises InvalidInput: there are none, or not to ``skip``."""
+    lacks = (
+        f"the cluster lacks {', '.join(unknown)} (it has {', '.join(sorted(known)) or 'no types'})"
+    )
+    if not skip:
+        raise InvalidInput(
+            str(file), f"{lacks}; add them with `tessera cluster apply -f FILE`, or leave them out"
+            " with --skip-unknown-types",
+        )  # fmt: skip
+    kept = [record for record in found if record.gpu_type in known]
+    if not kept:
+        raise InvalidInput(str(file), f"has estimates of other types only: {lacks}")
+    note(f"{_count(len(found) - len(kept), 'estimate')} left out: {lacks}")
+    return kept
 
 
 def _not_there_yet(

@@ -267,6 +267,22 @@ def test_estimates_that_are_imported_again_replace_what_came_between(
     assert [c.iter_time_s for c in cells if c.cell.gpus == 4] == [2.0]
 
 
+def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_left_out(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = tmp_path / "profiles.csv"
+    file.write_text(PROFILES + "bert,1.3B,256,h100,1,4,0.5,ok,2\nbert,1.3B,256,v100,1,4,9.0,ok,2\n")
+    refused = tessera("import", "profiles", str(file), code=2).stderr
+    assert "the cluster lacks h100, v100 (it has a100)" in refused
+    assert "--skip-unknown-types" in refused
+    done = tessera("import", "profiles", str(file), "--skip-unknown-types").stderr
+    assert "2 estimates left out: the cluster lacks h100, v100" in done
+    assert "3 estimates imported" in done
+    file.write_text(PROFILES.replace("a100", "h100"))
+    only = tessera("import", "profiles", str(file), "--skip-unknown-types", code=2).stderr
+    assert "has estimates of other types only" in only
+
+
 def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
     tessera: Tessera, tmp_path: Path
 ) -> None:
