@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, get_type_hints
 
@@ -19,6 +20,9 @@ PREFIX: Final = "TESSERA_"
 OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_SERVER"})
 """Variables of the command line and the benchmarks. Any other unknown TESSERA_ variable is an error: a
 mistyped TESSERA_DATABASE_URL must not start an empty database."""
+
+NEAR: Final = 0.75
+"""How like a setting a mistyped one must be for the setting to be suggested; 1: the same."""
 
 _Value = str | int | float | bool
 
@@ -122,14 +126,29 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
     for variable, text in environment.items():
         if variable.startswith(PREFIX) and variable not in OTHERS:
             key = variable.removeprefix(PREFIX).lower()
-            found[key] = _parsed(variable, text, _type_of(variable, key))
+            if key not in _TYPES:
+                raise InvalidInput(
+                    variable, _unknown(variable, [*map(_variable, _TYPES), *sorted(OTHERS)])
+                )
+            found[key] = _parsed(variable, text, _TYPES[key])
     return found
 
 
 def _type_of(place: str, key: str) -> type[_Value]:
     if key not in _TYPES:
-        raise InvalidInput(place, f"is no setting; there are {', '.join(_TYPES)}")
+        raise InvalidInput(place, _unknown(key, list(_TYPES)))
     return _TYPES[key]
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.upper()
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    """Return what is wrong with an unknown name, with the one that was probably meant."""
+    near = get_close_matches(name, known, n=1, cutoff=NEAR)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"is no setting; {hint}There are {', '.join(known)}"
 
 
 def _parsed(place: str, text: str, kind: type[_Value]) -> _Value:

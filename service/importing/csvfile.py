@@ -177,7 +177,11 @@ def _header(
         if column in header[:i]:
             mistakes.add(line, column[:100], "must be in the header once")
         elif column not in required and column not in optional:
-            allowed = ", ".join([*required, *optional])
-            mistakes.add(line, repr(column[:100]), f"is not known; columns are {allowed}")
+            mistakes.add(line, repr(column[:100]), "is not known")
+    if mistakes.found:
+        mistakes.found.append(
+            f"{mistakes.file}: the header must name {','.join(required)}"
+            + (f" and may name {','.join(optional)}" if optional else "")
+        )
     mistakes.check()
     return header

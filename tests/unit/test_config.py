@@ -39,6 +39,16 @@ def test_an_unknown_or_wrong_variable_is_an_error(variable: str, value: str) -> 
         load_config(None, {variable: value})
 
 
+def test_a_mistyped_variable_is_told_with_the_nearest_and_all_as_they_are_typed() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load_config(None, {"TESSERA_DATABSE_URL": "x"})
+    said = str(caught.value)
+    assert said.startswith(
+        "TESSERA_DATABSE_URL: is no setting; did you mean TESSERA_DATABASE_URL? There are TESSERA_LISTEN,"
+    )
+    assert "TESSERA_SERVER" in said
+
+
 def test_variables_of_the_command_line_are_left_alone() -> None:
     assert load_config(None, {"TESSERA_SERVER": "x", "TESSERA_CLUSTER": "c"}) == Config()
 

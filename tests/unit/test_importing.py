@@ -141,7 +141,8 @@ def test_reading_stops_at_the_twentieth_mistake() -> None:
 def test_a_missing_and_an_unknown_column_are_named() -> None:
     said = profile_message(PROFILE.replace("status", "state"))
     assert "line 1, column status: is missing" in said
-    assert "line 1, column 'state': is not known; columns are model, params" in said
+    assert "line 1, column 'state': is not known" in said
+    assert "the header must name model,params,global_batch," in said
 
 
 def test_a_column_given_twice_is_refused() -> None:
