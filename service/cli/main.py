@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -31,7 +33,7 @@ class Later:
     """A command whose module is imported only when it is called: ``--help`` stays quick."""
 
     target: str  # module:function
-    help: str
+    help: str = ""  # "": a plugin's, read from its module when it is shown
     panel: str = "Servers"
 
 
@@ -63,7 +65,8 @@ class Commands(TyperGroup):
         """Return a command; where it is not loaded yet, what ``--help`` needs to know of it."""
         found = super().get_command(ctx, cmd_name)
         if found is None and (entry := later().get(cmd_name)) is not None:
-            return TyperCommand(cmd_name, help=entry.help, rich_help_panel=entry.panel)
+            line_of_help = entry.help or _plugin_help(cmd_name, entry.target.partition(":")[0])
+            return TyperCommand(cmd_name, help=line_of_help, rich_help_panel=entry.panel)
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -102,17 +105,24 @@ def later() -> dict[str, Later]:
     """Return the commands that are loaded when they are called: our own, then plugins'."""
     found = dict(_BUILT_IN)
     for point in entry_points(group=PLUGINS):
-        found.setdefault(point.name, Later(point.value, _plugin_help(point.module), "Plugins"))
+        found.setdefault(point.name, Later(point.value, panel="Plugins"))
     return found
 
 
-def _plugin_help(module: str) -> str:
-    """Return what is known of a plugin without importing it."""
+def _plugin_help(name: str, module: str) -> str:
+    """Return the first line of the module's docstring, less "``tessera NAME``: ", without importing it."""
     try:
-        present = importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except ImportError:
-        present = False
-    return f"From {module}." if present else f"Cannot be loaded: there is no module {module}."
+        spec = None
+    if spec is None:
+        return f"Cannot be loaded: there is no module {module}."
+    try:
+        text = ast.get_docstring(ast.parse(Path(spec.origin or "").read_bytes()))
+    except (OSError, SyntaxError, ValueError):  # compiled, or broken: calling it will say how
+        text = None
+    said = (text or f"From {module}.").partition("\n")[0].removeprefix(f"``tessera {name}``: ")
+    return said[:1].upper() + said[1:]
 
 
 def exit_code(error: TesseraError) -> Exit:

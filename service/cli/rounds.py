@@ -190,7 +190,7 @@ def replay(
     if save_snapshot is not None:
         _save(save_snapshot, found.snapshot)
     if output is Output.NAME:
-        line(found.round.name)
+        line(name)
     elif not show_message(found, output):
         show_replay(before, found)
     if not changed and not found.same_decisions:
@@ -199,7 +199,7 @@ def replay(
 
 def _show(found: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
     if output is Output.NAME:
-        line(found.name)
+        line(found.name if found.outcome != "dry_run" else "dry run")
     elif not show_message(found, output):
         show_round(found, everything=everything, wide=output is Output.WIDE)
 

@@ -229,6 +229,7 @@ def test_nodes_are_drained_and_brought_back(tessera: Tessera, fleet: Fleet) -> N
 def test_a_dry_run_commits_nothing(tessera: Tessera, fleet: Fleet) -> None:
     submit(tessera, "j")
     assert "dry run" in tessera("round", "--dry-run").stdout
+    assert tessera("round", "--dry-run", "-o", "name").stdout == "dry run\n"
     assert tessera("rounds").stdout == ""
     assert read(tessera, "job", "j")["state"] == "QUEUED"
 
@@ -241,6 +242,7 @@ def test_a_round_is_replayed_as_recorded_and_otherwise(
     tessera("round", "--deadline", "30s")
     as_recorded = tessera("replay", "1", "-o", "json")
     assert json.loads(as_recorded.stdout)["same_decisions"]
+    assert tessera("replay", "1", "-o", "name").stdout == "clusters/c/rounds/1\n"
     otherwise = tessera("replay", "1", "--solver", "greedy")
     head, solver, *_ = otherwise.stdout.splitlines()
     assert head.split() == ["RECORDED", "REPLAYED"]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -216,6 +217,21 @@ def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
     assert done.exit_code == 1
     assert "'broken' cannot be loaded from tests.unit.no_such_module:add" in done.stderr
     assert run(server, [*SUBMIT, "-o", "name"], a_submitted_job()).exit_code == 0
+
+
+def test_the_help_shows_the_first_line_of_a_plugins_docstring(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "plugged.py").write_text(
+        '"""``tessera wave``: say hello.\n\nMore."""\nraise OSError\n'
+    )
+    (tmp_path / "broken_plugin.py").write_text("def (")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = [EntryPoint("wave", "plugged:add", ""), EntryPoint("bad", "broken_plugin:add", "")]
+    monkeypatch.setattr(main, "entry_points", lambda group: points)
+    helped = CliRunner().invoke(main.app, ["--help"]).stdout
+    assert "Say hello." in helped
+    assert "From broken_plugin." in helped
 
 
 def test_a_plugin_adds_its_command_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
