@@ -67,6 +67,11 @@ Global___Workload: _TypeAlias = Workload  # noqa: Y015
 
 @_typing.final
 class Cell(_message.Message):
+    """A workload on a GPU type with a number of GPUs. One that is larger than the cluster is kept, for nodes to come,
+    and left out of rounds until then. So is an estimate of a shape (a number of nodes) that the cluster cannot have:
+    its rate is scaled to the shape that it can.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GPU_TYPE_FIELD_NUMBER: _builtins.int

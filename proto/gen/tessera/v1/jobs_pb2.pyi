@@ -116,10 +116,10 @@ class Job(_message.Message):
     """Of the whole job; 1 to 1e12."""
     requested_gpus: _builtins.int
     requested_gpu_type: _builtins.str
-    """Empty: any."""
+    """Asked for, not demanded: rounds may choose another type. Empty: any."""
     tenant: _builtins.str
     priority: _builtins.int
-    """Queue 1 is served first. 0 means 1."""
+    """Queue, 1 to 100, 1 before 2; 0 means 1. Kept with the job and shown; no objective of this release uses it."""
     weight: _builtins.float
     """Worth of its throughput beside others'; 0 means 1."""
     guaranteed: _builtins.bool
@@ -143,7 +143,9 @@ class Job(_message.Message):
         """Seconds that a start, move or resize costs; unset: 60 s."""
 
     @_builtins.property
-    def deadline(self) -> _timestamp_pb2.Timestamp: ...
+    def deadline(self) -> _timestamp_pb2.Timestamp:
+        """Later than now when it is set. Kept with the job and shown; no objective of this release uses it."""
+
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
