@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+KEEP_EVENTS = 50
+"""Latest entries of a job's history that stay as long as the job does."""
+
 _STATEMENTS = {
     "request_ids": sa.text("""
         DELETE FROM request_ids WHERE created_at < now() - make_interval(secs => :older_than_s)
@@ -18,6 +21,14 @@ _STATEMENTS = {
         DELETE FROM jobs j WHERE j.ended_at < now() - make_interval(secs => :older_than_s)
             AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
     """),
+    "job_history": sa.text("""
+        DELETE FROM job_history h USING (
+            SELECT id, row_number() OVER (PARTITION BY job_id ORDER BY id DESC) AS place
+            FROM job_history
+        ) AS ranked
+        WHERE h.id = ranked.id AND ranked.place > :keep_events
+            AND h.at < now() - make_interval(secs => :older_than_s)
+    """),
 }
 
 
@@ -25,9 +36,12 @@ def prune(connection: sa.Connection, older_than_s: float, keep_rounds: int) -> d
     """Delete what is older than ``older_than_s``; return how many rows of each kind.
 
     Request ids; rounds with their decisions, but never the last ``keep_rounds`` of a cluster nor the one
-    that jobs' reasons come from; ended jobs with their histories, once their GPUs are free.
+    that jobs' reasons come from; ended jobs with their histories, once their GPUs are free; of the jobs that
+    stay, entries of the history that are neither young nor among the latest ``KEEP_EVENTS``.
     """
-    values = {"older_than_s": older_than_s, "keep_rounds": keep_rounds}
+    values = {
+        "older_than_s": older_than_s, "keep_rounds": keep_rounds, "keep_events": KEEP_EVENTS,
+    }  # fmt: skip
     return {
         name: connection.execute(statement, values).rowcount
         for name, statement in _STATEMENTS.items()

@@ -57,7 +57,7 @@ def prune(
     ] = 100,
     config: ConfigFile = None,
 ) -> None:
-    """Delete old request ids, rounds, and jobs that have ended; prints how many of each."""
+    """Delete old request ids, rounds, jobs that have ended, and history; prints how many of each."""
     age_s = options.seconds("--older-than", older_than)
     if age_s > MAX_AGE_S:
         raise InvalidInput("--older-than", f"must be at most {MAX_AGE_S / 86400:,.0f}d")

@@ -48,7 +48,7 @@ _BUILT_IN: Final = {
     "agent": Later("service.cli.serve:add", "Run an agent on a GPU node."),
     "migrate": Later("service.cli.database:add", "Bring the database to this release's schema."),
     "prune": Later(
-        "service.cli.database:add", "Delete what is old: request ids, rounds, ended jobs."
+        "service.cli.database:add", "Delete what is old: request ids, rounds, ended jobs, history."
     ),
     "db": Later("service.cli.database:add", "Look at the database."),
 }

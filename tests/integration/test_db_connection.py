@@ -201,13 +201,37 @@ def test_old_things_are_pruned_and_young_ones_kept(
     age(database, "request_ids SET created_at = created_at", "rounds SET created_at = created_at")
     execute(database, "UPDATE jobs SET ended_at = ended_at - interval '1 day' WHERE name = 'old'")
     store.write(Request(id="r3", method="m", digest="d"), lambda w: b"x")
-    assert store.prune(3600.0, 2) == {"request_ids": 2, "rounds": 2, "jobs": 1}
+    deleted = {"request_ids": 2, "rounds": 2, "jobs": 1, "job_history": 0}
+    assert store.prune(3600.0, 2) == deleted
     assert states(store) == {"young": JobState.CANCELLED, "waits": JobState.QUEUED}
     assert [r.number for r in store.list_rounds(C, 0, 9)] == [4, 3]
     with pytest.raises(NotFound):
         store.get_round(C, 1)
     assert store.get_job(C, "waits").reason is not None
     submit(store, a_spec("old"))  # the name is free again
+
+
+def test_of_a_job_that_stays_the_latest_of_its_history_stay(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("long"), a_spec("short"), a_spec("young"))
+    for name, times in (("long", 30), ("short", 2), ("young", 30)):
+        for _ in range(times):
+            happen(store, name, JobEvent.HOLD)
+            happen(store, name, JobEvent.RELEASE)
+    before = store.job_history(C, "long")
+    age(database, "job_history SET at = at")
+    execute(
+        database,
+        "UPDATE job_history SET at = now()"
+        " WHERE job_id = (SELECT id FROM jobs WHERE name = 'young')",
+    )
+    assert store.prune(3600.0, 0)["job_history"] == 10
+    kept = store.job_history(C, "long")
+    assert [(e.event, e.state) for e in kept] == [(e.event, e.state) for e in before[-50:]]
+    assert len(store.job_history(C, "short")) == 4
+    assert len(store.job_history(C, "young")) == 60
 
 
 def test_a_job_is_not_pruned_before_its_gpus_are_free(
