@@ -138,9 +138,23 @@ def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: st
     assert says in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"absent\.yaml: cannot be read"):
-        yamlfile.read(str(tmp_path / "absent.yaml"))
+def test_a_file_that_is_not_there_is_an_error_that_names_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "absent.yaml"
+    with pytest.raises(InvalidInput) as caught:
+        yamlfile.read(str(path))
+    assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
+
+
+def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match=r"binary\.yaml: is not UTF-8 text"):
+        yamlfile.read(str(path))
+
+
+def test_a_key_that_is_like_none_is_not_taken_for_another() -> None:
+    with pytest.raises(InvalidInput, match=r"unknown key 'nodes' \(allowed: name"):
+        read_jobs(MINIMAL + "nodes: 2\n", "j.yaml", NOW)
 
 
 @pytest.mark.parametrize(
