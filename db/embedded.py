@@ -52,7 +52,9 @@ def stop(directory: Path | None = None) -> None:
     """Let go of the server before the process ends; it stops if no other process uses it."""
     server = _server(directory or default_directory())
     server.cleanup()
-    atexit.unregister(server._cleanup)  # else it comes back at exit, for a directory that may be gone
+    atexit.unregister(
+        server._cleanup
+    )  # else it comes back at exit, for a directory that may be gone
 
 
 def _server(place: Path) -> Any:

@@ -29,7 +29,9 @@ def test_a_snapshot_reads_back_equal_infinities_included() -> None:
 
 def test_a_job_may_be_called_inf() -> None:
     snapshot = a_snapshot(nodes=[], jobs=[a_job("inf"), a_job("nan")], estimates=[])
-    assert decode(encode(snapshot)).jobs.name == ("inf", "nan")
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.jobs.name == ("inf", "nan")
 
 
 def test_a_problem_reads_back_and_means_the_same() -> None:
@@ -52,7 +54,9 @@ def test_a_solution_reads_back() -> None:
 
 def test_the_problem_of_a_stored_snapshot_is_the_same_problem() -> None:
     snapshot = a_random_snapshot(3, jobs=8)
-    before, after = (build_problem(s, Policy()) for s in (snapshot, decode(encode(snapshot))))
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    before, after = (build_problem(s, Policy()) for s in (snapshot, again))
     assert encode(before) == encode(after)
 
 
