@@ -33,6 +33,7 @@ class Load:
             )
         ]
         self.user = User(lab.stack)
+        self.first = 0  # the replica that each call tries first
         self.begun = 0  # calls, each counted once however often it is tried
         self.submitted: dict[str, str] = {}  # label -> name
         self.cancelled: set[str] = set()
@@ -55,7 +56,7 @@ class Load:
         for thread in self._threads:
             thread.join()
         self.user.__exit__()
-        assert not self.errors
+        assert not self.errors, self.errors
 
     def wait_for_calls(self, begun: int) -> None:
         """Wait until so many more calls have begun."""
@@ -100,7 +101,7 @@ class Load:
             parent=self._lab.parent, requests=inner, request_id=self._id(turn)
         )
         self._begin()
-        answer = self.user.insist(lambda r: r.jobs.SubmitJobs(request, timeout=10), self._any(rng))
+        answer = self.user.insist(lambda r: r.jobs.SubmitJobs(request, timeout=10), self.first)
         self.submitted.update({job.labels["load"]: job.name for job in answer.jobs})
 
     def _cancel(self, turn: str, rng: Generator) -> None:
@@ -109,7 +110,7 @@ class Load:
             return
         request = jobs_pb2.CancelJobRequest(name=str(rng.choice(live)), request_id=self._id(turn))
         self._begin()
-        self.user.insist(lambda r: r.jobs.CancelJob(request, timeout=10), self._any(rng))
+        self.user.insist(lambda r: r.jobs.CancelJob(request, timeout=10), self.first)
         self.cancelled.add(request.name)
 
     def _schedule(self, turn: str, rng: Generator) -> None:
@@ -118,13 +119,8 @@ class Load:
             options=scheduler_pb2.RoundOptions(solver="greedy"),
         )  # fmt: skip
         self._begin()
-        answer = self.user.insist(
-            lambda r: r.scheduler.Schedule(request, timeout=10), self._any(rng)
-        )
+        answer = self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=10), self.first)
         self.rounds[request.request_id] = answer.name
 
     def _id(self, turn: str) -> str:
         return uuid(f"{self._lab.parent}/{self._seed}/{turn}")
-
-    def _any(self, rng: Generator) -> int:
-        return int(rng.integers(1000))

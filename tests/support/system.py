@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from grpc_health.v1 import health_pb2_grpc
 from benchmarks.stack import OPTIONS, Stack
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import Source, Workload
+from service.agent.process import Process
 from service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import (
     clusters_pb2,
@@ -284,9 +284,9 @@ class Agent:
         except subprocess.TimeoutExpired:
             self.kill()
         for job, generation in self.gangs():
-            path = self.folder / "gangs" / f"{job}@{generation}" / "process.json"
-            if path.exists() and is_running(pid := self.pid_of(job, generation)):
-                os.kill(pid, signal.SIGKILL)
+            left = Process.adopt(self.folder / "gangs" / f"{job}@{generation}" / "process.json")
+            if left is not None:
+                left.signal(signal.SIGKILL)
 
 
 def workload(gpus: int) -> Workload:
