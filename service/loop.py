@@ -167,24 +167,9 @@ class RoundLoop:
         if options is None:
             recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
             options = replace(recorded, work=record.summary.work, solve_limit_s=float("inf"))
-        started_s = self._clock.monotonic_s()
-
-        def solve_s() -> float:
-            if options.work:
-                return float("inf")
-            spent_s = self._clock.monotonic_s() - started_s
-            return min(remaining_s(), options.solve_limit_s - spent_s)
-
-        phases = _Phases(self._clock)
-        budget = Budget(
-            remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
-            cancelled=cancelled,
-        )  # fmt: skip
-        outcome = plan_round(
-            snapshot, options.policy(), make_solver(options.solver), budget, phases.mark
+        again = decide_again(
+            snapshot, options, self._clock, remaining_s=remaining_s, cancelled=cancelled
         )
-        summary = summarise(snapshot, outcome, options, phases.seconds)
-        again = _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
         same = [(d.job, d.kind, d.allocation) for d in again.decisions] == [
             (d.job, d.kind, d.allocation) for d in record.decisions
         ]
@@ -199,6 +184,37 @@ class RoundLoop:
                 f"{max(remaining_s, 0.0):.3f} s of the deadline are left, and {', '.join(phases)} take"
                 f" {needed_s:.3f} s; no round was committed: call again with a longer deadline"
             )
+
+
+def decide_again(
+    snapshot: Snapshot,
+    options: RoundOptions,
+    clock: Clock,
+    *,
+    remaining_s: Callable[[], float],
+    cancelled: Callable[[], bool],
+) -> RoundRecord:
+    """Decide a round on a stored or shared snapshot; nothing is committed, and no store is needed.
+
+    With ``options.work`` that takes the place of the clock.
+    """
+    started_s = clock.monotonic_s()
+
+    def solve_s() -> float:
+        if options.work:
+            return float("inf")
+        return min(remaining_s(), options.solve_limit_s - (clock.monotonic_s() - started_s))
+
+    phases = _Phases(clock)
+    budget = Budget(
+        remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
+        cancelled=cancelled,
+    )  # fmt: skip
+    outcome = plan_round(
+        snapshot, options.policy(), make_solver(options.solver), budget, phases.mark
+    )
+    summary = summarise(snapshot, outcome, options, phases.seconds)
+    return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 
 
 def summarise(

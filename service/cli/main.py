@@ -43,6 +43,9 @@ _BUILT_IN: Final = {
         "Bring in how fast workloads run, and traces of jobs.",
         "Clusters",
     ),
+    "solve": Later(
+        "service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
+    ),
     "up": Later("service.cli.up:add", "Start everything here: database, server and agents."),
     "serve": Later("service.cli.serve:add", "Run a server."),
     "agent": Later("service.cli.serve:add", "Run an agent on a GPU node."),

@@ -96,7 +96,7 @@ def schedule(
     deadline_s = options.seconds("--deadline", deadline)
     with connect(server) as client:
         found = _decided(client, request, deadline_s)
-    _show(found, output, everything=everything)
+    show_decided(found, output, everything=everything)
     if found.outcome == "refused":
         raise CallFailed(
             "the round was refused, so the previous decisions stay: " + "; ".join(found.violations),
@@ -131,7 +131,7 @@ def show(
     name = full_name(cluster, "rounds", number)
     with connect(server) as client:
         found = client.call(client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name))
-    _show(found, output, everything=everything)
+    show_decided(found, output, everything=everything)
 
 
 def list_rounds(
@@ -197,7 +197,8 @@ def replay(
         raise CallFailed(f"{name} did not come out the same when solved again", Exit.REFUSED)
 
 
-def _show(found: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
+def show_decided(found: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
+    """Print a round in the form asked for."""
     if output is Output.NAME:
         line(found.name if found.outcome != "dry_run" else "dry run")
     elif not show_message(found, output):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -24,6 +25,12 @@ from tessera.v1 import scheduler_pb2
 
 UNCHANGED = ("keep", "wait")
 """Kinds of decisions that leave things as they are."""
+
+UNCOMMITTED: Final = {
+    "dry_run": "(dry run: nothing is committed)",
+    "replay": "(solved here: nothing is committed)",
+}
+"""What stands in place of the name of a round that has none, by its outcome."""
 
 
 def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
@@ -70,7 +77,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
     unit = value.unit or "units"
     gain = value.objective - value.greedy_objective
     facts = [
-        ("round", value.name if value.outcome != "dry_run" else "(dry run: nothing is committed)"),
+        ("round", UNCOMMITTED.get(value.outcome, value.name)),
         ("outcome", value.outcome),
         ("violations", "; ".join(value.violations)),
         ("decided", at(value.create_time)),

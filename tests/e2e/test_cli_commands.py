@@ -251,6 +251,15 @@ def test_a_round_is_replayed_as_recorded_and_otherwise(
     kept = tmp_path / "round.json"
     tessera("replay", "1", "--save-snapshot", str(kept))
     assert isinstance(decode(kept.read_bytes()), Snapshot)
+    here = json.loads(tessera("solve", str(kept), "--solver", "cp-sat", "-o", "json").stdout)
+    there = read(tessera, "round", "show", "1")
+    assert (here["objective"], here["snapshot_digest"]) == (
+        there["objective"],
+        there["snapshot_digest"],
+    )
+    assert "nothing is committed" in tessera("solve", str(kept)).stdout
+    kept.write_text("{}")
+    assert "no saved snapshot" in tessera("solve", str(kept), code=2).stderr
     tessera("replay", "7", code=4)
     tessera("round", "--solver", "magic", code=1)
 

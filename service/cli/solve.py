@@ -1,0 +1,62 @@
+"""``tessera solve``: decide a saved snapshot here, with no server and no database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from formulation.codec import decode
+from formulation.errors import InvalidInput
+from formulation.snapshot import Snapshot
+from service.cli import options
+from service.cli.options import Output, OutputOption
+from service.cli.rounds import DEADLINE, Everything, Gap, Objective, Seed, Solver, show_decided
+from service.clock import SystemClock
+from service.loop import decide_again
+from service.rounds import RoundOptions
+from service.rpc.convert.rounds import of_round
+
+
+def add(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("solve", rich_help_panel="Rounds")(solve)
+
+
+def solve(
+    snapshot: Annotated[
+        Path, typer.Argument(metavar="FILE", help="As `replay --save-snapshot` wrote it.")
+    ],
+    objective: Objective = "",
+    solver: Solver = "",
+    gap: Gap = 0.0,
+    seed: Seed = None,
+    deadline: Annotated[str, typer.Option(help="How long the solver may take.")] = DEADLINE,
+    everything: Everything = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Decide a saved snapshot here, with no server: to share a round, or to try a solver on it."""
+    default, clock = RoundOptions(), SystemClock()
+    chosen = RoundOptions(
+        objective=objective or default.objective, solver=solver or default.solver,
+        gap=gap or default.gap, seed=seed or 0,
+    )  # fmt: skip
+    end_s = clock.monotonic_s() + options.seconds("--deadline", deadline)
+    found = decide_again(
+        _read(snapshot), chosen, clock, remaining_s=lambda: end_s - clock.monotonic_s(),
+        cancelled=lambda: False,
+    )  # fmt: skip
+    show_decided(of_round(found, summary_only=False), output, everything=everything)
+
+
+def _read(path: Path) -> Snapshot:
+    try:
+        found = decode(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from error
+    except InvalidInput as error:
+        raise InvalidInput(str(path), f"is no saved snapshot: {error}") from error
+    if not isinstance(found, Snapshot):
+        raise InvalidInput(str(path), f"holds a {type(found).__name__}, not a snapshot")
+    return found
