@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
 from dataclasses import dataclass
+from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
