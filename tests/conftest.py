@@ -1,5 +1,13 @@
-"""Fixtures that every kind of test may use."""
+"""Fixtures that every kind of test may use, and how far hypothesis looks."""
+
+import os
+
+from hypothesis import settings
 
 from tests.support.database import database, make_database, postgres_url, server_url, store
 
 __all__ = ["database", "make_database", "postgres_url", "server_url", "store"]
+
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -93,7 +93,7 @@ def outcome(snapshot: Snapshot, name: str = "portfolio", **options: float) -> Ou
     return plan_round(snapshot, Policy(), solver(name), budget(**options))  # type: ignore[arg-type]
 
 
-LAW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LAW = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 
 
 @LAW

@@ -25,8 +25,8 @@ from solvers.relaxation import Relaxation
 from tests.support.problems import a_problem, brute_force, problems, same
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
-SOME = settings(max_examples=100, deadline=None, derandomize=True)
+FEW = settings(max_examples=25)
+SOME = settings(max_examples=100)
 
 
 def _solved(solver: Solver, problem: Problem, hint: Solution | None = None) -> Solution:

@@ -342,7 +342,7 @@ class World:
 
 
 @settings(
-    max_examples=25, deadline=None, derandomize=True,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(happenings=st.lists(HAPPENINGS, min_size=30, max_size=60))
