@@ -155,13 +155,8 @@ class _Offers:
 
 
 def _offers(problem: Problem, solution: Solution) -> _Offers:
-    cost: Floats = np.zeros(len(problem.cell))
-    if len(solution.prices):
-        cost = np.bincount(
-            problem.usage_column,
-            weights=solution.prices[problem.row] * problem.amount,
-            minlength=len(problem.cell),
-        ).astype(np.float64)
+    known = len(solution.prices) > 0
+    cost = problem.cost(solution.prices) if known else np.zeros(len(problem.cell))
     ratio = problem.value / np.maximum(cost, 1e-9)
     order = np.lexsort((-ratio, problem.column_job))
     some = np.flatnonzero(np.diff(problem.job_start) > 0)

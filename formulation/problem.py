@@ -127,6 +127,12 @@ class Problem:
         """Return the column of each nonzero of the usage matrix, int64[nonzeros]."""
         return np.repeat(np.arange(len(self.cell), dtype=np.int64), np.diff(self.usage_start))
 
+    def cost(self, prices: Floats) -> Floats:
+        """Return what each column's usage costs at ``prices`` (float64[rows]), float64[columns]."""
+        return np.bincount(
+            self.usage_column, weights=prices[self.row] * self.amount, minlength=len(self.cell)
+        ).astype(np.float64)
+
     def columns_of(self, job: int) -> range:
         """Return the columns of ``job``."""
         return range(int(self.job_start[job]), int(self.job_start[job + 1]))

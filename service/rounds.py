@@ -18,8 +18,9 @@ from formulation.explain import explain
 from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
-from formulation.solution import Solution, SolveStatus
+from formulation.solution import Solution
 from formulation.throughput import build_problem
+from solvers.answers import objective_of
 from solvers.base import Budget, Solver
 from solvers.greedy import Greedy
 from solvers.placement import Placed, defragment, place
@@ -129,18 +130,6 @@ def plan_round(
     )  # fmt: skip
 
 
-def as_it_is(problem: Problem) -> Solution | None:
-    """Return the answer that changes nothing, or None where it is not one (a node was lost, say)."""
-    choice = problem.current
-    if np.any(problem.used(choice) > problem.capacity) or np.any(problem.must_run & (choice < 0)):
-        return None
-    objective = int(problem.value[choice[choice >= 0]].sum())
-    return Solution(
-        status=SolveStatus.FEASIBLE, choice=choice, objective=objective, bound=math.inf,
-        solver="as-it-is",
-    )  # fmt: skip
-
-
 def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -> Solution:
     """Return the solver's answer, or greedy's where that is better or the only verified one."""
     if solver.name == greedy.solver:
@@ -173,7 +162,7 @@ def _keep_promises(problem: Problem, budget: Budget) -> tuple[Problem, frozenset
     Where the jobs that must run no longer fit together (nodes were lost), the promises kept are those
     of greatest total weight that greedy finds; the rest become best effort for this round.
     """
-    greedy = Greedy().solve(problem, budget, as_it_is(problem))
+    greedy = Greedy().solve(problem, budget)
     if greedy.has_answer:
         return problem, frozenset(), greedy
     heaviest = problem.weight.max(initial=1.0)
@@ -188,8 +177,6 @@ def _keep_promises(problem: Problem, budget: Budget) -> tuple[Problem, frozenset
     must_run = problem.must_run & (kept.choice >= 0)
     relaxed = replace(problem, must_run=must_run)
     choice = np.where(must_run, kept.choice, -1)
-    hint = replace(
-        kept, choice=choice, objective=int(problem.value[choice[choice >= 0]].sum()), bound=math.inf
-    )
+    hint = replace(kept, choice=choice, objective=objective_of(problem, choice), bound=math.inf)
     given_up = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
     return relaxed, given_up, Greedy().solve(relaxed, budget, hint)

@@ -51,10 +51,8 @@ def usage_matrix(problem: Problem) -> sparse.csc_array:
 
 def lonely_fit(problem: Problem) -> Bools:
     """Return, bool[columns], which columns fit into the empty cluster."""
-    used = usage_matrix(problem)
-    column = np.repeat(np.arange(len(problem.cell), dtype=np.int64), np.diff(used.indptr))
     fits = np.ones(len(problem.cell), dtype=np.bool_)
-    fits[column[used.data > problem.capacity[used.indices]]] = False
+    fits[problem.usage_column[problem.amount > problem.capacity[problem.row]]] = False
     return fits
 
 

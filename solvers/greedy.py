@@ -19,7 +19,6 @@ from solvers.answers import (
     objective_of,
     trivial_bound,
     usable_hint,
-    usage_matrix,
     without_answer,
 )
 from solvers.base import Budget
@@ -101,16 +100,9 @@ class _Board:
         self.choice: list[int] = start.tolist()
         self.free: list[int] = (problem.capacity - problem.used(start)).tolist()
         self.job = problem.column_job
-        usage = usage_matrix(problem)
-        columns = np.arange(len(problem.cell), dtype=np.int64)
-        self.entry_start: Ints = usage.indptr.astype(np.int64)
-        self.entry_column = np.repeat(columns, np.diff(self.entry_start))
-        self.entry_row: Ints = usage.indices.astype(np.int64)
-        self.entry_amount: Ints = usage.data
+        self.entry_column = problem.usage_column
         self.entry_job = self.job[self.entry_column]
-        takes: Floats = weight[self.entry_row] * self.entry_amount.astype(np.float64)
-        size = np.bincount(self.entry_column, weights=takes, minlength=len(columns))
-        self.size: Floats = size.astype(np.float64)
+        self.size = problem.cost(weight)
         self.possible = lonely_fit(problem)
         self.heap: list[tuple[float, int, int]] = []
         self._options: dict[int, list[Option]] = {}
@@ -151,12 +143,12 @@ class _Board:
         chosen[choice[choice >= 0]] = True
         mine = chosen[self.entry_column]
         own = np.bincount(
-            self.entry_job[mine] * rows + self.entry_row[mine],
-            weights=self.entry_amount[mine], minlength=len(problem.jobs) * rows,
+            self.entry_job[mine] * rows + problem.row[mine],
+            weights=problem.amount[mine], minlength=len(problem.jobs) * rows,
         )  # fmt: skip
-        key = self.entry_job * rows + self.entry_row
+        key = self.entry_job * rows + problem.row
         fits = self.possible.copy()
-        fits[self.entry_column[self.entry_amount > free[self.entry_row] + own[key]]] = False
+        fits[self.entry_column[problem.amount > free[problem.row] + own[key]]] = False
         return fits
 
     def options(self, job: int) -> list[Option]:
@@ -173,9 +165,7 @@ class _Board:
 
     def use(self, column: int) -> Use:
         """Return what ``column`` uses."""
-        span = slice(int(self.entry_start[column]), int(self.entry_start[column + 1]))
-        rows, amounts = self.entry_row[span].tolist(), self.entry_amount[span].tolist()
-        return tuple(zip(rows, amounts, strict=True))
+        return tuple(self.problem.usage_of(column).items())
 
     def own(self, job: int) -> dict[int, int]:
         """Return row -> amount that ``job`` holds now."""

@@ -88,7 +88,13 @@ def _share(budget: Budget, stage: str) -> Budget:
 
 
 def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:
-    """Return the stage's solution if it breaks no rule, else log why not and return None."""
+    """Return the stage's solution if it breaks no rule, else log why not and return None.
+
+    A hint that the stage itself made is its solution: it is not asked twice.
+    """
+    own = hint is not None and hint.solver == stage.name and hint.has_answer
+    if hint is not None and own and not violations(problem, hint):
+        return hint
     try:
         found = stage.solve(problem, budget, hint)
     except SolverFailed as error:

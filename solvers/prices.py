@@ -36,10 +36,7 @@ class Priced:
 def price(problem: Problem, prices: Floats) -> Priced:
     """Return ``problem`` at ``prices`` (float64[rows]; negative and non-finite ones count as 0)."""
     p = np.where(np.isfinite(prices) & (prices > 0), prices, 0.0)
-    columns = len(problem.cell)
-    cost = np.bincount(
-        problem.usage_column, weights=p[problem.row] * problem.amount, minlength=columns
-    )[:columns]
+    cost = problem.cost(p)
     value = problem.value.astype(np.float64)
     margin = value - cost
     best = jobwise(np.maximum, margin, problem.job_start)

@@ -295,3 +295,30 @@ def test_a_second_opinion_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyP
     found = Cbc().solve(a_problem([[(5, {0: 1})]]), Budget(remaining_s=lambda: 9.0))
     assert (found.status, found.bound) == (SolveStatus.FEASIBLE, 5)
     assert dict(found.work) == {"cbc": 0.0}
+
+
+class CountedGreedy(Greedy):
+    """Greedy that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        self.asked += 1
+        return super().solve(problem, budget, hint)
+
+
+def test_greedys_own_hint_is_not_computed_again() -> None:
+    problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
+    known = Greedy().solve(problem, ALWAYS)
+    found = Portfolio((stage, Relaxation())).solve(problem, ALWAYS, known)
+    assert stage.asked == 0
+    assert same(found, Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS))
+
+
+def test_a_hint_of_greedy_that_answers_another_problem_is_computed_anew() -> None:
+    problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
+    foreign = Greedy().solve(a_random_problem(8, jobs=20), ALWAYS)
+    found = Portfolio((stage,)).solve(problem, ALWAYS, foreign)
+    assert stage.asked == 1
+    assert found.objective == Greedy().solve(problem, ALWAYS).objective
