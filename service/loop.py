@@ -104,9 +104,9 @@ class RoundLoop:
 
         Raises:
             NotFound: the cluster. InvalidInput: the options.
-            DeadlineTooShort: too little time for loading, greedy, checking and committing; nothing was
+            DeadlineTooShort: too little time for loading, greedy, checking and committing; no round was
                 written.
-            RoundSuperseded: another replica committed first; nothing was written.
+            RoundSuperseded: another replica committed first; no round was written.
         """
         solver, policy = make_solver(options.solver), options.policy()
         if request is not None and (done := self._store.replayed_round(request)) is not None:
