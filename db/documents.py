@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from formulation import codec
-from formulation.explain import Reason, ReasonCode
+from formulation.reasons import Reason, ReasonCode
 from formulation.resources import AllocationRecord, RoundSummary
 from formulation.snapshot import Snapshot
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from db.documents import reason_from
 from formulation.errors import NotFound
-from formulation.explain import Reason
 from formulation.lifecycle import ACTIVE, TERMINAL, JobState
+from formulation.reasons import Reason
 from formulation.resources import (
     AllocationRecord,
     ClusterRecord,

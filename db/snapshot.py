@@ -59,7 +59,8 @@ def _case(column: str, codes: dict[str, int]) -> str:
 
 _JOBS = f"""
 SELECT j.id, j.version, {_case("j.state", {s.value: i for i, s in enumerate(STATES)})}, j.workload_id,
-    greatest(j.iterations - j.iterations_done, 0)::float8, j.requested_gpus, coalesce(t.id, 0), j.queue,
+    j.iterations::float8, greatest(j.iterations - j.iterations_done, 0)::float8, j.requested_gpus,
+    coalesce(t.id, 0), j.queue,
     j.weight, j.guaranteed, j.movable, j.deadline_s, extract(epoch FROM j.created_at)::float8,
     j.restart_s, j.generation, coalesce(j.cell_type_id, 0), coalesce(j.cell_gpus, 0),
     coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0)
@@ -69,7 +70,7 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 
 _JOB_COLUMNS = {
     "id": "int8", "version": "int8", "state": "int8", "workload": "int8",
-    "iterations_left": "float8", "requested_gpus": "int8", "requested_type": "int8",
+    "iterations": "float8", "iterations_left": "float8", "requested_gpus": "int8", "requested_type": "int8",
     "queue": "int8", "weight": "float8", "guaranteed": "bool", "movable": "bool",
     "deadline_s": "float8", "submit_s": "float8", "restart_s": "float8", "generation": "int8",
     "current_type": "int8", "current_gpus": "int8", "current_degree": "int8",
@@ -170,10 +171,14 @@ def _jobs(
     j = read_columns(connection, _JOBS.format(cluster=cluster), _JOB_COLUMNS)
     return Jobs(
         name=tuple(row.name for row in names), version=j["version"], state=j["state"],
-        workload=workload_at.of(j["workload"]), iterations_left=j["iterations_left"],
-        requested_gpus=j["requested_gpus"], requested_type=type_at.of(j["requested_type"]),
+        workload=workload_at.of(j["workload"]), iterations=j["iterations"],
+        iterations_left=j["iterations_left"], requested_gpus=j["requested_gpus"],
+        requested_type=type_at.of(j["requested_type"]),
         tenant=tuple(row.tenant for row in names), queue=j["queue"], weight=j["weight"],
         guaranteed=j["guaranteed"], movable=j["movable"], deadline_s=j["deadline_s"],
+        pinned_type=np.zeros(len(names), np.bool_), admitted=np.zeros(len(names), np.bool_),
+        opportunistic=np.zeros(len(names), np.bool_), queued_s=j["submit_s"],
+        since_s=np.zeros(len(names)), service_gpu_s=np.zeros(len(names)),
         submit_s=j["submit_s"], restart_s=j["restart_s"], generation=j["generation"],
         current_type=type_at.of(j["current_type"]), current_gpus=j["current_gpus"],
         current_degree=j["current_degree"], current_plan=plan_at.of(j["current_plan"], absent=0),

@@ -37,6 +37,8 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
         if column == -1:
             if problem.must_run[job] and solution.has_answer:
                 found.append(Violation(rule="must run", detail=f"{name} does not run"))
+            for k in range(int(problem.idle_start[job]), int(problem.idle_start[job + 1])):
+                used[int(problem.idle_row[k])] += int(problem.idle_amount[k])
             continue
         first, last = int(problem.job_start[job]), int(problem.job_start[job + 1])
         if not first <= column < last:
@@ -66,7 +68,8 @@ def placement_violations(
 
     Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
     exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
-    A job that keeps its Cell keeps its GPUs unless it is migrated; a pinned one is never migrated.
+    A job that keeps its Cell keeps its GPUs unless it is migrated; a pinned one is never migrated. No
+    job on a node that it avoids, or on a shape slower than what it was promised.
     """
     found: list[Violation] = []
     holder: dict[tuple[int, int], str] = {}
@@ -78,6 +81,7 @@ def placement_violations(
     for job in sorted(chosen ^ set(placement.gangs)):
         bad("all or nothing", f"{problem.jobs[job]} is chosen or placed, not both")
     now = current_gangs(snapshot)
+    avoided = set(zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True))
     for job, gang in placement.gangs.items():
         name = problem.jobs[job]
         if job not in chosen:
@@ -96,6 +100,8 @@ def placement_violations(
                 bad("one GPU type", f"{name} on {label}")
             if not snapshot.nodes.schedulable[node]:
                 bad("schedulable node", f"{name} on {label}")
+            if (job, node) in avoided:
+                bad("avoided node", f"{name} on {label}")
             for index in indices:
                 if not 0 <= index < snapshot.nodes.gpus[node]:
                     bad("GPU exists", f"{label} has no GPU {index}")
@@ -108,6 +114,9 @@ def placement_violations(
         whole = sum(len(i) == snapshot.nodes.gpus[n] for n, i in gang.members)
         if len(set(shares)) > 1 and whole < len(shares) - 1:
             bad("equal shares", f"{name} has {shares} GPUs a node")
+        rate, least = problem.cells.rate_on(cell, gang.nodes), float(problem.least_rate[job])
+        if rate < least * (1 - 1e-9):
+            bad("promised rate", f"{name} gets {rate:.6g} samples/s of the {least:.6g} promised")
         keeps = int(problem.current[job]) == int(solution.choice[job])
         if keeps and job not in placement.migrated and now.get(job) != gang:
             bad("kept in place", f"{name} keeps its Cell but is given other GPUs")
@@ -115,7 +124,7 @@ def placement_violations(
             owned = now.get(job)
             if not keeps or owned == gang:
                 bad("migrated", f"{name} does not keep its Cell, or has not moved")
-            elif not snapshot.jobs.movable[job] and owned is not None and owned.gpus == want:
+            elif not problem.movable[job] and owned is not None and owned.gpus == want:
                 bad("pinned", f"{name} may not be moved")
     for job in sorted(placement.migrated - set(placement.gangs)):
         bad("migrated", f"{problem.jobs[job]} is migrated but has no GPUs")

@@ -19,17 +19,29 @@ import numpy as np
 from formulation.cells import Cells, Shapes
 from formulation.errors import InvalidInput
 from formulation.problem import Problem, Row
-from formulation.snapshot import Allocations, Estimates, GpuType, Jobs, Nodes, Snapshot, Workload
+from formulation.snapshot import (
+    Allocations,
+    Avoids,
+    Estimates,
+    GpuType,
+    Jobs,
+    Legs,
+    Nodes,
+    Quotas,
+    Snapshot,
+    Tenants,
+    Workload,
+)
 from formulation.solution import Solution, SolveStatus
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form; a reader refuses others."""
 
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
-        Allocations, Cells, Estimates, GpuType, Jobs, Nodes, Problem, Row, Shapes, Snapshot, Solution,
-        Workload,
+        Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Nodes, Problem, Quotas, Row, Shapes,
+        Snapshot, Solution, Tenants, Workload,
     )
 }  # fmt: skip
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}

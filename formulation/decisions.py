@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from formulation.explain import Reason
-from formulation.lifecycle import ACTIVE, SCHEDULABLE
+from formulation.admission import Admission
+from formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
 from formulation.placement import Gang, Placement, current_gangs
 from formulation.problem import Problem
+from formulation.reasons import Reason
 from formulation.snapshot import STATES, Snapshot
 from formulation.solution import Solution
+from formulation.statement import Statement
 
 
 class DecisionKind(StrEnum):
@@ -46,7 +48,8 @@ class Decision:
     ``gpu_type`` (index into ``Snapshot.gpu_types``, -1: none), ``gpus``, ``pipeline_degree``, ``plan``
     (index into ``Snapshot.plans``), ``rate`` (samples/s on the shape it was given) and ``gang`` describe
     the Cell it runs on after the round; ``restart_price`` (units of the objective) is what was charged.
-    ``reason`` says why it does not run; None where it does.
+    ``reason`` says why it does not run; None where it does. ``admitted``: its deadline is promised.
+    ``opportunistic``: it was started past a blocked job and gives way to it later.
     """
 
     job: int
@@ -59,32 +62,46 @@ class Decision:
     restart_price: float = 0.0
     gang: Gang | None = None
     reason: Reason | None = None
+    admitted: bool = False
+    opportunistic: bool = False
 
 
 def decide(
     snapshot: Snapshot,
-    problem: Problem,
+    statement: Statement,
     solution: Solution,
     placement: Placement,
     reasons: dict[int, Reason],
+    admission: Admission | None = None,
 ) -> list[Decision]:
     """Return one decision for each job of the snapshot, in its order.
 
-    ``reasons`` says why each job that is not placed does not run.
+    ``reasons`` says why each job that is not placed does not run. A waiting job that can never run is
+    rejected.
     """
-    now = current_gangs(snapshot)
-    found = []
+    now, problem = current_gangs(snapshot), statement.problem
+    promised = admission.admitted if admission is not None else snapshot.jobs.admitted
+    found: list[Decision] = []
     for job in range(len(snapshot.jobs)):
         gang = placement.gangs.get(job)
         state = STATES[int(snapshot.jobs.state[job])]
         if gang is None:
-            gives_up = state in ACTIVE
-            kind = DecisionKind.SUSPEND if gives_up else DecisionKind.WAIT
-            found.append(Decision(job=job, kind=kind, reason=reasons[job]))
+            kind = DecisionKind.SUSPEND if state in ACTIVE else DecisionKind.WAIT
+            if job in statement.rejected and state is JobState.QUEUED:
+                kind = DecisionKind.REJECT
+            found.append(
+                Decision(job=job, kind=kind, reason=reasons[job], admitted=bool(promised[job]))
+            )
             continue
         if state not in SCHEDULABLE:  # the checker has refused this already
             raise AssertionError(f"{snapshot.jobs.name[job]} is {state} but was placed")
-        found.append(_run(snapshot, problem, solution, placement, job, gang, now.get(job)))
+        runs = _run(snapshot, problem, solution, placement, job, gang, now.get(job))
+        past = bool(
+            statement.opportunistic[job]
+            if runs.kind is DecisionKind.START
+            else snapshot.jobs.opportunistic[job]
+        )
+        found.append(replace(runs, admitted=bool(promised[job]), opportunistic=past))
     return found
 
 

@@ -1,47 +1,19 @@
-"""Why a job does not run: one dominant reason with evidence and a next step, for every such job.
-
-Codes are stable: programs may act on them. Evidence is flat, so that it can travel as strings.
-"""
+"""One dominant reason with evidence and a next step for every job that does not run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 
 from formulation.lifecycle import SCHEDULABLE, JobState
 from formulation.problem import Problem
+from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import STATES, Snapshot
 from formulation.solution import Solution
 from formulation.tables import Floats, Ints
-
-
-class ReasonCode(StrEnum):
-    """The dominant reason; the first that applies wins."""
-
-    HELD = "HELD"
-    LEAVING = "LEAVING"
-    NO_ESTIMATE = "NO_ESTIMATE"
-    NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
-    FITS_NOWHERE = "FITS_NOWHERE"
-    NODES_AWAY = "NODES_AWAY"
-    FRAGMENTED = "FRAGMENTED"
-    PROMISE_GIVEN_UP = "PROMISE_GIVEN_UP"
-    OUTPRICED = "OUTPRICED"
-    NO_CAPACITY = "NO_CAPACITY"
-    NOT_WORTH_RESTART = "NOT_WORTH_RESTART"
-    BUDGET_SPENT = "BUDGET_SPENT"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """Why a job does not run."""
-
-    code: ReasonCode
-    message: str
-    next_step: str
-    evidence: tuple[tuple[str, str], ...] = ()
 
 
 def explain(
@@ -50,11 +22,12 @@ def explain(
     solution: Solution,
     unplaced: dict[int, str],
     given_up: frozenset[int],
+    absent: Mapping[int, Reason] = MappingProxyType({}),
 ) -> dict[int, Reason]:
     """Return a reason for each job without a column in ``solution``.
 
     ``unplaced`` is what placement says of jobs whose chosen Cell found no blocks; ``given_up`` are jobs
-    whose promise could not be kept.
+    whose promise could not be kept; ``absent`` those whom a rule left without a column, and why.
     """
     offers = _offers(problem, solution)
     tried = np.zeros(len(snapshot.workloads), dtype=np.bool_)
@@ -69,6 +42,8 @@ def explain(
             found[job] = _not_schedulable(state)
         elif not feasible[workload]:
             found[job] = _no_cell(snapshot, workload, tried=bool(tried[workload]))
+        elif job in absent:
+            found[job] = absent[job]
         elif offers.column[job] < 0:
             found[job] = _fits_nowhere(snapshot, workload)
         elif job in unplaced:

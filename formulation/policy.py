@@ -1,33 +1,115 @@
-"""What a round is asked to do: the objective and its options. Defaults carry their reason."""
+"""What a round is asked to do: the objective, the promises and limits. Defaults carry their reason."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from formulation.errors import InvalidInput
+from formulation.grammar import Stage, parse
+
+DeadlineMode = Literal["ignore", "myopic", "look-ahead"]
+DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = ("ignore", "myopic", "look-ahead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The choices that shape a round's statement."""
+    """The choices that shape a round's statement. Flat, so that it can be recorded with the round."""
 
-    objective: Literal["throughput"] = "throughput"
+    objective: str = "throughput"
+    """What to optimise; ``formulation.grammar`` says how objectives combine."""
     raw_throughput: bool = False
     """Sum samples/s as they are (Arena Eq. 5 to the letter), which favours small models."""
+    queue_weights: str = ""
+    """Factor on the weight of each queue's jobs, e.g. ``1:4,2:1``; a queue that is absent has 1."""
     restart_horizon_s: float = 3600.0
     """Restart seconds are spread over the lesser of this and the job's remaining time."""
     max_restart_share: float = 0.9
     """A restart never costs more of a Cell's value than this, so that short jobs still start."""
     defragment_every_rounds: int = 12
     """Look for moves that mend fragmentation each such round (hourly at 300 s); 0: never."""
+    round_s: float = 300.0
+    """Seconds to the next round: a job that waits now is taken to wait so long; the first slot of plans."""
+
+    deadlines: str = ""
+    """``ignore``, ``myopic`` or ``look-ahead``; empty: look-ahead if the objective names deadline."""
+    run_to_completion: bool = False
+    """No launched job is suspended (Arena section 3.5)."""
+    min_run_s: float = 0.0
+    """A job is neither moved, resized nor suspended before it has run so long."""
+    max_changes: int = -1
+    """At most so many running jobs are moved, resized or suspended a round; -1: any number."""
+    queue_order: bool = False
+    """Launch by queue and time of arrival (Arena section 3.5), not by value alone."""
+    promote_after_s: float = math.inf
+    """A job that has waited so long counts as one queue higher, twice so long as two."""
+    opportunistic: bool = False
+    """With ``queue_order``: start jobs of lower queues past a blocked one, and suspend them for it."""
+    reserve_after_s: float = math.inf
+    """GPUs are reserved for the first job that has waited so long; others only backfill around it."""
+    cost_of: str = "dollars"
+    """What ``cost`` counts: ``dollars`` an hour or ``watts``."""
+    rate_floor: float = 0.5
+    """``cost`` runs no job below this share of its reference rate."""
+    fairness_levels: int = 4
+    """How many of the worst-off jobs a lexicographic objective settles before the next objective."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
-        if not (math.isfinite(self.restart_horizon_s) and self.restart_horizon_s > 0):
-            raise InvalidInput("restart_horizon_s", "must be a positive number of seconds")
+        for name in ("restart_horizon_s", "round_s", "promote_after_s", "reserve_after_s"):
+            value = getattr(self, name)
+            endless = name in ("promote_after_s", "reserve_after_s")
+            if not value > 0 or not (endless or math.isfinite(value)):
+                raise InvalidInput(name, "must be a positive number of seconds")
         if not 0 <= self.max_restart_share < 1:
             raise InvalidInput("max_restart_share", "must lie in [0, 1)")
         if self.defragment_every_rounds < 0:
             raise InvalidInput("defragment_every_rounds", "must be 0 (never) or more")
+        if not (math.isfinite(self.min_run_s) and self.min_run_s >= 0):
+            raise InvalidInput("min_run_s", "must be 0 or a number of seconds")
+        if self.max_changes < -1:
+            raise InvalidInput("max_changes", "must be -1 (any number) or more")
+        if self.deadlines not in ("", *DEADLINE_MODES):
+            raise InvalidInput("deadlines", f"must be one of {', '.join(DEADLINE_MODES)}")
+        if self.cost_of not in ("dollars", "watts"):
+            raise InvalidInput("cost_of", "must be dollars or watts")
+        if not 0 <= self.rate_floor <= 1:
+            raise InvalidInput("rate_floor", "must lie in [0, 1]")
+        if self.fairness_levels < 1:
+            raise InvalidInput("fairness_levels", "must be at least 1")
+        if self.opportunistic and not self.queue_order:
+            raise InvalidInput("opportunistic", "has a meaning only with queue_order")
+        _ = self.stages, self.weight_of_queue
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the objective's stages, in order. Raises InvalidInput."""
+        return parse(self.objective)
+
+    @property
+    def deadline_mode(self) -> DeadlineMode:
+        """Return how deadlines are treated."""
+        for mode in DEADLINE_MODES:
+            if self.deadlines == mode:
+                return mode
+        named = any(term.objective == "deadline" for stage in self.stages for term in stage.terms)
+        return "look-ahead" if named else "ignore"
+
+    @property
+    def weight_of_queue(self) -> dict[int, float]:
+        """Return queue -> factor. Raises InvalidInput."""
+        found: dict[int, float] = {}
+        for part in filter(None, (p.strip() for p in self.queue_weights.split(","))):
+            queue, colon, factor = part.partition(":")
+            try:
+                key, value = int(queue), float(factor)
+            except ValueError:
+                key, value = 0, math.nan
+            if not colon or key < 1 or not (math.isfinite(value) and value >= 0) or key in found:
+                raise InvalidInput(
+                    "queue_weights",
+                    f"{part!r}: expected QUEUE:FACTOR, each queue once, e.g. 1:4,2:1",
+                )
+            found[key] = value
+        return found

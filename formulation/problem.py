@@ -4,7 +4,8 @@ Equations (1) to (4) of ``formulation/README.md``:
 
     maximise    sum over columns c of value[c] * x[c]                                    (1)
     subject to  sum over columns c of job j of x[c] <= 1,  = 1 where j must run          (2)
-                sum over columns c of usage[r, c] * x[c] <= capacity[r]                  (3)
+                sum over columns c of usage[r, c] * x[c]
+                    + sum over waiting jobs j of idle[r, j] <= capacity[r]               (3)
                 x[c] in {0, 1}                                                           (4)
 """
 
@@ -40,7 +41,9 @@ class Problem:
 
     Columns are grouped by job: those of job j are ``job_start[j] : job_start[j + 1]``. Usage is in
     compressed rows by column: column c uses ``amount[k]`` of row ``row[k]`` for k in
-    ``usage_start[c] : usage_start[c + 1]``.
+    ``usage_start[c] : usage_start[c + 1]``. What a job uses of a row by waiting (a row that counts who
+    waits needs it) is in compressed rows by job: ``idle_amount[k]`` of row ``idle_row[k]`` for k in
+    ``idle_start[j] : idle_start[j + 1]``; only jobs with columns have any.
     """
 
     jobs: tuple[str, ...]
@@ -56,7 +59,12 @@ class Problem:
     usage_start: Ints  # int64[columns + 1]
     row: Ints  # int64[nonzeros]
     amount: Ints  # int64[nonzeros]
+    idle_start: Ints  # int64[jobs + 1]
+    idle_row: Ints  # int64[idle nonzeros]
+    idle_amount: Ints  # int64[idle nonzeros]
     must_run: Bools  # bool[jobs]
+    least_rate: Floats  # float64[jobs], samples/s below which it must not be placed; 0: any
+    movable: Bools  # bool[jobs], False: it keeps its GPUs as long as it keeps its Cell
     current: Ints  # int64[jobs], the column that runs now; -1: none
     restart_share: Floats  # float64[jobs], share of a column's gross value that a restart costs
     weight: Floats  # float64[jobs]; what its promise weighs where promises must be given up
@@ -66,7 +74,9 @@ class Problem:
         for name, dtype in (
             ("job_start", np.int64), ("cell", np.int64), ("value", np.int64),
             ("restart_price", np.int64), ("usage_start", np.int64), ("row", np.int64),
-            ("amount", np.int64), ("must_run", np.bool_), ("current", np.int64),
+            ("amount", np.int64), ("idle_start", np.int64), ("idle_row", np.int64),
+            ("idle_amount", np.int64), ("must_run", np.bool_), ("current", np.int64),
+            ("least_rate", np.float64), ("movable", np.bool_),
             ("restart_share", np.float64), ("weight", np.float64),
         ):  # fmt: skip
             array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
@@ -75,26 +85,37 @@ class Problem:
         jobs, columns = len(self.jobs), len(self.cell)
         for name, length in (
             ("job_start", jobs + 1), ("must_run", jobs), ("current", jobs), ("weight", jobs),
-            ("restart_share", jobs), ("value", columns), ("restart_price", columns),
-            ("usage_start", columns + 1),
+            ("restart_share", jobs), ("least_rate", jobs), ("movable", jobs), ("idle_start", jobs + 1),
+            ("value", columns), ("restart_price", columns), ("usage_start", columns + 1),
         ):  # fmt: skip
             if len(getattr(self, name)) != length:
                 raise InvalidInput(name, f"has {len(getattr(self, name))} entries, not {length}")
-        for name, total in (("job_start", columns), ("usage_start", len(self.row))):
+        for name, total in (
+            ("job_start", columns), ("usage_start", len(self.row)), ("idle_start", len(self.idle_row)),
+        ):  # fmt: skip
             starts = getattr(self, name)
             if starts[0] != 0 or starts[-1] != total or np.any(np.diff(starts) < 0):
                 raise InvalidInput(name, f"must rise from 0 to {total}")
-        if len(self.amount) != len(self.row):
-            raise InvalidInput("amount", f"has {len(self.amount)} entries, not {len(self.row)}")
+        for name, index in (("amount", self.row), ("idle_amount", self.idle_row)):
+            if len(getattr(self, name)) != len(index):
+                raise InvalidInput(
+                    name, f"has {len(getattr(self, name))} entries, not {len(index)}"
+                )
+            if len(index) and not (index.min() >= 0 and index.max() < len(self.rows)):
+                raise InvalidInput("row", f"must lie in [0, {len(self.rows)})")
+            if np.any(getattr(self, name) < 0):
+                raise InvalidInput(name, "amounts must not be negative")
+        if any(r.capacity < 0 for r in self.rows):
+            raise InvalidInput("rows", "capacities must not be negative")
+        if np.any((np.diff(self.idle_start) > 0) & (np.diff(self.job_start) == 0)):
+            raise InvalidInput("idle_start", "a job without columns cannot use anything by waiting")
         if columns and not (self.cell.min() >= 0 and self.cell.max() < len(self.cells)):
             raise InvalidInput("cell", f"must lie in [0, {len(self.cells)})")
-        if len(self.row) and not (self.row.min() >= 0 and self.row.max() < len(self.rows)):
-            raise InvalidInput("row", f"must lie in [0, {len(self.rows)})")
         column = self.usage_column
         if np.any((column[1:] == column[:-1]) & (self.row[1:] <= self.row[:-1])):
             raise InvalidInput("row", "the rows that a column uses must rise, each named once")
-        if np.any(self.amount < 0) or any(r.capacity < 0 for r in self.rows):
-            raise InvalidInput("amount", "amounts and capacities must not be negative")
+        if np.any((self.idle_job[1:] == self.idle_job[:-1]) & (np.diff(self.idle_row) <= 0)):
+            raise InvalidInput("idle_row", "the rows that a job uses must rise, each named once")
         running = self.current >= 0
         if np.any((self.column_job[self.current[running]] if columns else self.current[running])
                   != np.flatnonzero(running)):  # fmt: skip
@@ -107,7 +128,10 @@ class Problem:
             raise ProblemTooLarge(
                 "value", f"the objective may exceed 2^53; lower scale {self.scale}"
             )
-        use = np.bincount(self.row, weights=self.amount, minlength=1)
+        use = np.bincount(
+            np.append(self.row, self.idle_row), weights=np.append(self.amount, self.idle_amount),
+            minlength=1,
+        )  # fmt: skip
         largest = max([use.max(), *(r.capacity for r in self.rows)])
         if largest >= MAX_TOTAL:
             raise ProblemTooLarge("amount", "a row's total may exceed 2^53; use larger units")
@@ -127,6 +151,11 @@ class Problem:
         """Return the column of each nonzero of the usage matrix, int64[nonzeros]."""
         return np.repeat(np.arange(len(self.cell), dtype=np.int64), np.diff(self.usage_start))
 
+    @property
+    def idle_job(self) -> Ints:
+        """Return the job of each idle nonzero, int64[idle nonzeros]."""
+        return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.idle_start))
+
     def cost(self, prices: Floats) -> Floats:
         """Return what each column's usage costs at ``prices`` (float64[rows]), float64[columns]."""
         return np.bincount(
@@ -142,14 +171,19 @@ class Problem:
         span = slice(int(self.usage_start[column]), int(self.usage_start[column + 1]))
         return dict(zip(self.row[span].tolist(), self.amount[span].tolist(), strict=True))
 
+    def idle_usage_of(self, job: int) -> dict[int, int]:
+        """Return row -> amount that ``job`` uses by waiting."""
+        span = slice(int(self.idle_start[job]), int(self.idle_start[job + 1]))
+        return dict(zip(self.idle_row[span].tolist(), self.idle_amount[span].tolist(), strict=True))
+
     def used(self, choice: Ints) -> Ints:
         """Return how much of each row ``choice`` (int64[jobs], column or -1) uses, int64[rows]."""
         chosen = np.zeros(len(self.cell), dtype=np.bool_)
         chosen[choice[choice >= 0]] = True
-        picked = chosen[self.usage_column]
-        return np.bincount(
-            self.row[picked], weights=self.amount[picked], minlength=len(self.rows)
-        ).astype(np.int64)
+        picked, waits = chosen[self.usage_column], (choice < 0)[self.idle_job]
+        row = np.append(self.row[picked], self.idle_row[waits])
+        amount = np.append(self.amount[picked], self.idle_amount[waits])
+        return np.bincount(row, weights=amount, minlength=len(self.rows)).astype(np.int64)
 
 
 def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 
 from formulation.decisions import CHANGES_GPUS, Decision
-from formulation.explain import Reason
+from formulation.goals import GoalResult
 from formulation.lifecycle import JobState
-from formulation.snapshot import GpuType, Snapshot, Source, Workload
+from formulation.reasons import Reason
+from formulation.snapshot import NO_LEGS, GpuType, Legs, Snapshot, Source, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class JobSpec:
     iterations: int
     requested_gpus: int
     requested_type: str = ""  # "": any
+    pinned_type: bool = False  # the requested type is a demand
+    avoid_nodes: tuple[str, ...] = ()
     tenant: str = ""
     queue: int = 1
     weight: float = 1.0
@@ -76,6 +79,29 @@ class JobSpec:
     labels: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     max_retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSpec:
+    """A tenant's settings. ``quotas`` has GPUs by type; "" is any type."""
+
+    name: str
+    weight: float = 1.0
+    borrow_gpus: int = -1  # beyond its quota; -1: any number
+    lends: bool = True
+    quotas: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegRecord:
+    """A part of the schedule that an admitted job was promised; times in seconds since 1970."""
+
+    start_s: float
+    end_s: float
+    gpu_type: str
+    gpus: int
+    pipeline_degree: int
+    plan: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +135,11 @@ class JobRecord:
     allocation: AllocationRecord | None
     reason: Reason | None  # why the last round left it waiting
     reason_round: int
+    admitted: bool = False  # its deadline is promised
+    certificate: tuple[LegRecord, ...] = ()  # the schedule that meets it
+    opportunistic: bool = False
+    service_gpu_s: float = 0.0
+    queued_s: float = 0.0  # when it last began to wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +188,7 @@ class RoundSummary:
     snapshot_digest: str
     solver: str
     work: tuple[tuple[str, float], ...]
+    goals: tuple[GoalResult, ...]
     prices: dict[str, float]
     used_gpus: dict[str, int]
     seconds: dict[str, float]
@@ -181,6 +213,8 @@ class DecisionRecord:
     restart_price: float
     applied: bool
     skipped: str  # why it was not applied; "" where it was
+    admitted: bool = False
+    opportunistic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +232,7 @@ class RoundCommit:
     snapshot: Snapshot
     decisions: tuple[Decision, ...]  # empty where the round was refused
     summary: RoundSummary
+    legs: Legs = NO_LEGS  # the schedules of admitted jobs
     request: Request | None = None
 
 
@@ -255,4 +290,5 @@ def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -
     return DecisionRecord(
         job=jobs.name[job], kind=decision.kind, allocation=allocation, reason=decision.reason,
         restart_price=decision.restart_price, applied=not skipped, skipped=skipped,
+        admitted=decision.admitted, opportunistic=decision.opportunistic,
     )  # fmt: skip

@@ -47,6 +47,8 @@ class GpuType:
 
     name: str
     memory_bytes: int
+    dollars_per_hour: float = 0.0  # of one GPU; 0: not known
+    watts: float = 0.0  # of one busy GPU; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +102,23 @@ class Jobs(Table):
     version: Ints
     state: Ints  # index into STATES
     workload: Ints
+    iterations: Floats  # of the whole job
     iterations_left: Floats
     requested_gpus: Ints
     requested_type: Ints  # index into Snapshot.gpu_types; -1: any
+    pinned_type: Bools  # True: the requested type is a demand, not a wish
     tenant: tuple[str, ...]
     queue: Ints  # 1 is served first
     weight: Floats
     guaranteed: Bools
     movable: Bools  # False: never moved by defragmentation
     deadline_s: Floats  # seconds since 1970; inf: none
+    admitted: Bools  # a round has promised that the deadline will be met
+    opportunistic: Bools  # it was started past a blocked job, and gives way once that one fits
     submit_s: Floats  # seconds since 1970
+    queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
+    since_s: Floats  # when its present allocation began, seconds since 1970; 0: none
+    service_gpu_s: Floats  # GPU-seconds that it has held so far
     restart_s: Floats  # what a start, move or resize costs
     generation: Ints  # of the latest allocation; 0: none yet
     # the Cell it runs on, for ACTIVE jobs; current_gpus == 0: none
@@ -132,6 +141,60 @@ class Allocations(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tenants(Table):
+    """Tenants that have settings; a tenant that is absent has weight 1 and no limits."""
+
+    INDEX: ClassVar[str] = "tenants"
+    name: tuple[str, ...]
+    weight: Floats
+    borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1: any number
+    lends: Bools  # False: others may not use its quota while it does not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Quotas(Table):
+    """GPUs that tenants are entitled to."""
+
+    INDEX: ClassVar[str] = "quotas"
+    tenant: Ints  # index into Snapshot.tenants
+    gpu_type: Ints  # -1: of any type
+    gpus: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Avoids(Table):
+    """Nodes that jobs must not run on (anti-affinity)."""
+
+    INDEX: ClassVar[str] = "avoids"
+    job: Ints  # index into Snapshot.jobs
+    node: Ints  # index into Snapshot.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Legs(Table):
+    """Certificates: what admitted jobs were promised to run on, and when, so as to meet their deadlines."""
+
+    INDEX: ClassVar[str] = "legs"
+    job: Ints  # index into Snapshot.jobs
+    start_s: Floats  # seconds since 1970
+    end_s: Floats
+    gpu_type: Ints
+    gpus: Ints
+    pipeline_degree: Ints
+    plan: Ints
+
+
+_NO_INTS, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
+NO_TENANTS = Tenants(name=(), weight=_NO_FLOATS, borrow_gpus=_NO_INTS, lends=np.zeros(0, np.bool_))
+NO_QUOTAS = Quotas(tenant=_NO_INTS, gpu_type=_NO_INTS, gpus=_NO_INTS)
+NO_AVOIDS = Avoids(job=_NO_INTS, node=_NO_INTS)
+NO_LEGS = Legs(
+    job=_NO_INTS, start_s=_NO_FLOATS, end_s=_NO_FLOATS, gpu_type=_NO_INTS, gpus=_NO_INTS,
+    pipeline_degree=_NO_INTS, plan=_NO_INTS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
     """What a round may look at. Immutable; ``codec.digest`` names its content."""
 
@@ -148,6 +211,10 @@ class Snapshot:
     estimates: Estimates
     jobs: Jobs
     allocations: Allocations
+    tenants: Tenants = NO_TENANTS
+    quotas: Quotas = NO_QUOTAS
+    avoids: Avoids = NO_AVOIDS
+    legs: Legs = NO_LEGS
 
     def __post_init__(self) -> None:
         """Check that every index points somewhere and every number has a meaning."""
@@ -164,6 +231,13 @@ class Snapshot:
             ("jobs", "current_plan", 0, max(1, len(self.plans))),
             ("allocations", "job", -1, len(self.jobs)),
             ("allocations", "node", 0, len(self.nodes)),
+            ("quotas", "tenant", 0, len(self.tenants)),
+            ("quotas", "gpu_type", -1, types),
+            ("avoids", "job", 0, len(self.jobs)),
+            ("avoids", "node", 0, len(self.nodes)),
+            ("legs", "job", 0, len(self.jobs)),
+            ("legs", "gpu_type", 0, types),
+            ("legs", "plan", 0, max(1, len(self.plans))),
         ):
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
@@ -173,10 +247,16 @@ class Snapshot:
             ("estimates", "gpus", 1, True),
             ("estimates", "nodes", 1, True),
             ("estimates", "iter_time_s", 0, False),
+            ("jobs", "iterations", 0, True),
             ("jobs", "iterations_left", 0, True),
             ("jobs", "requested_gpus", 1, True),
             ("jobs", "weight", 0, True),
             ("jobs", "restart_s", 0, True),
+            ("jobs", "service_gpu_s", 0, True),
+            ("tenants", "weight", 0, True),
+            ("tenants", "borrow_gpus", -1, True),
+            ("quotas", "gpus", 0, True),
+            ("legs", "gpus", 1, True),
         ):
             values = getattr(getattr(self, table), column)
             if not np.all(values >= least) or (finite and not np.all(np.isfinite(values))):
@@ -195,6 +275,12 @@ class Snapshot:
         ok = self.nodes.schedulable
         np.maximum.at(size, self.nodes.gpu_type[ok], self.nodes.gpus[ok])
         return size
+
+    @property
+    def global_batch(self) -> Ints:
+        """Return the samples of one iteration of each job, int64[jobs]."""
+        batch = np.array([w.global_batch for w in self.workloads], dtype=np.int64)
+        return batch[self.jobs.workload] if len(batch) else np.zeros(0, np.int64)
 
     def disturbed(self) -> Bools:
         """Return, bool[jobs], which jobs own a GPU (held or reserved) of an unschedulable node."""

@@ -108,7 +108,7 @@ class RoundLoop:
                 written.
             RoundSuperseded: another replica committed first; no round was written.
         """
-        solver, policy = make_solver(options.solver), options.policy()
+        solver = make_solver(options.solver)
         if request is not None and (done := self._store.replayed_round(request)) is not None:
             return done
         measured = self._measured[cluster]
@@ -129,7 +129,7 @@ class RoundLoop:
             remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
             cancelled=cancelled,
         )  # fmt: skip
-        outcome = plan_round(snapshot, policy, solver, budget, phases.mark)
+        outcome = plan_round(snapshot, options, solver, budget, phases.mark)
         measured.remember(phases.seconds)
         if cancelled():
             raise DeadlineTooShort("the call was cancelled before the round was committed")
@@ -139,7 +139,11 @@ class RoundLoop:
         self._require(remaining_s(), measured, "commit")
         record = self._store.commit(
             RoundCommit(
-                snapshot=snapshot, decisions=outcome.decisions, summary=summary, request=request
+                snapshot=snapshot,
+                decisions=outcome.decisions,
+                summary=summary,
+                request=request,
+                legs=outcome.admission.legs if outcome.admission is not None else snapshot.legs,
             ),
             in_time=lambda: remaining_s() > 0 and not cancelled(),
         )
@@ -210,9 +214,7 @@ def decide_again(
         remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
         cancelled=cancelled,
     )  # fmt: skip
-    outcome = plan_round(
-        snapshot, options.policy(), make_solver(options.solver), budget, phases.mark
-    )
+    outcome = plan_round(snapshot, options, make_solver(options.solver), budget, phases.mark)
     summary = summarise(snapshot, outcome, options, phases.seconds)
     return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 
@@ -234,6 +236,7 @@ def summarise(
         verified=not outcome.violations,
         violations=tuple(f"{v.rule}: {v.detail}" for v in outcome.violations),
         snapshot_digest=digest(snapshot), solver=solution.solver, work=solution.work,
+        goals=outcome.goals,
         prices={
             row.name: float(price) / scale
             for row, price in zip(problem.rows, solution.prices, strict=bool(len(solution.prices)))

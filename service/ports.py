@@ -20,6 +20,7 @@ from formulation.resources import (
     RoundCommit,
     RoundRecord,
     RoundSummary,
+    TenantSpec,
 )
 from formulation.snapshot import GpuType, Snapshot
 
@@ -80,6 +81,18 @@ class Writer(Protocol):
         """Apply a user's event (cancel, hold, release). Raises NotFound, StaleEtag, NotAllowed."""
         ...
 
+    def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
+        """Create tenants or replace their settings, all or none.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type; quotas that together exceed the cluster.
+        """
+        ...
+
+    def delete_tenants(self, cluster: str, names: Sequence[str]) -> None:
+        """Forget the settings of tenants; their jobs stay. Raises NotFound."""
+        ...
+
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many. Raises NotFound, InvalidInput (unknown GPU type)."""
         ...
@@ -130,6 +143,10 @@ class Store(Protocol):
     ) -> tuple[list[JobRecord], int]:
         """Return jobs in order of submission from the cursor ``after`` (0: the start), and the next
         cursor (0: no more). Empty ``states``: all. Raises NotFound (the cluster)."""
+        ...
+
+    def list_tenants(self, cluster: str) -> list[TenantSpec]:
+        """Return the tenants that have settings, by name. Raises NotFound (the cluster)."""
         ...
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:

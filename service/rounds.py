@@ -11,53 +11,44 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from formulation.admission import Admission
 from formulation.check import Violation, held_twice, placement_violations, score, violations
 from formulation.decisions import Decision, decide
 from formulation.errors import InvalidInput
 from formulation.explain import explain
+from formulation.goals import GoalResult
 from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
-from formulation.throughput import build_problem
+from formulation.statement import Statement, state
+from formulation.tables import Ints
 from solvers.answers import objective_of
 from solvers.base import Budget, Solver
+from solvers.goals import solve_goals, surrogate
 from solvers.greedy import Greedy
 from solvers.placement import Placed, defragment, place
+from solvers.waiting import SpelledOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOptions:
-    """What a caller may ask of a round; recorded with it."""
+class RoundOptions(Policy):
+    """What a caller may ask of a round, and how it is to be solved; recorded with it."""
 
-    objective: str = "throughput"
-    raw_throughput: bool = False
     solver: str = "portfolio"
     gap: float = 1e-4
     seed: int = 0
     solve_limit_s: float = math.inf
-    restart_horizon_s: float = 3600.0
-    defragment_every_rounds: int = 12
     work: tuple[tuple[str, float], ...] = ()
     """Solver -> deterministic work at which to stop; empty: only time and gap stop it."""
 
-    def policy(self) -> Policy:
-        """Return the policy that these options ask for."""
-        if self.objective != "throughput":
-            raise InvalidInput("options.objective", f"{self.objective!r}: know only 'throughput'")
-        return Policy(
-            objective="throughput",
-            raw_throughput=self.raw_throughput,
-            restart_horizon_s=self.restart_horizon_s,
-            defragment_every_rounds=self.defragment_every_rounds,
-        )
-
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
+        Policy.__post_init__(self)
         if not 0 < self.gap < 1:
-            raise InvalidInput("options.gap", "must lie between 0 and 1")
+            raise InvalidInput("gap", "must lie between 0 and 1")
         if not self.solve_limit_s > 0:
-            raise InvalidInput("options.solve_limit", "must be a positive duration")
+            raise InvalidInput("solve_limit", "must be a positive duration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +57,14 @@ class Outcome:
 
     problem: Problem
     solution: Solution
+    goals: tuple[GoalResult, ...]
     placed: Placed
     decisions: tuple[Decision, ...]
     violations: tuple[Violation, ...]
     greedy_objective: int
-    placed_score: float  # in units of the objective
+    placed_score: float  # in units of the last goal
     given_up: frozenset[int]  # jobs whose promise could not be kept
+    admission: Admission | None
 
 
 def _no_mark(_phase: str) -> None:
@@ -93,12 +86,51 @@ def plan_round(
     The answer is never worth less than greedy's on the same problem, by the objective as stated and,
     where both had to bend to the blocks that are free, by what was placed.
     """
-    problem = build_problem(snapshot, policy)
+    admission = None
+    statement = state(snapshot, policy, admission)
     mark("build")
-    problem, given_up, greedy = _keep_promises(problem, budget)
+    statement, given_up, greedy = _keep_promises(snapshot, policy, admission, statement, budget)
     mark("greedy")
-    solution = _solve(problem, solver, budget, greedy)
+    solved = solve_goals(statement, solver, budget, greedy)
     mark("solve")
+    stated = surrogate(statement)
+    placed = _place(snapshot, stated, policy, (solved.on(stated), greedy), budget)
+    problem = statement.problem
+    choice = placed.solution.choice
+    objective = objective_of(problem, choice)
+    solution = replace(
+        solved.solution, choice=choice, objective=objective, status=placed.solution.status,
+        bound=max(solved.solution.bound, objective),
+    )  # fmt: skip
+    problem, given_up = _release_unplaced(problem, solution, given_up)
+    statement = replace(statement, problem=problem)
+    mark("place")
+    broken = [
+        *held_twice(snapshot),
+        *violations(problem, solution),
+        *placement_violations(snapshot, problem, solution, placed.placement),
+    ]
+    reasons = explain(snapshot, problem, solution, placed.unplaced, given_up, statement.absent)
+    decisions = (
+        decide(snapshot, statement, solution, placed.placement, reasons, admission)
+        if not broken
+        else []
+    )
+    mark("check")
+    return Outcome(
+        problem=problem, solution=solution, goals=solved.results, placed=placed,
+        decisions=tuple(decisions), violations=tuple(broken), greedy_objective=greedy.objective,
+        placed_score=score(problem, solution, placed.placement), given_up=given_up,
+        admission=admission,
+    )  # fmt: skip
+
+
+def _place(
+    snapshot: Snapshot, problem: Problem, policy: Policy,
+    answers: tuple[Solution, Solution], budget: Budget,
+) -> Placed:  # fmt: skip
+    """Return the first answer placed, or the second (greedy's) where that is worth more once placed."""
+    solution, greedy = answers
     placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled)
     if score(problem, placed.solution, placed.placement) * problem.scale < greedy.objective:
         other = place(snapshot, problem, greedy, deadline_expired=budget.cancelled)
@@ -108,40 +140,7 @@ def plan_round(
     every = policy.defragment_every_rounds
     if every and snapshot.round_number % every == 0:
         placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled)
-    solution = replace(
-        placed.solution,
-        prices=solution.prices,
-        bound=max(solution.bound, placed.solution.objective),
-    )
-    problem, given_up = _release_unplaced(problem, solution, given_up)
-    mark("place")
-    broken = [
-        *held_twice(snapshot),
-        *violations(problem, solution),
-        *placement_violations(snapshot, problem, solution, placed.placement),
-    ]
-    reasons = explain(snapshot, problem, solution, placed.unplaced, given_up)
-    decisions = decide(snapshot, problem, solution, placed.placement, reasons) if not broken else []
-    mark("check")
-    return Outcome(
-        problem=problem, solution=solution, placed=placed, decisions=tuple(decisions),
-        violations=tuple(broken), greedy_objective=greedy.objective,
-        placed_score=score(problem, solution, placed.placement), given_up=given_up,
-    )  # fmt: skip
-
-
-def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -> Solution:
-    """Return the solver's answer, or greedy's where that is better or the only verified one."""
-    if solver.name == greedy.solver:
-        return greedy
-    found = solver.solve(problem, budget, greedy)
-    if found.has_answer and not violations(problem, found):
-        if found.objective >= greedy.objective:
-            return found
-        return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
-    if not found.has_answer and greedy.objective <= found.bound <= greedy.bound:
-        return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
-    return greedy
+    return placed
 
 
 def _release_unplaced(
@@ -156,15 +155,19 @@ def _release_unplaced(
     )
 
 
-def _keep_promises(problem: Problem, budget: Budget) -> tuple[Problem, frozenset[int], Solution]:
-    """Return the problem with the promises that can be kept, those given up, and greedy's answer.
+def _keep_promises(
+    snapshot: Snapshot, policy: Policy, admission: Admission | None, statement: Statement,
+    budget: Budget,
+) -> tuple[Statement, frozenset[int], Solution]:  # fmt: skip
+    """Return the statement with the promises that can be kept, those given up, and greedy's answer.
 
     Where the jobs that must run no longer fit together (nodes were lost), the promises kept are those
-    of greatest total weight that greedy finds; the rest become best effort for this round.
+    of greatest total weight that greedy finds; the round is stated anew without the others.
     """
-    greedy = Greedy().solve(problem, budget)
+    solver, problem = SpelledOut(Greedy()), surrogate(statement)
+    greedy = solver.solve(problem, budget)
     if greedy.has_answer:
-        return problem, frozenset(), greedy
+        return statement, frozenset(), greedy
     heaviest = problem.weight.max(initial=1.0)
     worth = np.rint(problem.weight / heaviest * 1e6).astype(np.int64) + 1
     columns = problem.column_job
@@ -173,10 +176,22 @@ def _keep_promises(problem: Problem, budget: Budget) -> tuple[Problem, frozenset
         value=np.where(problem.must_run[columns], worth[columns], 0),
         must_run=np.zeros_like(problem.must_run),
     )
-    kept = Greedy().solve(promises, budget)
+    kept = solver.solve(promises, budget)
     must_run = problem.must_run & (kept.choice >= 0)
-    relaxed = replace(problem, must_run=must_run)
-    choice = np.where(must_run, kept.choice, -1)
-    hint = replace(kept, choice=choice, objective=objective_of(problem, choice), bound=math.inf)
     given_up = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
-    return relaxed, given_up, Greedy().solve(relaxed, budget, hint)
+    statement = state(snapshot, policy, admission, waived=given_up)
+    relaxed = surrogate(statement)
+    choice = _carried(problem, relaxed, np.where(must_run, kept.choice, -1))
+    hint = replace(kept, choice=choice, objective=objective_of(relaxed, choice), bound=math.inf)
+    return statement, given_up, solver.solve(relaxed, budget, hint)
+
+
+def _carried(before: Problem, after: Problem, choice: Ints) -> Ints:
+    """Return ``choice`` in the columns of ``after``, which states the same Cells; -1 where it has none."""
+    found = np.full(len(choice), -1, dtype=np.int64)
+    for job in np.flatnonzero(choice >= 0).tolist():
+        columns = after.columns_of(job)
+        same = np.flatnonzero(after.cell[columns.start : columns.stop] == before.cell[choice[job]])
+        if len(same):
+            found[job] = columns.start + int(same[0])
+    return found

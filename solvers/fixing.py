@@ -98,5 +98,6 @@ def _restricted(
         usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
         amount=problem.amount[entries], must_run=must_run[jobs],
         current=np.full(len(jobs), -1), restart_share=problem.restart_share[jobs],
-        weight=problem.weight[jobs],
+        least_rate=problem.least_rate[jobs], movable=problem.movable[jobs],
+        weight=problem.weight[jobs], idle_start=np.zeros(len(jobs) + 1, np.int64),
     )  # fmt: skip

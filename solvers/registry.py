@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from formulation.errors import InvalidInput
 from solvers.base import Solver
+from solvers.waiting import SpelledOut
 
 DEFAULT: Final = "portfolio"
 
@@ -34,4 +35,4 @@ def solver(name: str = DEFAULT) -> Solver:
     if name not in _CLASSES:
         raise InvalidInput("solver", f"unknown {name!r}; choose one of {', '.join(names())}")
     module, cls = _CLASSES[name]
-    return cast(Solver, getattr(importlib.import_module(module), cls)())
+    return SpelledOut(cast(Solver, getattr(importlib.import_module(module), cls)()))

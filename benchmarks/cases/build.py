@@ -24,7 +24,7 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 
 COUNTS = (1, 2, 4, 8, 16)
 DEGREES = (1, 2, 4)
@@ -70,7 +70,7 @@ def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
     )
     rate = speed * gpus ** rng.uniform(0.7, 0.95, len(gpus)) * rng.uniform(0.8, 1.0, len(gpus))
     zero, one = np.zeros(jobs, np.int64), np.ones(jobs, np.int64)
-    none = np.zeros(0, np.int64)
+    none, no = np.zeros(0, np.int64), np.zeros(jobs, np.bool_)
     return Snapshot(
         cluster="bench", epoch=1, round_number=1, now_s=0.0,
         gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(TYPES)),
@@ -92,11 +92,12 @@ def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
             name=tuple(f"j{j}" for j in range(jobs)), version=one,
             state=np.full(jobs, STATE_CODE[JobState.QUEUED]),
             workload=rng.integers(0, workloads, jobs),
-            iterations_left=rng.uniform(1e2, 1e5, jobs),
-            requested_gpus=rng.choice(COUNTS, jobs), requested_type=-one, tenant=("t",) * jobs,
-            queue=one, weight=np.ones(jobs), guaranteed=np.zeros(jobs, np.bool_),
-            movable=np.ones(jobs, np.bool_), deadline_s=np.full(jobs, np.inf),
-            submit_s=np.arange(jobs, dtype=np.float64), restart_s=np.full(jobs, 60.0),
+            iterations=np.full(jobs, 1e5), iterations_left=rng.uniform(1e2, 1e5, jobs),
+            requested_gpus=rng.choice(COUNTS, jobs), requested_type=-one, pinned_type=no,
+            tenant=("t",) * jobs, queue=one, weight=np.ones(jobs), guaranteed=no, movable=~no,
+            deadline_s=np.full(jobs, np.inf), admitted=no, opportunistic=no,
+            submit_s=np.arange(jobs, dtype=np.float64), queued_s=np.arange(jobs, dtype=np.float64),
+            since_s=np.zeros(jobs), service_gpu_s=np.zeros(jobs), restart_s=np.full(jobs, 60.0),
             generation=zero, current_type=-one, current_gpus=zero, current_degree=zero,
             current_plan=zero,
         ),

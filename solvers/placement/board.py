@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -46,15 +46,26 @@ class Board:
         self._usage: list[int] = problem.usage_start.tolist()
         self.current: list[int] = problem.current.tolist()  # these three: of each job
         self.must_run: list[bool] = problem.must_run.tolist()
-        self.movable: list[bool] = snapshot.jobs.movable.tolist()
-        self._spare: list[int] = problem.capacity.tolist()
+        self.movable: list[bool] = problem.movable.tolist()
+        self._least_rate: list[float] = problem.least_rate.tolist()
+        self._job: list[int] = problem.column_job.tolist()
+        nobody = np.full(len(problem.jobs), -1, dtype=np.int64)
+        self._spare: list[int] = (problem.capacity - problem.used(nobody)).tolist()
+        self._some_idle = len(problem.idle_row) > 0
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._worth: dict[tuple[int, int], float] = {}
 
-    def usage(self, column: int) -> Iterator[tuple[int, int]]:
-        """Return (row, amount) of ``column``."""
+    def usage(self, column: int) -> Iterable[tuple[int, int]]:
+        """Return (row, amount) of ``column``, less what its job uses by waiting."""
         span = slice(self._usage[column], self._usage[column + 1])
-        return zip(self._row[span], self._amount[span], strict=True)
+        uses = zip(self._row[span], self._amount[span], strict=True)
+        idle = self.problem.idle_usage_of(self._job[column]) if self._some_idle else {}
+        if not idle:
+            return uses
+        net = dict(uses)
+        for row, amount in idle.items():
+            net[row] = net.get(row, 0) - amount
+        return net.items()
 
     def put(self, job: int, column: int, spots: Spots) -> None:
         """Seat ``job``, which has no seat, on GPUs that are free."""
@@ -93,9 +104,11 @@ class Board:
                 self._kept_back[row] += amount
 
     def affords(self, column: int) -> bool:
-        """Return whether every coupling row has room for ``column``."""
+        """Return whether every coupling row has room for ``column``; giving back always has."""
         return all(
-            self._spare[row] - self._kept_back[row] >= amount for row, amount in self.usage(column)
+            self._spare[row] - self._kept_back[row] >= amount
+            for row, amount in self.usage(column)
+            if amount > 0
         )
 
     def keep(self, job: int, column: int) -> bool:
@@ -127,10 +140,11 @@ class Board:
         return None
 
     def runs_on(self, column: int, nodes: int) -> bool:
-        """Return whether the Cell of ``column`` runs over ``nodes`` nodes."""
-        return nodes <= self.nodes[column] or self.problem.cells.rate_on(
-            int(self.problem.cell[column]), nodes
-        ) > 0  # fmt: skip
+        """Return whether the Cell of ``column`` runs over ``nodes`` nodes, as fast as it must."""
+        if nodes <= self.nodes[column]:
+            return True
+        rate = self.problem.cells.rate_on(int(self.problem.cell[column]), nodes)
+        return rate > 0 and rate >= self._least_rate[self._job[column]]
 
     def worth_on(self, column: int, nodes: int) -> float:
         """Return the value of ``column`` over ``nodes`` nodes (problem's integers)."""

@@ -17,7 +17,7 @@ from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import STATE_CODE, Allocations, Hold, Jobs, Nodes, Snapshot
 from formulation.solution import Solution, SolveStatus
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 from solvers.placement import Placed, defragment, place
 from solvers.placement.blocks import carve, mask_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate

@@ -18,8 +18,8 @@ from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.lifecycle import ACTIVE, JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
+from formulation.rates import reference_rate
 from formulation.snapshot import STATES, Allocations, Hold, Snapshot
-from formulation.throughput import reference_rate
 from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.registry import solver

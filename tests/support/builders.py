@@ -24,7 +24,7 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 
 TYPES = ("a100", "v100", "a40", "a10")
 
@@ -64,10 +64,12 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
     gpu_type, gpus, degree = overrides.pop("cell", (-1, 0, 0))
     row: dict[str, Any] = {
         "name": name, "version": 1, "state": STATE_CODE[state], "workload": workload,
-        "iterations_left": 1e6, "requested_gpus": 1, "requested_type": -1, "tenant": "t",
-        "queue": 1, "weight": 1.0, "guaranteed": False, "movable": True, "deadline_s": math.inf,
-        "submit_s": 0.0, "restart_s": 0.0, "generation": 0, "current_type": gpu_type,
-        "current_gpus": gpus, "current_degree": degree, "current_plan": 0,
+        "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": 1, "requested_type": -1,
+        "pinned_type": False, "tenant": "t", "queue": 1, "weight": 1.0, "guaranteed": False,
+        "movable": True, "deadline_s": math.inf, "admitted": False, "opportunistic": False,
+        "submit_s": 0.0, "queued_s": 0.0, "since_s": 0.0, "service_gpu_s": 0.0, "restart_s": 0.0,
+        "generation": 0, "current_type": gpu_type, "current_gpus": gpus, "current_degree": degree,
+        "current_plan": 0,
     }  # fmt: skip
     unknown = set(overrides) - set(row)
     assert not unknown, f"no such job fields: {unknown}"

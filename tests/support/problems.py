@@ -39,8 +39,10 @@ def a_problem(
         usage_start=np.cumsum([0, *(len(use) for _, use in options)]),
         row=np.array([r for _, use in options for r in sorted(use)], np.int64),
         amount=np.array([use[r] for _, use in options for r in sorted(use)], np.int64),
-        must_run=must, current=running, restart_share=np.zeros(len(jobs)),
-        weight=np.ones(len(jobs)),
+        idle_start=np.zeros(len(jobs) + 1, np.int64), idle_row=np.zeros(0, np.int64),
+        idle_amount=np.zeros(0, np.int64), must_run=must, current=running,
+        restart_share=np.zeros(len(jobs)), weight=np.ones(len(jobs)),
+        least_rate=np.zeros(len(jobs)), movable=np.ones(len(jobs), np.bool_),
     )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from db.store import PostgresStore
 from db.writer import PostgresWriter
 from formulation.codec import digest
 from formulation.decisions import Decision, DecisionKind
-from formulation.explain import Reason, ReasonCode
 from formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
 from formulation.placement import Gang, current_gangs
+from formulation.reasons import Reason, ReasonCode
 from formulation.resources import (
     EstimateRecord,
     JobRecord,

@@ -15,7 +15,7 @@ from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution, SolveStatus
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.6)]

@@ -13,7 +13,7 @@ from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution, SolveStatus
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from formulation.decisions import DecisionKind, decide
-from formulation.explain import Reason, ReasonCode, explain
+from formulation.explain import explain
 from formulation.lifecycle import JobState
 from formulation.placement import Gang, Placement
 from formulation.policy import Policy
+from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution, SolveStatus
-from formulation.throughput import build_problem
+from formulation.statement import build_problem, state
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [
@@ -124,7 +125,8 @@ def test_what_changed_names_the_decision(
     kind: DecisionKind, cell: tuple[int, int, int], gang: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> None:
     snapshot = a_running_round()
-    problem = build_problem(snapshot, Policy())
+    statement = state(snapshot, Policy())
+    problem = statement.problem
     of = problem.cells
     column = next(
         c
@@ -145,7 +147,7 @@ def test_what_changed_names_the_decision(
     )
     reasons = explain(snapshot, problem, solution, {}, frozenset())
     placement = Placement(gangs={0: Gang(members=gang)})
-    found = decide(snapshot, problem, solution, placement, reasons)
+    found = decide(snapshot, statement, solution, placement, reasons)
     assert [d.kind for d in found] == [kind, DecisionKind.WAIT, DecisionKind.SUSPEND]
     assert found[0].reason is None
     assert found[0].rate == pytest.approx(float(of.rate[problem.cell[column]]))

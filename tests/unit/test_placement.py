@@ -16,7 +16,7 @@ from formulation.policy import Policy
 from formulation.problem import Problem, Row
 from formulation.snapshot import Allocations, Hold, Snapshot
 from formulation.solution import Solution, SolveStatus
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 from solvers.placement import Placed, defragment, place
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 

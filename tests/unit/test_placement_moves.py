@@ -8,7 +8,7 @@ from formulation.check import placement_violations
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 from solvers.placement import place
 from solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

@@ -13,7 +13,7 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.problem import VALUE_SCALE, Problem
 from formulation.snapshot import Snapshot
-from formulation.throughput import build_problem
+from formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 CELLS = [

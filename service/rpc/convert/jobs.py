@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from formulation.errors import InvalidInput
-from formulation.explain import Reason
 from formulation.lifecycle import JobState
+from formulation.reasons import Reason
 from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec
 from service.rpc import fields, names
 from service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload

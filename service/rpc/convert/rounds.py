@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from formulation.errors import InvalidInput
 from formulation.resources import DecisionRecord, RoundRecord, RoundSummary
 from service.rounds import RoundOptions
 from service.rpc import fields, names
@@ -43,7 +44,10 @@ def to_options(field: str, message: pb.RoundOptions) -> RoundOptions:
         chosen["defragment_every_rounds"] = fields.whole(
             f"{field}.defragment_every_rounds", message.defragment_every_rounds, 0, 10**6
         )
-    return RoundOptions(**chosen)
+    try:
+        return RoundOptions(**chosen)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
 
 
 def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptions:

@@ -1,0 +1,41 @@
+"""What admission by look-ahead decided before a round was stated (``formulation.lookahead``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.snapshot import Legs
+from formulation.tables import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Admission:
+    """Whose deadlines are promised, by which schedule, and what is left to say to the others.
+
+    ``admitted`` is bool[jobs]: promised now or earlier, and still promised. ``legs`` is the certificate: a
+    schedule that meets all of those deadlines together. ``least_work`` is float64[jobs], the samples that
+    the certificate has each job train by ``until_s``: a round that trains as many may forget the legs
+    until then. ``earliest_s`` is float64[jobs]: for a refused job the earliest deadline that would have been
+    met, seconds since 1970; inf: none inside the horizon; NaN: not refused. ``given_up`` are jobs that
+    were promised and cannot be served any more, because nodes were lost.
+    """
+
+    admitted: Bools
+    legs: Legs
+    least_work: Floats
+    until_s: float
+    earliest_s: Floats
+    given_up: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Freeze the arrays."""
+        for name, dtype in (
+            ("admitted", np.bool_),
+            ("least_work", np.float64),
+            ("earliest_s", np.float64),
+        ):
+            array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)

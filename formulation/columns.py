@@ -1,0 +1,89 @@
+"""The columns that jobs may use before any rule: their undominated Cells, and the one that each runs on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.admission import Admission
+from formulation.cells import Cells, build_cells, undominated
+from formulation.draft import Draft
+from formulation.lifecycle import SCHEDULABLE
+from formulation.policy import Policy
+from formulation.snapshot import STATE_CODE, Snapshot
+from formulation.tables import Bools, Ints, ranges
+
+
+def first_draft(
+    snapshot: Snapshot,
+    policy: Policy,
+    admission: Admission | None = None,
+    *,
+    every_cell: bool = False,
+    waived: frozenset[int] = frozenset(),
+) -> Draft:
+    """Return one column for each undominated Cell of each job that may run; no rule has been applied.
+
+    The Cell that a job runs on stays a column even where another dominates it, because keeping it
+    costs no restart. ``every_cell`` keeps dominated ones too: published policies choose by other rules.
+    Columns larger than the cluster are absent (see ``formulation.explain``).
+    """
+    cells = build_cells(snapshot)
+    job_start, cell, current = _columns(snapshot, cells, every_cell=every_cell)
+    count = len(snapshot.jobs)
+    return Draft(
+        snapshot=snapshot, policy=policy, admission=admission, cells=cells, job_start=job_start, cell=cell,
+        current=current, must_run=np.zeros(count, np.bool_), least_rate=np.zeros(count),
+        waived=waived, movable=snapshot.jobs.movable, opportunistic=np.zeros(count, np.bool_),
+    )  # fmt: skip
+
+
+def _columns(snapshot: Snapshot, cells: Cells, *, every_cell: bool) -> tuple[Ints, Ints, Ints]:
+    """Return (job_start, cell of each column, current column of each job)."""
+    jobs = snapshot.jobs
+    kept_cells = np.ones(len(cells), np.bool_) if every_cell else undominated(cells)
+    keep = np.flatnonzero(kept_cells)
+    first = np.searchsorted(cells.workload[keep], jobs.workload)
+    count = np.searchsorted(cells.workload[keep], jobs.workload, side="right") - first
+    count = np.where(_schedulable(snapshot), count, 0)
+    kept = keep[ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
+    owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
+    running = _current_cell(snapshot, cells)
+    absent = running >= 0
+    absent[owner[kept == running[owner]]] = False
+    extra = np.flatnonzero(absent)
+    owner, kept = np.concatenate([owner, extra]), np.concatenate([kept, running[extra]])
+    order = np.lexsort((kept, owner))
+    owner, kept = owner[order], kept[order]
+    job_start = np.searchsorted(owner, np.arange(len(jobs) + 1))
+    current = np.full(len(jobs), -1, dtype=np.int64)
+    is_current = np.flatnonzero(kept == running[owner])
+    current[owner[is_current]] = is_current
+    return job_start.astype(np.int64), kept, current
+
+
+def _schedulable(snapshot: Snapshot) -> Bools:
+    codes = [STATE_CODE[state] for state in SCHEDULABLE]
+    return np.isin(snapshot.jobs.state, codes)
+
+
+def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
+    """Return the Cell that each job can stay on as it is, int64[jobs]; -1: none.
+
+    A job with a GPU on an unschedulable node cannot stay: wherever it goes, it restarts.
+    """
+    jobs = snapshot.jobs
+    found = np.full(len(jobs), -1, dtype=np.int64)
+    stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & _schedulable(snapshot)
+    first = np.searchsorted(cells.workload, jobs.workload)
+    last = np.searchsorted(cells.workload, jobs.workload, side="right")
+    for j in np.flatnonzero(stays).tolist():
+        span = slice(int(first[j]), int(last[j]))
+        match = np.flatnonzero(
+            (cells.gpu_type[span] == jobs.current_type[j])
+            & (cells.gpus[span] == jobs.current_gpus[j])
+            & (cells.pipeline_degree[span] == jobs.current_degree[j])
+            & (cells.plan[span] == jobs.current_plan[j])
+        )
+        if len(match):
+            found[j] = first[j] + match[0]
+    return found

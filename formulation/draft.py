@@ -1,0 +1,156 @@
+"""A statement in the making: the columns that jobs may use, and the marks and rows that rules add.
+
+Each rule of a round is a pure function ``Draft -> Draft`` named after what it promises or limits
+(``formulation.promises``). It drops columns, marks jobs, or adds coupling rows; ``formulation.statement``
+runs them in order and turns the last draft into arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from formulation.admission import Admission
+from formulation.cells import Cells
+from formulation.policy import Policy
+from formulation.rates import effective_weight, reference_rate, restart_share
+from formulation.reasons import Reason
+from formulation.snapshot import Snapshot
+from formulation.tables import Bools, Floats, Ints
+
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowUse:
+    """A coupling row and who uses it: columns, and jobs by waiting. Nobody is named twice."""
+
+    name: str
+    capacity: int
+    column: Ints  # int64[entries], index into the draft's columns
+    amount: Ints  # int64[entries]
+    idle_job: Ints = field(default_factory=lambda: _NONE)  # int64[idle entries]
+    idle_amount: Ints = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """The columns of a round, and what is known of its jobs. Immutable; arrays are never written to.
+
+    Columns are grouped by job: those of job j are ``job_start[j] : job_start[j + 1]``.
+    """
+
+    snapshot: Snapshot
+    policy: Policy
+    admission: Admission | None = None  # where the policy looks ahead
+    cells: Cells
+    job_start: Ints  # int64[jobs + 1]
+    cell: Ints  # int64[columns], index into cells
+    current: Ints  # int64[jobs], the column that runs now and can go on as it is; -1: none
+    must_run: Bools  # bool[jobs]
+    least_rate: Floats  # float64[jobs], samples/s that placement must reach; 0: any
+    movable: Bools  # bool[jobs]
+    opportunistic: Bools  # bool[jobs], started past a blocked job if it starts now
+    rows: tuple[RowUse, ...] = ()
+    absent: Mapping[int, Reason] = field(default_factory=dict)
+    """Jobs that a rule has left without any column, and why."""
+    waived: frozenset[int] = frozenset()
+    """Jobs whose promises cannot be kept this round: rules treat them as if nothing had been promised."""
+    rejected: frozenset[int] = frozenset()
+    """Jobs of ``absent`` that can never run: they are dropped for good."""
+
+    @cached_property
+    def job(self) -> Ints:
+        """Return the job of each column, int64[columns]."""
+        return np.repeat(np.arange(len(self.current), dtype=np.int64), np.diff(self.job_start))
+
+    @cached_property
+    def starts(self) -> Bools:
+        """Return, bool[columns], which columns are a start, move or resize: all but current ones."""
+        out = np.ones(len(self.cell), dtype=np.bool_)
+        out[self.current[self.current >= 0]] = False
+        return out
+
+    @cached_property
+    def rate(self) -> Floats:
+        """Return samples/s of each column at its Cell's own shape, float64[columns]."""
+        return self.cells.rate[self.cell]
+
+    @cached_property
+    def gpus(self) -> Ints:
+        """Return the GPUs of each column, int64[columns]."""
+        return self.cells.gpus[self.cell]
+
+    @cached_property
+    def gpu_type(self) -> Ints:
+        """Return the GPU type of each column, int64[columns]."""
+        return self.cells.gpu_type[self.cell]
+
+    @cached_property
+    def reference(self) -> Floats:
+        """Return the reference rate R_j (Eq. 6), float64[jobs]; NaN where a job has no Cell."""
+        return reference_rate(self.snapshot, self.cells)
+
+    @cached_property
+    def restart_share(self) -> Floats:
+        """Return the restart share s_j (Eq. 7), float64[jobs]."""
+        return restart_share(self.snapshot, self.reference, self.policy)
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Return the weight of each job with its tenant's and its queue's, float64[jobs]."""
+        return effective_weight(self.snapshot, self.policy)
+
+    @cached_property
+    def promisable(self) -> Bools:
+        """Return which jobs' promises can be kept, bool[jobs]: all that are not waived."""
+        out = np.ones(len(self.current), dtype=np.bool_)
+        out[list(self.waived)] = False
+        return out
+
+    @cached_property
+    def has_columns(self) -> Bools:
+        """Return which jobs have a column, bool[jobs]."""
+        return np.diff(self.job_start) > 0
+
+    def only(self, keep: Bools, why: Mapping[int, Reason] | None = None) -> Draft:
+        """Return the draft with the columns ``keep`` (bool[columns]) alone.
+
+        ``why`` has a reason for each job that loses its last column by it; such a job need not run any more.
+        """
+        if keep.all():
+            return self
+        position = np.cumsum(keep) - 1
+        count = np.bincount(self.job[keep], minlength=len(self.current))
+        job_start = np.append(0, np.cumsum(count)).astype(np.int64)
+        stays = (self.current >= 0) & keep[self.current] if len(keep) else self.current >= 0
+        lost = np.flatnonzero(self.has_columns & (count == 0)).tolist()
+        reasons = dict(why or {})
+        return replace(
+            self,
+            job_start=job_start, cell=self.cell[keep],
+            current=np.where(stays, position[self.current], -1) if len(keep) else self.current,
+            must_run=self.must_run & (count > 0),
+            rows=tuple(_narrowed(row, keep, position, count) for row in self.rows),
+            absent={**self.absent, **{job: reasons[job] for job in lost if job in reasons}},
+        )  # fmt: skip
+
+    def without(self, jobs: Mapping[int, Reason]) -> Draft:
+        """Return the draft with no column for ``jobs``, each for its reason."""
+        if not jobs:
+            return self
+        out = np.zeros(len(self.current), dtype=np.bool_)
+        out[list(jobs)] = True
+        kept = self.only(~out[self.job], jobs)
+        return replace(kept, absent={**jobs, **kept.absent})
+
+
+def _narrowed(row: RowUse, keep: Bools, position: Ints, count: Ints) -> RowUse:
+    mine, idle = keep[row.column], count[row.idle_job] > 0
+    return replace(
+        row, column=position[row.column[mine]], amount=row.amount[mine],
+        idle_job=row.idle_job[idle], idle_amount=row.idle_amount[idle],
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What a round is to reach, in order: sums of values, and levels that compare the worst-off jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.tables import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Linear:
+    """Maximise the sum over chosen columns of ``value``; a job that waits adds 0 (Eq. 1).
+
+    ``value`` and ``restart_price`` are int64[columns] in solver integers, ``scale`` of which are one unit;
+    the price is already taken off the value. Later goals may give away the share ``tolerance`` of what
+    was reached.
+    """
+
+    name: str
+    unit: str
+    value: Ints
+    restart_price: Ints
+    scale: float
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Freeze the arrays."""
+        _freeze(self, value=np.int64, restart_price=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Levels:
+    """Minimise the largest level of any job, then the next largest, and so on.
+
+    ``level`` is float64[columns], ``waiting`` float64[jobs]: the level of a job that waits. Higher is worse;
+    what is shown is ``sign * level``. Jobs without columns do not count, because nothing can be done for
+    them. The first ``depth`` places of the sorted levels are settled before the next goal; later goals may
+    raise each of them by the share ``tolerance`` of its size.
+    """
+
+    name: str
+    unit: str
+    level: Floats
+    waiting: Floats
+    sign: int = 1
+    depth: int = 4
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Freeze the arrays."""
+        _freeze(self, level=np.float64, waiting=np.float64)
+
+
+Goal = Linear | Levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalResult:
+    """What became of a goal, in its own unit. For levels: those of the worst-off job.
+
+    ``bound`` is the best that any answer could reach once the goals before it are kept: above
+    ``objective`` for sums, below it for levels with ``sign`` 1. ``gap`` is relative, 0: proven.
+    """
+
+    name: str
+    unit: str
+    objective: float
+    bound: float
+    gap: float
+
+
+def _freeze(goal: object, **dtypes: type[np.generic]) -> None:
+    for name, dtype in dtypes.items():
+        array = np.array(getattr(goal, name), dtype=dtype, copy=None, ndmin=1).view()
+        array.flags.writeable = False
+        object.__setattr__(goal, name, array)

@@ -1,0 +1,118 @@
+"""How an objective is written: terms with weights, and stages in order.
+
+    objective = stage { "then" stage }
+    stage     = term { "+" term } [ "within" percent "%" ]
+    term      = [ weight "*" ] name
+
+``finish-time-fairness then throughput`` first makes the worst-off job as well off as can be, then
+maximises throughput among the answers that do. ``max-min within 5% then throughput`` lets the later stages
+give away 5 % of what the stage before reached. ``0.7*throughput + 0.3*jct`` adds values. Fairness
+objectives are compared job by job and have no sum, so they stand alone in their stage.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from formulation.errors import InvalidInput
+
+LINEAR: Final = ("throughput", "deadline", "jct", "cost")
+"""Objectives that are sums over jobs."""
+
+LEXICOGRAPHIC: Final = ("finish-time-fairness", "max-min", "makespan")
+"""Objectives that compare the worst-off job, then the next."""
+
+OBJECTIVES: Final = (*LINEAR, *LEXICOGRAPHIC)
+
+_WITHIN = re.compile(r"^(?P<sum>.*?)(?:\s+within\s+(?P<percent>[0-9.]+)\s*%)?$", re.DOTALL)
+_TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One objective and the weight of its values beside others of its stage."""
+
+    objective: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What is optimised at once; later stages may give away the share ``tolerance`` of it."""
+
+    terms: tuple[Term, ...]
+    tolerance: float = 0.0
+
+    @property
+    def lexicographic(self) -> bool:
+        """Return whether it compares the worst-off jobs instead of adding values up."""
+        return self.terms[0].objective in LEXICOGRAPHIC
+
+    @property
+    def name(self) -> str:
+        """Return the stage as written, without its tolerance."""
+        return " + ".join(
+            t.objective if t.weight == 1.0 else f"{t.weight:g}*{t.objective}" for t in self.terms
+        )
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> tuple[Stage, ...]:
+    """Return the stages of ``text``; the last is always a sum: throughput, unless it says otherwise.
+
+    Raises:
+        InvalidInput: it is not an objective; the message says what is.
+    """
+    stages = tuple(_stage(part.strip()) for part in re.split(r"\bthen\b", text))
+    if len({s.name for s in stages}) != len(stages):
+        raise InvalidInput("objective", f"{text!r} names a stage twice")
+    if stages[-1].lexicographic:
+        return (*stages, Stage(terms=(Term(objective="throughput"),)))
+    return stages
+
+
+def _stage(text: str) -> Stage:
+    found = _WITHIN.match(text)
+    if found is None:
+        raise _wrong(text)
+    terms = tuple(_term(part.strip()) for part in found["sum"].split(" + "))
+    if all(term.weight == 0 for term in terms):
+        raise InvalidInput("objective", f"{text!r}: all weights are 0; give one a positive weight")
+    if len(terms) > 1 and any(term.objective in LEXICOGRAPHIC for term in terms):
+        raise InvalidInput(
+            "objective",
+            f"{text!r}: {', '.join(LEXICOGRAPHIC)} have no sum; put them in order with 'then'",
+        )
+    tolerance = _number(found["percent"] or "0") / 100
+    if not 0 <= tolerance < 1:
+        raise InvalidInput("objective", f"{text!r}: the tolerance must lie in [0, 100) %")
+    return Stage(terms=terms, tolerance=tolerance)
+
+
+def _term(text: str) -> Term:
+    found = _TERM.match(text)
+    if found is None or found["name"] not in OBJECTIVES:
+        raise _wrong(text)
+    weight = _number(found["weight"] or "1")
+    if not (math.isfinite(weight) and weight >= 0):
+        raise InvalidInput("objective", f"{text!r}: a weight must be a number of at least 0")
+    return Term(objective=found["name"], weight=weight)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput("objective", f"{text!r} is not a number") from None
+
+
+def _wrong(text: str) -> InvalidInput:
+    return InvalidInput(
+        "objective",
+        f"{text!r} is none of {', '.join(OBJECTIVES)}; combine as in"
+        " '0.7*throughput + 0.3*jct' or 'max-min within 5% then throughput'",
+    )

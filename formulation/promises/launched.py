@@ -1,0 +1,26 @@
+"""Launched jobs that must go on running."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.lifecycle import ACTIVE
+from formulation.snapshot import STATE_CODE, Snapshot
+from formulation.tables import Bools
+
+
+def launched(snapshot: Snapshot) -> Bools:
+    """Return which jobs have GPUs of their own, reserved or held, bool[jobs]."""
+    return np.isin(snapshot.jobs.state, [STATE_CODE[state] for state in ACTIVE])
+
+
+def launched_jobs_run(draft: Draft) -> Draft:
+    """Mark launched guaranteed jobs (Morphling section 5.1), and all launched ones where jobs run to
+    completion (Arena section 3.5), but for those that were started past a blocked one."""
+    jobs = draft.snapshot.jobs
+    promised = jobs.guaranteed | (draft.policy.run_to_completion & ~jobs.opportunistic)
+    stays = launched(draft.snapshot) & promised & draft.promisable
+    return replace(draft, must_run=draft.must_run | (stays & draft.has_columns))

@@ -1,0 +1,50 @@
+"""Why a job does not run: stable codes, a sentence, a next step, evidence.
+
+Programs may act on the codes. Evidence is flat, so that it can travel as strings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ReasonCode(StrEnum):
+    """The dominant reason; the first that applies wins."""
+
+    HELD = "HELD"
+    LEAVING = "LEAVING"
+    NO_ESTIMATE = "NO_ESTIMATE"
+    NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
+    FITS_NOWHERE = "FITS_NOWHERE"
+    NODES_AWAY = "NODES_AWAY"
+    # a rule of the round leaves it no column
+    PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
+    GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as what was requested
+    DEADLINE_PAST = "DEADLINE_PAST"
+    DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"  # its best Cell would finish too late
+    DEADLINE_REFUSED = "DEADLINE_REFUSED"  # it could be met only by breaking earlier promises
+    DEADLINE_PLANNED = "DEADLINE_PLANNED"  # promised; its schedule starts it later
+    MISSING_DATA = "MISSING_DATA"  # the objective needs what is not known
+    BEHIND_QUEUE = "BEHIND_QUEUE"  # a job of a higher queue is blocked
+    RESERVED = "RESERVED"  # the GPUs are reserved for a job that has waited long
+    QUOTA_SPENT = "QUOTA_SPENT"
+    NO_WEIGHT = "NO_WEIGHT"
+    # it had columns, and was not chosen
+    FRAGMENTED = "FRAGMENTED"
+    PROMISE_GIVEN_UP = "PROMISE_GIVEN_UP"
+    OUTPRICED = "OUTPRICED"
+    NO_CAPACITY = "NO_CAPACITY"
+    NOT_WORTH_RESTART = "NOT_WORTH_RESTART"
+    NOT_CHOSEN = "NOT_CHOSEN"  # by the published policy that decided
+    BUDGET_SPENT = "BUDGET_SPENT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a job does not run."""
+
+    code: ReasonCode
+    message: str
+    next_step: str
+    evidence: tuple[tuple[str, str], ...] = ()

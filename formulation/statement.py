@@ -1,0 +1,130 @@
+"""The statement of a round: from a snapshot and a policy to columns, rows, marks and goals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulation.admission import Admission
+from formulation.columns import first_draft
+from formulation.draft import Draft, RowUse
+from formulation.goals import Goal, Linear
+from formulation.objectives import goals_of, with_needs
+from formulation.policy import Policy
+from formulation.problem import Problem, Row
+from formulation.promises import PHYSICAL, PROMISES
+from formulation.reasons import Reason
+from formulation.snapshot import Snapshot
+from formulation.tables import Bools, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Statement:
+    """What a round asks: the problem, and what to reach on it in order.
+
+    ``problem.value`` is that of the last goal, which is a sum. ``absent`` has a reason for each job that
+    a rule left without a column; ``rejected`` those of them that can never run. ``opportunistic`` is
+    bool[jobs]: which jobs give way to a blocked one later, should they start now.
+    """
+
+    problem: Problem
+    goals: tuple[Goal, ...]
+    absent: Mapping[int, Reason]
+    rejected: frozenset[int]
+    opportunistic: Bools
+
+
+def state(
+    snapshot: Snapshot,
+    policy: Policy,
+    admission: Admission | None = None,
+    *,
+    waived: frozenset[int] = frozenset(),
+    published: bool = False,
+) -> Statement:
+    """State the round; the promises of the jobs ``waived`` cannot be kept.
+
+    ``published`` states it for policies that choose by rules of their own: every Cell is a column, dominated
+    ones too, and there are no promises.
+
+    Raises:
+        ProblemTooLarge: a value or a row would overflow.
+    """
+    draft = with_needs(
+        first_draft(snapshot, policy, admission, every_cell=published, waived=waived)
+    )
+    for rule in PHYSICAL if published else (*PHYSICAL, *PROMISES):
+        draft = rule(draft)
+    goals = goals_of(draft)
+    return Statement(
+        problem=_problem(draft, goals[-1]), goals=goals, absent=draft.absent,
+        rejected=draft.rejected, opportunistic=draft.opportunistic,
+    )  # fmt: skip
+
+
+def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
+    """Return the problem of the round alone."""
+    return state(snapshot, policy).problem
+
+
+def _problem(draft: Draft, goal: Goal) -> Problem:
+    if not isinstance(goal, Linear):
+        raise AssertionError("the last goal of a policy is a sum")
+    capacity = draft.snapshot.schedulable_gpus()
+    columns, types = len(draft.cell), len(capacity)
+    rows = [
+        Row(name=f"gpus/{t.name}", capacity=int(n))
+        for t, n in zip(draft.snapshot.gpu_types, capacity, strict=True)
+    ]
+    rows += [Row(name=row.name, capacity=row.capacity) for row in draft.rows]
+    usage_start, row, amount = _by_owner(
+        [(np.arange(columns), draft.gpu_type, draft.gpus)]
+        + [_entries(r, types + i, r.column, r.amount) for i, r in enumerate(draft.rows)],
+        columns,
+    )
+    idle_start, idle_row, idle_amount = _by_owner(
+        [_entries(r, types + i, r.idle_job, r.idle_amount) for i, r in enumerate(draft.rows)],
+        len(draft.current),
+    )
+    return Problem(
+        jobs=draft.snapshot.jobs.name, job_start=draft.job_start, cells=draft.cells,
+        plans=draft.snapshot.plans, cell=draft.cell, value=goal.value,
+        restart_price=goal.restart_price, scale=goal.scale, unit=goal.unit, rows=tuple(rows),
+        usage_start=usage_start, row=row, amount=amount, idle_start=idle_start, idle_row=idle_row,
+        idle_amount=idle_amount, must_run=draft.must_run, least_rate=draft.least_rate,
+        movable=draft.movable, current=draft.current, restart_share=draft.restart_share,
+        weight=draft.weight,
+    )  # fmt: skip
+
+
+Entries = tuple[Ints, Ints, Ints]
+"""(owner, row, amount), each int64[entries]."""
+
+
+def _entries(row: RowUse, index: int, owner: Ints, amount: Ints) -> Entries:
+    return owner, np.full(len(owner), index, dtype=np.int64), amount
+
+
+def _by_owner(parts: list[Entries], owners: int) -> Entries:
+    """Return the entries in compressed rows by owner: (start, row, amount); zero amounts are left out."""
+    if len(parts) == 1 and len(parts[0][0]) == owners:  # one entry each, in order
+        return np.arange(owners + 1, dtype=np.int64), parts[0][1], parts[0][2]
+    owner, row, amount = (
+        np.concatenate([np.zeros(0, np.int64), *column])
+        for column in (zip(*parts, strict=True) if parts else ((), (), ()))
+    )
+    some = amount > 0
+    owner, row, amount = owner[some], row[some], amount[some]
+    order = np.lexsort((row, owner))
+    owner = owner[order]
+    return np.searchsorted(owner, np.arange(owners + 1)), row[order], amount[order]
+
+
+def revalued(statement: Statement, goal: Linear) -> Problem:
+    """Return the statement's problem with the values of ``goal``."""
+    return replace(
+        statement.problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
+        unit=goal.unit,
+    )  # fmt: skip

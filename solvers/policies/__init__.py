@@ -1,0 +1,1 @@
+"""Published schedulers, each after its paper, on the same snapshots and under the same checker."""

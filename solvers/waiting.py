@@ -1,0 +1,99 @@
+"""Rows that count who waits, for solvers that know only columns.
+
+Where waiting uses a row (``Problem.idle_row``), waiting is spelled out as one more column of the job, of
+value 0, and the job must take one of its columns. Nothing else about the problem changes, so that
+every solver, bound and proof stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.problem import Problem
+from formulation.solution import Solution
+from formulation.tables import Ints, ranges
+from solvers.answers import is_answer
+from solvers.base import Budget, Solver
+
+
+class SpelledOut:
+    """A solver of problems whose rows count who waits."""
+
+    def __init__(self, inner: Solver) -> None:
+        self._inner = inner
+
+    @property
+    def name(self) -> str:
+        """Return the inner solver's name."""
+        return self._inner.name
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem`` by the inner solver; its bound, prices and work hold as they are."""
+        if not len(problem.idle_row):
+            return self._inner.solve(problem, budget, hint)
+        spelled, origin = spell_out(problem)
+        if hint is not None:
+            usable = hint.has_answer and is_answer(problem, hint.choice)
+            told = replace(hint, choice=_spelled(problem, origin, hint.choice)) if usable else None
+            found = self._inner.solve(spelled, budget, told)
+        else:
+            found = self._inner.solve(spelled, budget)
+        return replace(found, choice=read_back(origin, found.choice))
+
+
+def spell_out(problem: Problem) -> tuple[Problem, Ints]:
+    """Return the problem with waiting as the last column of each job that uses a row by waiting.
+
+    Beside it, int64[its columns]: the column of ``problem`` that each is, -1: waiting. The Cell of a
+    waiting column means nothing.
+    """
+    jobs = len(problem.jobs)
+    waits = (np.diff(problem.idle_start) > 0) & ~problem.must_run
+    count = np.diff(problem.job_start) + waits
+    job_start = np.append(0, np.cumsum(count)).astype(np.int64)
+    origin = np.full(int(job_start[-1]), -1, dtype=np.int64)
+    place = ranges(job_start[:-1], np.diff(problem.job_start))
+    origin[place] = np.arange(len(problem.cell))
+    real, job = origin >= 0, np.repeat(np.arange(jobs), count)
+    uses = np.where(
+        real,
+        np.append(np.diff(problem.usage_start), 0)[origin],
+        np.diff(problem.idle_start)[job],
+    )
+    first = np.where(real, problem.usage_start[origin], len(problem.row) + problem.idle_start[job])
+    entries = ranges(first, uses)
+
+    def spread(values: Ints) -> Ints:
+        return np.where(real, values[origin], 0)
+
+    spelled = replace(
+        problem,
+        job_start=job_start, cell=spread(problem.cell), value=spread(problem.value),
+        restart_price=spread(problem.restart_price),
+        usage_start=np.append(0, np.cumsum(uses)).astype(np.int64),
+        row=np.append(problem.row, problem.idle_row)[entries],
+        amount=np.append(problem.amount, problem.idle_amount)[entries],
+        idle_start=np.zeros(jobs + 1, np.int64), idle_row=np.zeros(0, np.int64),
+        idle_amount=np.zeros(0, np.int64), must_run=problem.must_run | waits,
+        current=np.where(problem.current >= 0, place[problem.current], -1) if len(place)
+        else problem.current,
+    )  # fmt: skip
+    return spelled, origin
+
+
+def read_back(origin: Ints, choice: Ints) -> Ints:
+    """Return the choice of the problem that was spelled out."""
+    return np.where(choice >= 0, origin[choice], -1) if len(origin) else choice
+
+
+def _spelled(problem: Problem, origin: Ints, choice: Ints) -> Ints:
+    where = np.zeros(len(problem.cell), dtype=np.int64)
+    real = np.flatnonzero(origin >= 0)
+    where[origin[real]] = real
+    waits = (np.diff(problem.idle_start) > 0) & ~problem.must_run
+    count = np.diff(problem.job_start) + waits
+    last = np.cumsum(count) - 1
+    idle = np.where(waits, last, -1)
+    return np.where(choice >= 0, where[choice], idle) if len(where) else idle
