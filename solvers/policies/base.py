@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.promises import PHYSICAL
 from formulation.snapshot import Snapshot
-from formulation.tables import Ints
+from formulation.tables import Ints, ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +57,8 @@ def carried(draft: Draft, problem: Problem, choice: Ints) -> Ints:
     """Return ``choice`` (columns of ``draft``) in the columns of ``problem``, int64[jobs]; -1: waits.
 
     The job gets the GPU type and count that the policy chose, and of the true Cells there the one that
-    it named if there is such a one, else the fastest. A Cell that does not truly run leaves it waiting.
+    it named if there is such a one, else the one that it runs on now, else the fastest. A Cell that does
+    not truly run leaves it waiting.
     """
     found = np.full(len(choice), -1, dtype=np.int64)
     seen, true = draft.cells, problem.cells
@@ -73,6 +74,29 @@ def carried(draft: Draft, problem: Problem, choice: Ints) -> Ints:
             & (true.pipeline_degree[cells] == seen.pipeline_degree[mine])
             & (true.plan[cells] == seen.plan[mine])
         )
+        if not named.any() and (runs := same & (columns == problem.current[job])).any():
+            named = runs
         among = np.flatnonzero(named if named.any() else same)
         found[job] = columns[among[np.argmax(true.rate[cells[among]])]]
     return found
+
+
+def narrowed(problem: Problem, choice: Ints) -> Problem:
+    """Return ``problem`` with no column but those of ``choice``, so that placement cannot choose others."""
+    runs = choice >= 0
+    kept = choice[runs]
+    uses = np.diff(problem.usage_start)[kept]
+    entries = ranges(problem.usage_start[kept], uses)
+    job_start = np.append(0, np.cumsum(runs)).astype(np.int64)
+    counted = runs[problem.idle_job]
+    idle = np.bincount(problem.idle_job[counted], minlength=len(runs))
+    return replace(
+        problem,
+        job_start=job_start, cell=problem.cell[kept], value=problem.value[kept],
+        restart_price=problem.restart_price[kept],
+        usage_start=np.append(0, np.cumsum(uses)).astype(np.int64), row=problem.row[entries],
+        amount=problem.amount[entries], idle_start=np.append(0, np.cumsum(idle)).astype(np.int64),
+        idle_row=problem.idle_row[counted], idle_amount=problem.idle_amount[counted],
+        must_run=problem.must_run & runs,
+        current=np.where(runs & (choice == problem.current), job_start[:-1], -1),
+    )  # fmt: skip

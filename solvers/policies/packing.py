@@ -1,0 +1,184 @@
+"""What published policies share: an option a (job, GPU type, count), and giving GPUs out job by job."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from formulation.promises.launched import launched
+from formulation.tables import Bools, Floats, Ints
+from solvers.policies.base import Seen
+
+Gain = Callable[[int, int], float]
+"""What it is worth to go from one option to another of the same job."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Options:
+    """What jobs may be given: one option for each (job, GPU type, count), at the plan that is best there.
+
+    Where a job runs on that type and count already, the option is the Cell that it runs on. Options are
+    grouped by job, those of job j are ``start[j] : start[j + 1]``, by type, then by rising count.
+    """
+
+    start: Ints  # int64[jobs + 1]
+    column: Ints  # int64[options], column of the draft
+    job: Ints  # int64[options]
+    gpu_type: Ints  # int64[options]
+    gpus: Ints  # int64[options]
+    rate: Floats  # float64[options], samples/s
+    current: (
+        Ints  # int64[jobs], the option that it holds now; -1: it holds none that is known to run
+    )
+    requested_gpus: Ints  # int64[jobs]
+    requested_type: Ints  # int64[jobs]; -1: any
+
+    def __len__(self) -> int:
+        """Return the number of options."""
+        return len(self.column)
+
+    @cached_property
+    def runs(self) -> Bools:
+        """Return which jobs run now on an option, bool[jobs]."""
+        found: Bools = self.current >= 0
+        return found
+
+    @cached_property
+    def as_requested(self) -> Bools:
+        """Return which options have the count that their job requested, bool[options]."""
+        found: Bools = self.gpus == self.requested_gpus[self.job]
+        return found
+
+    @cached_property
+    def on_type(self) -> Bools:
+        """Return which options are on the type that their job requested, or whose job wants any."""
+        wanted = self.requested_type[self.job]
+        found: Bools = (wanted < 0) | (self.gpu_type == wanted)
+        return found
+
+    @cached_property
+    def next_larger(self) -> Ints:
+        """Return the option with the next larger count of the same job and type, int64[options]; -1: none."""
+        found = np.full(len(self), -1, dtype=np.int64)
+        same = (self.job[1:] == self.job[:-1]) & (self.gpu_type[1:] == self.gpu_type[:-1])
+        found[:-1][same] = np.flatnonzero(same) + 1
+        return found
+
+    @cached_property
+    def smallest(self) -> Bools:
+        """Return which options have the least count of their job on their type, bool[options]."""
+        found = np.ones(len(self), dtype=np.bool_)
+        found[self.next_larger[self.next_larger >= 0]] = False
+        return found
+
+    def of(self, job: int) -> range:
+        """Return the options of ``job``."""
+        return range(int(self.start[job]), int(self.start[job + 1]))
+
+    def grouped(self, keep: Bools) -> list[list[int]]:
+        """Return the options ``keep`` (bool[options]) of each job, fastest first."""
+        found: list[list[int]] = [[] for _ in range(len(self.start) - 1)]
+        picked = np.flatnonzero(keep)
+        order = picked[np.lexsort((picked, -self.rate[picked], self.job[picked]))]
+        for job, option in zip(self.job[order].tolist(), order.tolist(), strict=True):
+            found[job].append(option)
+        return found
+
+
+def options_of(seen: Seen) -> Options:
+    """Return the options of the jobs that may run."""
+    draft, jobs = seen.draft, seen.draft.snapshot.jobs
+    count = len(jobs)
+    job, gpu_type, gpus = draft.job, draft.gpu_type, draft.gpus
+    runs = launched(draft.snapshot) & (jobs.current_gpus > 0)
+    holds = runs[job] & (gpu_type == jobs.current_type[job]) & (gpus == jobs.current_gpus[job])
+    is_current = np.zeros(len(job), dtype=np.bool_)
+    is_current[draft.current[draft.current >= 0]] = True
+    column = np.lexsort((np.arange(len(job)), -draft.rate, ~is_current, gpus, gpu_type, job))
+    keys = (job[column], gpu_type[column], gpus[column])
+    first = np.ones(len(job), dtype=np.bool_)
+    first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    column = column[first]
+    current = np.full(count, -1, dtype=np.int64)
+    held = np.flatnonzero(holds[column])
+    current[job[column[held]]] = held
+    return Options(
+        start=np.searchsorted(job[column], np.arange(count + 1)).astype(np.int64), column=column,
+        job=job[column], gpu_type=gpu_type[column], gpus=gpus[column], rate=draft.rate[column],
+        current=current, requested_gpus=jobs.requested_gpus, requested_type=jobs.requested_type,
+    )  # fmt: skip
+
+
+class Packing:
+    """GPUs given out so far: at most one option a job, never more GPUs of a type than there are."""
+
+    def __init__(self, options: Options, capacity: Ints) -> None:
+        self._options = options
+        self._gpu_type, self._gpus = options.gpu_type.tolist(), options.gpus.tolist()
+        self.free: list[int] = capacity.tolist()  # GPUs by type
+        self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1: none
+        self._job: list[int] = options.job.tolist()
+
+    def fits(self, option: int) -> bool:
+        """Return whether there is room for ``option`` once its job has given back what it has."""
+        has, gpu_type = self.option[self._job[option]], self._gpu_type[option]
+        returned = self._gpus[has] if has >= 0 and self._gpu_type[has] == gpu_type else 0
+        return bool(self._gpus[option] <= self.free[gpu_type] + returned)
+
+    def take(self, option: int) -> bool:
+        """Give the job of ``option`` that in place of what it has, if there is room; return whether."""
+        if not self.fits(option):
+            return False
+        self.give_back(self._job[option])
+        self.free[self._gpu_type[option]] -= self._gpus[option]
+        self.option[self._job[option]] = option
+        return True
+
+    def take_first(self, options: Iterable[int]) -> bool:
+        """Take the first of ``options`` for which there is room; return whether there was one."""
+        return any(self.take(option) for option in options)
+
+    def give_back(self, job: int) -> None:
+        """Take from ``job`` what it has."""
+        has = self.option[job]
+        if has >= 0:
+            self.free[self._gpu_type[has]] += self._gpus[has]
+            self.option[job] = -1
+
+    def keep_running(self) -> None:
+        """Let jobs keep what they run on, first come first served where nodes were lost."""
+        for option in self._options.current[self._options.runs].tolist():
+            self.take(option)
+
+    def grow(self, gain: Gain) -> None:
+        """Spend what is free on the next larger counts of jobs that have GPUs, the greatest gain first.
+
+        A step is taken while it fits and its gain is positive; of equal gains the earlier job's first.
+        """
+        larger = self._options.next_larger.tolist()
+        queue: list[tuple[float, int, int]] = []
+
+        def offer(option: int) -> None:
+            step = larger[option]
+            if step >= 0 and (worth := gain(option, step)) > 0:
+                heapq.heappush(queue, (-worth, self._job[step], step))
+
+        for option in self.option:
+            if option >= 0:
+                offer(option)
+        while queue:
+            _, _, step = heapq.heappop(queue)
+            if self.take(step):
+                offer(step)
+
+    @property
+    def choice(self) -> Ints:
+        """Return the column of each job, int64[jobs]; -1: it waits."""
+        option = np.array(self.option, dtype=np.int64)
+        if not len(self._options):
+            return option
+        return np.where(option >= 0, self._options.column[option], -1)

@@ -1,0 +1,40 @@
+"""Published policies by the name that rounds, the command line and benchmarks use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from formulation.errors import InvalidInput
+from solvers.policies.base import Published
+
+_CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported when asked for
+    "fcfs": ("solvers.policies.fcfs", "Fcfs", {}),
+    "srt": ("solvers.policies.srt", "Srt", {}),
+    "gandiva": ("solvers.policies.gandiva", "Gandiva", {}),
+    "gavel": ("solvers.policies.gavel", "Gavel", {}),
+    "gavel-las": ("solvers.policies.gavel", "GavelLas", {}),
+    "elasticflow": ("solvers.policies.elasticflow", "ElasticFlow", {}),
+    "elasticflow-ls": ("solvers.policies.elasticflow", "ElasticFlow", {"loosened": True}),
+    "sia": ("solvers.policies.sia", "Sia", {}),
+    "sia-arena": ("solvers.policies.sia", "Sia", {"fairness": 0.5}),
+}
+"""Name -> module, class, and what the class is built with."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the known names."""
+    return tuple(_CLASSES)
+
+
+def published(name: str) -> Published:
+    """Return the published policy of that name.
+
+    Raises:
+        InvalidInput: no policy has that name; the message lists those that there are.
+    """
+    if name not in _CLASSES:
+        raise InvalidInput("scheduler", f"unknown {name!r}; choose one of {', '.join(names())}")
+    module, cls, arguments = _CLASSES[name]
+    return cast(Published, getattr(importlib.import_module(module), cls)(**arguments))
