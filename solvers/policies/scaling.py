@@ -1,0 +1,246 @@
+"""Arena's scaling of jobs in number and type of GPUs: the search for what to take from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from formulation.tables import Bools, Floats, Ints
+from solvers.policies.slots import Slots
+
+_WORTH = 1e-9
+"""A scaling up must gain more than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One scaling: ``job`` goes to slot ``to``, at so much loss of the objective."""
+
+    job: int
+    to: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """Scalings that free GPUs of one type: the free GPUs after them, by type, and what they lose."""
+
+    free: tuple[int, ...]
+    loss: float = 0.0
+    moved: dict[int, int] = field(default_factory=dict)  # job -> slot
+    steps: int = 0
+
+
+class Scaling:
+    """Where each job is, and what scaling it in one step would lose or gain.
+
+    The search frees GPUs of one type t: a step halves a job on t, or moves it to as many idle GPUs of another
+    type. Jobs on one slot free equally much by equal steps, so of them only those that lose least
+    are tried. Of partial plans with equally many GPUs of t free the one that loses least is kept, and of
+    each depth the ``breadth`` that lose least a GPU freed. (The artifact keeps each type's best step only,
+    expands plans of earlier depths again, and counts a moved job's gain twice; none of it is copied.)
+    Steps on other types that only make room for a move are not tried.
+    """
+
+    def __init__(
+        self, slots: Slots, capacity: Ints, *, depth: int, breadth: int, resize: bool, retype: bool
+    ) -> None:
+        self.slots = slots
+        self.at: Ints = np.full(len(slots.current), -1, dtype=np.int64)
+        self._free: list[int] = capacity.tolist()
+        self._depth, self._breadth = depth, breadth
+        self._resize, self._retype = resize, retype
+        self._gpus: list[int] = slots.gpus.tolist()
+        self._type: list[int] = slots.gpu_type.tolist()
+        self._half: list[int] = slots.half.tolist()
+        self._found: dict[int, list[Partial]] = {}  # by type, of the present state
+
+    def keep_running(self) -> None:
+        """Let jobs keep what they run on, first come first served where nodes were lost."""
+        for job in np.flatnonzero(self.slots.current >= 0).tolist():
+            slot = int(self.slots.current[job])
+            if self._gpus[slot] <= self._free[self._type[slot]]:
+                self._put(job, slot)
+
+    def _put(self, job: int, slot: int) -> None:
+        has = int(self.at[job])
+        if has >= 0:
+            self._free[self._type[has]] += self._gpus[has]
+        if slot >= 0:
+            self._free[self._type[slot]] -= self._gpus[slot]
+        self.at[job] = slot
+        self._found.clear()
+
+    def place_best(self, job: int, allowed: Bools) -> bool:
+        """Give ``job`` its best slot of ``allowed`` (bool[slots]) that fits; return whether one did."""
+        free = np.array(self._free, dtype=np.int64)[self.slots.gpu_type]
+        fits = np.flatnonzero(allowed & (self.slots.gpus <= free))
+        if not len(fits):
+            return False
+        self._put(job, int(fits[np.argmax(self.slots.worth[job, fits])]))
+        return True
+
+    def suspend_for(self, job: int, allowed: Bools, others: Ints) -> bool:
+        """Place ``job`` by suspending as many of ``others`` as its least need takes, in their order.
+
+        The type is the one that leaves the largest total; return whether there was one.
+        """
+        best: tuple[float, int, Ints] | None = None
+        for gpu_type in range(self.slots.types):
+            mine = allowed & (self.slots.gpu_type == gpu_type)
+            if not mine.any():
+                continue
+            here = others[self.at[others] >= 0]
+            here = here[self.slots.gpu_type[self.at[here]] == gpu_type]
+            gained = np.cumsum(self.slots.gpus[self.at[here]]) + self._free[gpu_type]
+            least = int(self.slots.gpus[mine].min())
+            enough = np.flatnonzero(gained >= least)
+            if not len(enough):
+                continue
+            away = here[: int(enough[0]) + 1]
+            lost = float(self.slots.worth[away, self.at[away]].sum())
+            fits = np.flatnonzero(mine & (self.slots.gpus <= gained[enough[0]]))
+            slot = int(fits[np.argmax(self.slots.worth[job, fits])])
+            total = float(self.slots.worth[job, slot]) - lost
+            if best is None or total > best[0]:
+                best = (total, slot, away)
+        if best is None:
+            return False
+        for other in best[2].tolist():
+            self._put(other, -1)
+        self._put(job, best[1])
+        return True
+
+    def scale_down_for(self, job: int, halvings: Ints) -> bool:
+        """Place ``job`` by the plan of at most ``depth`` steps with the largest total, if there is one.
+
+        ``halvings`` (int64[slots]) counts its own steps to a slot; -1: not allowed.
+        """
+        best: tuple[float, int, Partial] | None = None
+        for slot in np.flatnonzero((halvings >= 0) & (halvings <= self._depth)).tolist():
+            gpu_type, need = self._type[slot], self._gpus[slot]
+            steps = self._depth - int(halvings[slot])
+            for plan in self._plans(gpu_type):
+                if plan.steps > steps or plan.free[gpu_type] < need:
+                    continue
+                total = float(self.slots.worth[job, slot]) - plan.loss
+                if best is None or total > best[0]:
+                    best = (total, slot, plan)
+        if best is None:
+            return False
+        for other, to in best[2].moved.items():
+            self._put(other, -1)
+            self.at[other] = to
+        for to in best[2].moved.values():
+            self._free[self._type[to]] -= self._gpus[to]
+        self._put(job, best[1])
+        return True
+
+    def _plans(self, gpu_type: int) -> list[Partial]:
+        """Return the partial plans that free GPUs of ``gpu_type``, that of no step first."""
+        found = self._found.get(gpu_type)
+        if found is None:
+            found = self._found[gpu_type] = self._search(gpu_type)
+        return found
+
+    def _search(self, gpu_type: int) -> list[Partial]:
+        groups = list(self._cheapest(gpu_type))
+        level = [Partial(free=tuple(self._free))]
+        base, found = self._free[gpu_type], list(level)
+        for _ in range(self._depth):
+            best: dict[int, Partial] = {}
+            for plan in level:
+                for step in self._steps(plan, gpu_type, groups):
+                    after = self._after(plan, step)
+                    other = best.get(after.free[gpu_type])
+                    if other is None or after.loss < other.loss:
+                        best[after.free[gpu_type]] = after
+            level = sorted(best.values(), key=lambda p: p.loss / (p.free[gpu_type] - base))
+            level = level[: self._breadth]
+            found += level
+        return found
+
+    def _after(self, plan: Partial, step: Step) -> Partial:
+        free, has = list(plan.free), plan.moved.get(step.job, int(self.at[step.job]))
+        free[self._type[has]] += self._gpus[has]
+        free[self._type[step.to]] -= self._gpus[step.to]
+        return Partial(
+            free=tuple(free), loss=plan.loss + step.loss,
+            moved={**plan.moved, step.job: step.to}, steps=plan.steps + 1,
+        )  # fmt: skip
+
+    def _steps(self, plan: Partial, gpu_type: int, groups: list[list[Step]]) -> Iterator[Step]:
+        """Yield the steps worth trying after ``plan``: of each group the cheapest, and more of the moved."""
+        for group in groups:
+            for step in group:
+                if step.job not in plan.moved:
+                    if self._room(plan, step, gpu_type):
+                        yield step
+                    break
+        for job, slot in plan.moved.items():
+            if self._type[slot] == gpu_type:
+                for to in self._targets(slot):
+                    loss = float(self.slots.worth[job, slot] - self.slots.worth[job, to])
+                    step = Step(job=job, to=to, loss=loss)
+                    if self.slots.column[job, to] >= 0 and self._room(plan, step, gpu_type):
+                        yield step
+
+    def _room(self, plan: Partial, step: Step, gpu_type: int) -> bool:
+        to = self._type[step.to]
+        return to == gpu_type or self._gpus[step.to] <= plan.free[to]
+
+    def _targets(self, slot: int) -> list[int]:
+        """Return the slots that a job on ``slot`` may be scaled down or moved to."""
+        size = slot % len(self.slots.sizes)
+        found = [self._half[slot]] if self._resize and self._half[slot] >= 0 else []
+        if self._retype:
+            found += [
+                t * len(self.slots.sizes) + size
+                for t in range(self.slots.types)
+                if t != self._type[slot]
+            ]
+        return found
+
+    def _cheapest(self, gpu_type: int) -> Iterator[list[Step]]:
+        """Yield, for each (slot of ``gpu_type``, slot to go to), the ``depth`` steps that lose least."""
+        width = len(self.slots.sizes)
+        for slot in range(gpu_type * width, (gpu_type + 1) * width):
+            jobs = np.flatnonzero(self.at == slot)
+            for to in self._targets(slot) if len(jobs) else ():
+                able = jobs[self.slots.column[jobs, to] >= 0]
+                loss = self.slots.worth[able, slot] - self.slots.worth[able, to]
+                least = np.argsort(loss, kind="stable")[: self._depth]
+                if len(least):
+                    yield [
+                        Step(job=int(able[k]), to=to, loss=float(loss[k])) for k in least.tolist()
+                    ]
+
+    def scale_up(self) -> bool:
+        """Take the single scaling up, or change of type, that gains most; return whether one gains."""
+        placed = np.flatnonzero(self.at >= 0)
+        slot, free = self.at[placed], np.array(self._free, dtype=np.int64)
+        best, winner = _WORTH, (-1, -1)
+        for to, takes in self._larger(slot):
+            room = (to >= 0) & (takes <= free[self.slots.gpu_type[to]])
+            gain = np.where(room, self._gain(placed, slot, to), -np.inf)
+            k = int(np.argmax(gain)) if len(gain) else -1
+            if k >= 0 and gain[k] > best:
+                best, winner = float(gain[k]), (int(placed[k]), int(to[k]))
+        if winner[0] < 0:
+            return False
+        self._put(*winner)
+        return True
+
+    def _gain(self, jobs: Ints, slot: Ints, to: Ints) -> Floats:
+        gain: Floats = self.slots.worth[jobs, to] - self.slots.worth[jobs, slot]
+        return gain
+
+    def _larger(self, slot: Ints) -> Iterator[tuple[Ints, Ints]]:
+        """Yield (slot to go to, GPUs of its type that this takes), each int64[jobs]; -1: no such slot."""
+        gpus, width = self.slots.gpus[slot], len(self.slots.sizes)
+        if self._resize:
+            yield self.slots.double[slot], gpus
+        for t in range(self.slots.types if self._retype else 0):
+            yield np.where(slot // width == t, -1, t * width + slot % width), gpus
