@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from formulation import codec
+from formulation.goals import GoalResult
 from formulation.reasons import Reason, ReasonCode
-from formulation.resources import AllocationRecord, RoundSummary
+from formulation.resources import AllocationRecord, LegRecord, RoundSummary
 from formulation.snapshot import Snapshot
 
 
@@ -46,8 +48,10 @@ def summary_json(summary: RoundSummary) -> str:
 
 
 def summary_from(plain: dict[str, Any]) -> RoundSummary:
-    """Return the summary that ``summary_json`` wrote."""
-    return RoundSummary(**_value(plain))
+    """Return the summary that ``summary_json`` wrote, in this release or an earlier one."""
+    found = _value(plain)
+    goals = tuple(GoalResult(**goal) for goal in found.pop("goals", ()))
+    return RoundSummary(goals=goals, **found)
 
 
 def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
@@ -78,6 +82,16 @@ def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | No
 def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
     """Return the allocation that ``allocation_plain`` wrote."""
     return None if plain is None else AllocationRecord(**_value(plain))
+
+
+def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
+    """Return a job's schedule as JSON's plain values."""
+    return [asdict(leg) for leg in legs]
+
+
+def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
+    """Return the schedule that ``certificate_plain`` wrote."""
+    return tuple(LegRecord(**leg) for leg in plain)
 
 
 def pack(snapshot: Snapshot) -> bytes:

@@ -23,13 +23,16 @@ INSERT INTO clusters (name) VALUES (:name) ON CONFLICT DO NOTHING RETURNING id
 _CLUSTER = sa.text("SELECT id, version FROM clusters WHERE name = :name FOR NO KEY UPDATE")
 
 _TYPES = sa.text("""
-SELECT name, memory_bytes FROM gpu_types WHERE cluster_id = :cluster ORDER BY ordinal
+SELECT name, memory_bytes, dollars_per_hour, watts FROM gpu_types
+WHERE cluster_id = :cluster ORDER BY ordinal
 """)
 
 _USED = sa.text("""
 SELECT t.name, 'nodes' AS by FROM gpu_types t JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
 UNION SELECT t.name, 'Cells' FROM gpu_types t JOIN estimates e ON e.gpu_type_id = t.id
+WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
+UNION SELECT t.name, 'quotas' FROM gpu_types t JOIN quotas q ON q.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
 UNION SELECT j.requested_type, 'jobs' FROM jobs j
 WHERE j.cluster_id = :cluster AND j.requested_type = ANY(:names)
@@ -40,11 +43,12 @@ ORDER BY 1, 2
 _DROP_TYPES = sa.text("DELETE FROM gpu_types WHERE cluster_id = :cluster AND name = ANY(:names)")
 
 _PUT_TYPES = sa.text("""
-INSERT INTO gpu_types (cluster_id, name, memory_bytes, ordinal)
+INSERT INTO gpu_types (cluster_id, name, memory_bytes, dollars_per_hour, watts, ordinal)
 SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
-    r(name text, memory_bytes bigint, ordinal bigint)
-ON CONFLICT (cluster_id, name) DO UPDATE
-    SET memory_bytes = excluded.memory_bytes, ordinal = excluded.ordinal
+    r(name text, memory_bytes bigint, dollars_per_hour float8, watts float8, ordinal bigint)
+ON CONFLICT (cluster_id, name) DO UPDATE SET memory_bytes = excluded.memory_bytes,
+    dollars_per_hour = excluded.dollars_per_hour, watts = excluded.watts,
+    ordinal = excluded.ordinal
 """)
 
 _BUMP = sa.text("UPDATE clusters SET version = version + 1 WHERE id = :cluster")
@@ -90,7 +94,8 @@ def upsert_cluster(
         now = "does not exist" if created is not None else f"is at {stored}"
         raise StaleEtag(f"cluster {name} {now}, not at etag {version}; read it again and retry")
     before = [
-        GpuType(name=n, memory_bytes=m) for n, m in connection.execute(_TYPES, {"cluster": cluster})
+        GpuType(name=name, memory_bytes=memory, dollars_per_hour=dollars, watts=watts)
+        for name, memory, dollars, watts in connection.execute(_TYPES, {"cluster": cluster})
     ]
     if before == list(gpu_types):
         return
@@ -100,7 +105,13 @@ def upsert_cluster(
         raise InvalidInput("gpu_types", f"{used[0].name} is still used by {used[0].by}; keep it")
     connection.execute(_DROP_TYPES, gone)
     rows = [
-        {"name": t.name, "memory_bytes": t.memory_bytes, "ordinal": i}
+        {
+            "name": t.name,
+            "memory_bytes": t.memory_bytes,
+            "ordinal": i,
+            "dollars_per_hour": str(t.dollars_per_hour),
+            "watts": str(t.watts),
+        }
         for i, t in enumerate(gpu_types)
     ]
     connection.execute(_PUT_TYPES, {"cluster": cluster, "rows": dumps(rows)})

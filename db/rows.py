@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.documents import reason_from
+from db.documents import certificate_from, reason_from
 from formulation.errors import NotFound
 from formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from formulation.reasons import Reason
@@ -31,11 +31,18 @@ SILENT_S = """
 """
 """Seconds since a node (n) was heard through its agent (a); NULL: never."""
 
+SERVICE_GPU_S = """
+    j.service_gpu_s + coalesce(
+        j.cell_gpus * greatest(extract(epoch FROM now() - j.since_at)::float8, 0), 0)
+"""
+"""GPU-seconds that a job (j) has held, by its earlier allocations and the present one."""
+
 _CLUSTERS = """
 SELECT c.*, extract(epoch FROM c.created_at)::float8 AS created_s,
     (SELECT count(*) FROM nodes n WHERE n.cluster_id = c.id) AS node_count,
     (SELECT coalesce(sum(n.gpus), 0)::bigint FROM nodes n WHERE n.cluster_id = c.id) AS gpu_count,
-    (SELECT coalesce(json_agg(json_build_array(t.name, t.memory_bytes) ORDER BY t.ordinal), '[]')
+    (SELECT coalesce(json_agg(json_build_array(
+            t.name, t.memory_bytes, t.dollars_per_hour, t.watts) ORDER BY t.ordinal), '[]')
         FROM gpu_types t WHERE t.cluster_id = c.id) AS types
 FROM clusters c
 """
@@ -49,7 +56,10 @@ def cluster_record(row: Row) -> ClusterRecord:
     """Map a row of ``CLUSTER``."""
     return ClusterRecord(
         name=row["name"],
-        gpu_types=tuple(GpuType(name=n, memory_bytes=m) for n, m in row["types"]),
+        gpu_types=tuple(
+            GpuType(name=n, memory_bytes=m, dollars_per_hour=dollars, watts=watts)
+            for n, m, dollars, watts in row["types"]
+        ),
         version=row["version"], created_s=row["created_s"], nodes=row["node_count"],
         gpus=row["gpu_count"], last_round=row["last_round"], epoch=row["epoch"],
     )  # fmt: skip
@@ -93,8 +103,12 @@ def node_record(row: Row) -> NodeRecord:
     )  # fmt: skip
 
 
-_JOBS = """
-SELECT j.*, c.name AS cluster, w.model, w.params, w.global_batch, t.name AS cell_type,
+_JOBS = f"""
+SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
+    extract(epoch FROM j.queued_at)::float8 AS queued_s,
+    (SELECT coalesce(json_agg(n.name ORDER BY n.name), '[]') FROM job_avoids v
+        JOIN nodes n ON n.id = v.node_id WHERE v.job_id = j.id) AS avoid_nodes,
+    c.name AS cluster, w.model, w.params, w.global_batch, t.name AS cell_type,
     p.name AS cell_plan, c.decided_round,
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
@@ -104,7 +118,7 @@ JOIN clusters c ON c.id = j.cluster_id
 JOIN workloads w ON w.id = j.workload_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
 LEFT JOIN plans p ON p.id = j.cell_plan_id
-"""
+"""  # noqa: S608 - a constant of this module
 
 JOBS_NAMED = sa.text(_JOBS + "WHERE j.cluster_id = :cluster AND j.name = ANY(:names) ORDER BY j.id")
 
@@ -148,7 +162,8 @@ def job_spec(row: Row) -> JobSpec:
             model=row["model"], params=row["params"], global_batch=row["global_batch"]
         ),
         iterations=row["iterations"], requested_gpus=row["requested_gpus"],
-        requested_type=row["requested_type"], tenant=row["tenant"], queue=row["queue"],
+        requested_type=row["requested_type"], pinned_type=row["pinned_type"],
+        avoid_nodes=tuple(row["avoid_nodes"]), tenant=row["tenant"], queue=row["queue"],
         weight=row["weight"], guaranteed=row["guaranteed"], movable=row["movable"],
         deadline_s=row["deadline_s"], restart_s=row["restart_s"], labels=row["labels"],
         command=tuple(row["command"]), max_retries=row["max_retries"],
@@ -175,6 +190,9 @@ def job_record(row: Row, shares: Shares, reason: Reason | None) -> JobRecord:
         retries=row["retries"], last_error=row["last_error"],
         allocation=allocation_record(row, shares), reason=reason,
         reason_round=row["decided_round"] if reason else 0,
+        admitted=row["admitted"], certificate=certificate_from(row["certificate"]),
+        opportunistic=row["opportunistic"], service_gpu_s=row["held_gpu_s"],
+        queued_s=row["queued_s"],
     )  # fmt: skip
 
 

@@ -8,17 +8,22 @@ import numpy as np
 import sqlalchemy as sa
 
 from db.copy import read_columns
+from db.rows import SERVICE_GPU_S
 from db.tables import LIVE
 from formulation.errors import NotFound
 from formulation.snapshot import (
     STATES,
     Allocations,
+    Avoids,
     Estimates,
     GpuType,
     Hold,
     Jobs,
+    Legs,
     Nodes,
+    Quotas,
     Snapshot,
+    Tenants,
     Workload,
 )
 from formulation.tables import Ints
@@ -29,7 +34,8 @@ FROM clusters WHERE name = :name
 """)
 
 _TYPES = sa.text("""
-SELECT id, name, memory_bytes FROM gpu_types WHERE cluster_id = :cluster ORDER BY ordinal
+SELECT id, name, memory_bytes, dollars_per_hour, watts FROM gpu_types
+WHERE cluster_id = :cluster ORDER BY ordinal
 """)
 
 _WORKLOADS = sa.text("""
@@ -52,6 +58,11 @@ SELECT name, tenant FROM jobs WHERE cluster_id = :cluster AND {LIVE} ORDER BY id
 """)  # noqa: S608 - a constant of db.tables
 
 
+_TENANTS = sa.text("""
+SELECT id, name, weight, borrow_gpus, lends FROM tenants WHERE cluster_id = :cluster ORDER BY name
+""")
+
+
 def _case(column: str, codes: dict[str, int]) -> str:
     cases = " ".join(f"WHEN '{name}' THEN {code}" for name, code in codes.items())
     return f"CASE {column} {cases} END::int8"
@@ -60,8 +71,11 @@ def _case(column: str, codes: dict[str, int]) -> str:
 _JOBS = f"""
 SELECT j.id, j.version, {_case("j.state", {s.value: i for i, s in enumerate(STATES)})}, j.workload_id,
     j.iterations::float8, greatest(j.iterations - j.iterations_done, 0)::float8, j.requested_gpus,
-    coalesce(t.id, 0), j.queue,
-    j.weight, j.guaranteed, j.movable, j.deadline_s, extract(epoch FROM j.created_at)::float8,
+    coalesce(t.id, 0), j.pinned_type, j.queue,
+    j.weight, j.guaranteed, j.movable, j.deadline_s, j.admitted, j.opportunistic,
+    extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.queued_at)::float8,
+    coalesce(extract(epoch FROM j.since_at), 0)::float8,
+    {SERVICE_GPU_S},
     j.restart_s, j.generation, coalesce(j.cell_type_id, 0), coalesce(j.cell_gpus, 0),
     coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0)
 FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
@@ -70,11 +84,13 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 
 _JOB_COLUMNS = {
     "id": "int8", "version": "int8", "state": "int8", "workload": "int8",
-    "iterations": "float8", "iterations_left": "float8", "requested_gpus": "int8", "requested_type": "int8",
+    "iterations": "float8", "iterations_left": "float8", "requested_gpus": "int8",
+    "requested_type": "int8", "pinned_type": "bool",
     "queue": "int8", "weight": "float8", "guaranteed": "bool", "movable": "bool",
-    "deadline_s": "float8", "submit_s": "float8", "restart_s": "float8", "generation": "int8",
-    "current_type": "int8", "current_gpus": "int8", "current_degree": "int8",
-    "current_plan": "int8",
+    "deadline_s": "float8", "admitted": "bool", "opportunistic": "bool",
+    "submit_s": "float8", "queued_s": "float8", "since_s": "float8", "service_gpu_s": "float8",
+    "restart_s": "float8", "generation": "int8", "current_type": "int8", "current_gpus": "int8",
+    "current_degree": "int8", "current_plan": "int8",
 }  # fmt: skip
 
 _ESTIMATES = f"""
@@ -101,6 +117,37 @@ _ALLOCATION_COLUMNS = {
 }  # fmt: skip
 
 
+_QUOTAS = """
+SELECT q.tenant_id, coalesce(q.gpu_type_id, 0), q.gpus
+FROM quotas q JOIN tenants n ON n.id = q.tenant_id LEFT JOIN gpu_types t ON t.id = q.gpu_type_id
+WHERE n.cluster_id = {cluster} ORDER BY n.name, t.ordinal NULLS FIRST
+"""
+
+_QUOTA_COLUMNS = {"tenant": "int8", "gpu_type": "int8", "gpus": "int8"}
+
+_AVOIDS = f"""
+SELECT v.job_id, v.node_id FROM job_avoids v JOIN jobs j ON j.id = v.job_id
+JOIN nodes n ON n.id = v.node_id
+WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
+"""  # noqa: S608 - constants only
+
+_AVOID_COLUMNS = {"job": "int8", "node": "int8"}
+
+_LEGS = f"""
+SELECT j.id, (l.leg->>'start_s')::float8, (l.leg->>'end_s')::float8, t.id,
+    (l.leg->>'gpus')::int8, (l.leg->>'pipeline_degree')::int8, p.id
+FROM jobs j CROSS JOIN LATERAL jsonb_array_elements(j.certificate) WITH ORDINALITY AS l(leg, place)
+JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = l.leg->>'gpu_type'
+JOIN plans p ON p.cluster_id = j.cluster_id AND p.name = l.leg->>'plan'
+WHERE j.cluster_id = {{cluster}} AND j.{LIVE} AND j.admitted ORDER BY j.id, l.place
+"""  # noqa: S608 - constants only
+
+_LEG_COLUMNS = {
+    "job": "int8", "start_s": "float8", "end_s": "float8", "gpu_type": "int8", "gpus": "int8",
+    "pipeline_degree": "int8", "plan": "int8",
+}  # fmt: skip
+
+
 def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     """Return the cluster's snapshot; nodes not heard for ``silence_s`` are not schedulable.
 
@@ -122,10 +169,19 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     )
     jobs, job_at = _jobs(connection, cluster.id, type_at, workload_at, plan_at)
     a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), _ALLOCATION_COLUMNS)
+    tenants, quotas = _tenants(connection, cluster.id, type_at)
+    avoids = read_columns(connection, _AVOIDS.format(cluster=cluster.id), _AVOID_COLUMNS)
+    legs = read_columns(connection, _LEGS.format(cluster=cluster.id), _LEG_COLUMNS)
+    legs |= {"job": job_at.of(legs["job"]), "gpu_type": type_at.of(legs["gpu_type"]),
+             "plan": plan_at.of(legs["plan"])}  # fmt: skip
     return Snapshot(
         cluster=name, epoch=cluster.epoch, round_number=cluster.last_round + 1,
         now_s=cluster.now_s,
-        gpu_types=tuple(GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in types),
+        gpu_types=tuple(
+            GpuType(name=t.name, memory_bytes=t.memory_bytes,
+                    dollars_per_hour=t.dollars_per_hour, watts=t.watts)
+            for t in types
+        ),
         nodes=Nodes(
             name=tuple(n.name for n in nodes),
             gpu_type=type_at.of(np.array([n.gpu_type_id for n in nodes], np.int64)),
@@ -145,6 +201,9 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
             job=job_at.of(a["job"]), node=node_at.of(a["node"]), gpu=a["gpu"], hold=a["hold"],
             generation=a["generation"],
         ),
+        tenants=tenants, quotas=quotas,
+        avoids=Avoids(job=job_at.of(avoids["job"]), node=node_at.of(avoids["node"])),
+        legs=Legs(**legs),
     )  # fmt: skip
 
 
@@ -173,16 +232,30 @@ def _jobs(
         name=tuple(row.name for row in names), version=j["version"], state=j["state"],
         workload=workload_at.of(j["workload"]), iterations=j["iterations"],
         iterations_left=j["iterations_left"], requested_gpus=j["requested_gpus"],
-        requested_type=type_at.of(j["requested_type"]),
+        requested_type=type_at.of(j["requested_type"]), pinned_type=j["pinned_type"],
         tenant=tuple(row.tenant for row in names), queue=j["queue"], weight=j["weight"],
         guaranteed=j["guaranteed"], movable=j["movable"], deadline_s=j["deadline_s"],
-        pinned_type=np.zeros(len(names), np.bool_), admitted=np.zeros(len(names), np.bool_),
-        opportunistic=np.zeros(len(names), np.bool_), queued_s=j["submit_s"],
-        since_s=np.zeros(len(names)), service_gpu_s=np.zeros(len(names)),
+        admitted=j["admitted"], opportunistic=j["opportunistic"], queued_s=j["queued_s"],
+        since_s=j["since_s"], service_gpu_s=j["service_gpu_s"],
         submit_s=j["submit_s"], restart_s=j["restart_s"], generation=j["generation"],
         current_type=type_at.of(j["current_type"]), current_gpus=j["current_gpus"],
         current_degree=j["current_degree"], current_plan=plan_at.of(j["current_plan"], absent=0),
     ), _Index(j["id"])  # fmt: skip
+
+
+def _tenants(connection: sa.Connection, cluster: int, type_at: _Index) -> tuple[Tenants, Quotas]:
+    rows = connection.execute(_TENANTS, {"cluster": cluster}).all()
+    q = read_columns(connection, _QUOTAS.format(cluster=cluster), _QUOTA_COLUMNS)
+    tenants = Tenants(
+        name=tuple(row.name for row in rows),
+        weight=np.array([row.weight for row in rows], np.float64),
+        borrow_gpus=np.array([row.borrow_gpus for row in rows], np.int64),
+        lends=np.array([row.lends for row in rows], np.bool_),
+    )
+    at = _Index([row.id for row in rows])
+    return tenants, Quotas(
+        tenant=at.of(q["tenant"]), gpu_type=type_at.of(q["gpu_type"]), gpus=q["gpus"]
+    )
 
 
 def _estimates(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
-from db import agents, migrate, prune, reads, requests, rounds, snapshot
+from db import agents, migrate, prune, reads, requests, rounds, snapshot, tenants
 from db.engine import Database
 from db.observe import observe
 from db.writer import PostgresWriter
@@ -24,6 +24,7 @@ from formulation.resources import (
     RoundCommit,
     RoundRecord,
     RoundSummary,
+    TenantSpec,
 )
 from formulation.snapshot import Snapshot, Workload
 
@@ -108,6 +109,11 @@ class PostgresStore:
         """Return jobs in order of submission, and the next cursor."""
         with self._database.read() as connection:
             return reads.list_jobs(connection, cluster, states, after, limit)
+
+    def list_tenants(self, cluster: str) -> list[TenantSpec]:
+        """Return the tenants that have settings."""
+        with self._database.read() as connection:
+            return tenants.list_tenants(connection, cluster)
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
         """Return what happened to a job."""

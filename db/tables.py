@@ -39,8 +39,14 @@ def _count(name: str, default: int | None = 0) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False, server_default=default_sql)
 
 
-def _real(name: str, *, nullable: bool = False) -> sa.Column[float]:
-    return sa.Column(name, DOUBLE_PRECISION, nullable=nullable)
+def _real(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column[float]:
+    default_sql = None if default is None else sa.text(default)
+    return sa.Column(name, DOUBLE_PRECISION, nullable=nullable, server_default=default_sql)
+
+
+def _flag(name: str, *, default: bool = False) -> sa.Column[bool]:
+    default_sql = sa.true() if default else sa.false()
+    return sa.Column(name, sa.Boolean, nullable=False, server_default=default_sql)
 
 
 def _text(name: str, *, default: str | None = None, primary_key: bool = False) -> sa.Column[str]:
@@ -81,8 +87,12 @@ gpu_types = sa.Table(
     _text("name"),
     _count("memory_bytes", None),
     _count("ordinal", None),
+    _real("dollars_per_hour", default="0"),  # of one GPU; 0: not known
+    _real("watts", default="0"),  # of one busy GPU; 0: not known
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("memory_bytes > 0", name="memory"),
+    sa.CheckConstraint("dollars_per_hour >= 0 AND dollars_per_hour < 'Infinity'", name="dollars"),
+    sa.CheckConstraint("watts >= 0 AND watts < 'Infinity'", name="watts"),
 )  # fmt: skip
 
 agents = sa.Table(
@@ -168,6 +178,7 @@ jobs = sa.Table(
     _count("iterations", None),
     _count("requested_gpus", None),
     _text("requested_type", default=""),
+    _flag("pinned_type"),
     _text("tenant", default=""),
     _count("queue", 1),
     _real("weight"),
@@ -187,6 +198,12 @@ jobs = sa.Table(
     _moment("created_at"),
     _moment("started_at", nullable=True),
     _moment("ended_at", nullable=True),
+    _moment("queued_at"),  # when it last began to wait
+    _moment("since_at", nullable=True),  # when its present allocation began
+    _real("service_gpu_s", default="0"),  # of earlier allocations
+    _flag("admitted"),
+    sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    _flag("opportunistic"),
     # the Cell it runs on and the node whose agent reports for the gang
     _ref("cell_type_id", "gpu_types.id", nullable=True),
     sa.Column("cell_gpus", sa.BigInteger),
@@ -208,10 +225,49 @@ jobs = sa.Table(
         " ELSE num_nonnulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate) = 0 END",
         name="cell",
     ),
+    sa.CheckConstraint("NOT pinned_type OR requested_type <> ''", name="pinned_type"),
+    sa.CheckConstraint("(since_at IS NOT NULL) = (state IN " + one_of(sorted(ACTIVE)) + ")",
+                       name="since"),
+    sa.CheckConstraint("service_gpu_s >= 0 AND service_gpu_s < 'Infinity'", name="service"),
+    sa.CheckConstraint("jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
+                       name="certificate"),
+    sa.CheckConstraint("NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)),
+                       name="opportunistic"),
 )  # fmt: skip
 
 LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
 sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
+
+job_avoids = sa.Table(
+    "job_avoids", metadata,
+    _ref("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
+    _ref("node_id", "nodes.id", primary_key=True),
+    sa.Index(None, "node_id"),
+)  # fmt: skip
+
+tenants = sa.Table(
+    "tenants", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("name"),
+    _real("weight"),
+    _count("borrow_gpus", -1),  # beyond its quota; -1: any number
+    _flag("lends", default=True),
+    sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint("weight >= 0 AND weight < 'Infinity'", name="weight"),
+    sa.CheckConstraint("borrow_gpus >= -1", name="borrow"),
+)  # fmt: skip
+
+quotas = sa.Table(
+    "quotas", metadata,
+    _key(),
+    _ref("tenant_id", "tenants.id", ondelete="CASCADE"),
+    _ref("gpu_type_id", "gpu_types.id", nullable=True),  # NULL: of any type
+    _count("gpus", None),
+    sa.Index("uq_quotas_tenant_id", "tenant_id", sa.text("coalesce(gpu_type_id, 0)"), unique=True),
+    sa.Index(None, "gpu_type_id"),
+    sa.CheckConstraint("gpus >= 0", name="gpus"),
+)  # fmt: skip
 
 job_history = sa.Table(
     "job_history", metadata,
@@ -266,6 +322,8 @@ decisions = sa.Table(
     sa.Column("reason", JSONB),
     _real("restart_price"),
     _text("skipped", default=""),
+    _flag("admitted"),
+    _flag("opportunistic"),
     sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
                             ondelete="CASCADE"),
 )  # fmt: skip

@@ -55,6 +55,7 @@ _LOCK = sa.text("SELECT id, name, revision FROM clusters WHERE name = :name FOR 
 _LOCK_JOBS = sa.text("SELECT id FROM jobs WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE")
 
 _ADVANCE = sa.text("""
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at)
 UPDATE jobs j SET
     state = c.state,
     version = j.version + CASE WHEN c.quiet THEN 0 ELSE 1 END,
@@ -65,13 +66,20 @@ UPDATE jobs j SET
     started_at = CASE WHEN c.event IN ('ran', 'finish') THEN coalesce(j.started_at, now())
         ELSE j.started_at END,
     ended_at = CASE WHEN c.terminal THEN now() END,
+    queued_at = CASE WHEN c.event = 'release' OR NOT (j.since_at IS NULL OR c.active OR c.terminal)
+        THEN clock.at ELSE j.queued_at END,
+    since_at = CASE WHEN NOT c.active THEN NULL WHEN c.gpus IS NULL THEN j.since_at ELSE clock.at END,
+    service_gpu_s = j.service_gpu_s + CASE
+        WHEN j.since_at IS NULL OR (c.active AND c.gpus IS NULL) THEN 0
+        ELSE j.cell_gpus * greatest(extract(epoch FROM clock.at - j.since_at)::float8, 0) END,
+    opportunistic = j.opportunistic AND c.active,
     cell_type_id = CASE WHEN c.active THEN coalesce(c.type_id, j.cell_type_id) END,
     cell_gpus = CASE WHEN c.active THEN coalesce(c.gpus, j.cell_gpus) END,
     cell_degree = CASE WHEN c.active THEN coalesce(c.degree, j.cell_degree) END,
     cell_plan_id = CASE WHEN c.active THEN coalesce(c.plan_id, j.cell_plan_id) END,
     cell_rate = CASE WHEN c.active THEN coalesce(c.rate, j.cell_rate) END,
     leader_id = coalesce(c.leader_id, j.leader_id)
-FROM json_to_recordset(CAST(:rows AS json)) AS c(
+FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
     id bigint, event text, state text, quiet boolean, active boolean, terminal boolean, error text,
     generation bigint, type_id bigint, gpus bigint, degree bigint, plan_id bigint, rate float8,
     leader_id bigint

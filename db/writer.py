@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from db import inventory, workloads
+from db import tenants as settings
 from db.documents import dumps
 from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
 from db.turn import Change, Turn
@@ -22,6 +23,7 @@ from formulation.resources import (
     JobSpec,
     NodeRecord,
     NodeSpec,
+    TenantSpec,
 )
 from formulation.snapshot import GpuType
 
@@ -144,6 +146,14 @@ class PostgresWriter:
         turn.apply([Change(job=job, state=state, event=event)])
         turn.end()
         return jobs_named(self._connection, turn.cluster, [name])[0]
+
+    def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
+        """Create tenants or replace their settings, all or none."""
+        return settings.upsert(Turn.take(self._connection, cluster), tenants)
+
+    def delete_tenants(self, cluster: str, names: Sequence[str]) -> None:
+        """Forget the settings of tenants."""
+        settings.delete(Turn.take(self._connection, cluster), names)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

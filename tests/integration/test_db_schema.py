@@ -146,12 +146,12 @@ def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Da
                 cell = sa.text("""
                     UPDATE jobs b SET state = CAST(:state AS text), cell_type_id = a.cell_type_id,
                         cell_gpus = 1, cell_degree = 1, cell_plan_id = a.cell_plan_id,
-                        cell_rate = 1, leader_id = a.leader_id
+                        cell_rate = 1, leader_id = a.leader_id, since_at = now()
                     FROM jobs a WHERE a.name = 'a' AND b.name = 'b'
                 """)
                 clear = sa.text("""
                     UPDATE jobs SET state = :state, cell_type_id = NULL, cell_gpus = NULL,
-                        cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL
+                        cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL, since_at = NULL
                     WHERE name = 'b'
                 """)
                 put = cell if before in ("starting", "running") else jump
@@ -169,7 +169,8 @@ def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Da
 def test_a_job_that_ended_cannot_own_gpus(running: Database) -> None:
     statement = """
         UPDATE jobs SET state = 'succeeded', cell_type_id = NULL, cell_gpus = NULL,
-            cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL WHERE name = 'a'
+            cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL, since_at = NULL
+        WHERE name = 'a'
     """
     refuse(running, statement, "cannot own GPUs")
 

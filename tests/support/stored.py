@@ -121,7 +121,7 @@ def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
         "created_s": snapshot.now_s, "options": {"solver": "greedy", "solve_limit_s": math.inf},
         "status": "feasible", "outcome": "", "objective": 1.0, "bound": math.inf, "gap": math.inf,
         "placed_score": 1.0, "greedy_objective": 1.0, "verified": True, "violations": (),
-        "snapshot_digest": digest(snapshot), "solver": "greedy", "work": (("greedy", 1.0),),
+        "snapshot_digest": digest(snapshot), "solver": "greedy", "work": (("greedy", 1.0),), "goals": (),
         "prices": {"a100": 0.5}, "used_gpus": {"a100": 1}, "seconds": {"load": 0.1},
         "running": 0, "waiting": 0, "started": 0, "suspended": 0, "changed": 0,
         "samples_per_s": 1.0, "unit": "samples/s", "versions": ("tessera 0",),
