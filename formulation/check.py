@@ -165,7 +165,12 @@ def score(problem: Problem, solution: Solution, placement: Placement | None = No
 
 
 def placed_value(problem: Problem, column: int, nodes: int) -> float:
-    """Return the value of ``column`` run over ``nodes`` nodes, in the problem's units."""
+    """Return the value of ``column`` run over ``nodes`` nodes, in the problem's units.
+
+    What a column is worth shrinks with its rate; what it costs (a value below 0) does not.
+    """
+    if problem.value[column] <= 0:
+        return float(problem.value[column])
     cell = int(problem.cell[column])
     share = problem.cells.rate_on(cell, nodes) / float(problem.cells.rate[cell])
     return share * float(problem.value[column])
@@ -174,4 +179,4 @@ def placed_value(problem: Problem, column: int, nodes: int) -> float:
 def migration_price(problem: Problem, job: int, column: int) -> float:
     """Return the restart price of moving ``job`` to other GPUs within ``column`` (problem's units)."""
     gross = float(problem.value[column] + problem.restart_price[column])
-    return gross * float(problem.restart_share[job])
+    return abs(gross) * float(problem.restart_share[job])

@@ -114,7 +114,7 @@ def _run(
     price = float(problem.restart_price[column])
     if job in placement.migrated:
         gross = float(problem.value[column] + problem.restart_price[column])
-        price = gross * float(problem.restart_share[job])
+        price = abs(gross) * float(problem.restart_share[job])
     if STATES[int(jobs.state[job])] not in ACTIVE or before is None:
         kind = DecisionKind.START
     elif jobs.current_type[job] != cells.gpu_type[cell]:

@@ -3,11 +3,13 @@
     objective = stage { "then" stage }
     stage     = term { "+" term } [ "within" percent "%" ]
     term      = [ weight "*" ] name
+    percent   = a number from 0 to below 100
 
 ``finish-time-fairness then throughput`` first makes the worst-off job as well off as can be, then
 maximises throughput among the answers that do. ``max-min within 5% then throughput`` lets the later stages
 give away 5 % of what the stage before reached. ``0.7*throughput + 0.3*jct`` adds values. Fairness
-objectives are compared job by job and have no sum, so they stand alone in their stage.
+objectives are compared job by job and have no sum, so they stand alone in their stage. Terms of weight 0
+say nothing and are left out, and a term that stands alone has weight 1 whatever is written.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ OBJECTIVES: Final = (*LINEAR, *LEXICOGRAPHIC)
 
 _WITHIN = re.compile(r"^(?P<sum>.*?)(?:\s+within\s+(?P<percent>[0-9.]+)\s*%)?$", re.DOTALL)
 _TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)$")
+_PLUS = re.compile(r"(?<![0-9.][eE])\+")  # that of 1e+3 adds nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ def parse(text: str) -> tuple[Stage, ...]:
         InvalidInput: it is not an objective; the message says what is.
     """
     stages = tuple(_stage(part.strip()) for part in re.split(r"\bthen\b", text))
-    if len({s.name for s in stages}) != len(stages):
+    if len({frozenset(s.terms) for s in stages}) != len(stages):
         raise InvalidInput("objective", f"{text!r} names a stage twice")
     if stages[-1].lexicographic:
         return (*stages, Stage(terms=(Term(objective="throughput"),)))
@@ -79,9 +82,9 @@ def _stage(text: str) -> Stage:
     found = _WITHIN.match(text)
     if found is None:
         raise _wrong(text)
-    terms = tuple(_term(part.strip()) for part in found["sum"].split(" + "))
-    if all(term.weight == 0 for term in terms):
-        raise InvalidInput("objective", f"{text!r}: all weights are 0; give one a positive weight")
+    terms = tuple(_term(part.strip()) for part in _PLUS.split(found["sum"]))
+    if len({term.objective for term in terms}) != len(terms):
+        raise InvalidInput("objective", f"{text!r} names an objective twice; add its weights up")
     if len(terms) > 1 and any(term.objective in LEXICOGRAPHIC for term in terms):
         raise InvalidInput(
             "objective",
@@ -90,6 +93,11 @@ def _stage(text: str) -> Stage:
     tolerance = _number(found["percent"] or "0") / 100
     if not 0 <= tolerance < 1:
         raise InvalidInput("objective", f"{text!r}: the tolerance must lie in [0, 100) %")
+    terms = tuple(term for term in terms if term.weight > 0)
+    if not terms:
+        raise InvalidInput("objective", f"{text!r}: all weights are 0; give one a positive weight")
+    if len(terms) == 1:
+        terms = (Term(objective=terms[0].objective),)
     return Stage(terms=terms, tolerance=tolerance)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from formulation.cells import Cells
+from formulation.errors import ProblemTooLarge
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from formulation.tables import Floats
@@ -16,14 +17,23 @@ def work_left(snapshot: Snapshot) -> Floats:
 
 
 def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
-    """Return each job's weight times its tenant's and its queue's (Eq. 5)."""
+    """Return each job's weight times its tenant's and its queue's (Eq. 9).
+
+    Raises:
+        ProblemTooLarge: a product is not finite.
+    """
     jobs, tenants = snapshot.jobs, snapshot.tenants
     weight = np.array(jobs.weight)
-    if len(tenants):
-        by_name = dict(zip(tenants.name, tenants.weight.tolist(), strict=True))
-        weight *= np.array([by_name.get(name, 1.0) for name in jobs.tenant])
-    for queue, factor in policy.weight_of_queue.items():
-        weight[jobs.queue == queue] *= factor
+    with np.errstate(over="ignore"):
+        if len(tenants):
+            by_name = dict(zip(tenants.name, tenants.weight.tolist(), strict=True))
+            weight *= np.array([by_name.get(name, 1.0) for name in jobs.tenant])
+        for queue, factor in policy.weight_of_queue.items():
+            weight[jobs.queue == queue] *= factor
+    if not np.isfinite(weight).all():
+        raise ProblemTooLarge(
+            "weight", "a job's, its tenant's and its queue's multiply to infinity"
+        )
     return weight
 
 

@@ -52,10 +52,11 @@ def state(
     Raises:
         ProblemTooLarge: a value or a row would overflow.
     """
-    draft = with_needs(
-        first_draft(snapshot, policy, admission, every_cell=published, waived=waived)
-    )
-    for rule in PHYSICAL if published else (*PHYSICAL, *PROMISES):
+    draft = first_draft(snapshot, policy, admission, every_cell=published, waived=waived)
+    for rule in PHYSICAL:
+        draft = rule(draft)
+    draft = with_needs(draft)
+    for rule in () if published else PROMISES:
         draft = rule(draft)
     goals = goals_of(draft)
     return Statement(

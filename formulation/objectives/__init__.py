@@ -7,6 +7,7 @@ that drop the columns for which an objective lacks data, each with a reason.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,10 @@ import numpy as np
 from formulation.draft import Draft
 from formulation.goals import Goal, Levels, Linear
 from formulation.grammar import Stage
+from formulation.objectives.completion import completion_time, makespan
+from formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
+from formulation.objectives.fairness import finish_time_fairness, max_min
+from formulation.objectives.owed import jobs_without_weight_wait
 from formulation.objectives.throughput import throughput
 from formulation.objectives.values import Valued
 from formulation.problem import VALUE_SCALE, scaled
@@ -21,35 +26,58 @@ from formulation.problem import VALUE_SCALE, scaled
 LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
     "throughput": throughput,
     "deadline": throughput,  # deadlines are promises, kept by rows; among what keeps them, throughput decides
+    "jct": completion_time,
+    "cost": cost,
 }
-LEVELS_OF: Final[dict[str, Callable[[Draft], Levels]]] = {}
-NEEDS: Final[dict[str, Callable[[Draft], Draft]]] = {}
+LEVELS_OF: Final[dict[str, Callable[[Draft], Levels]]] = {
+    "finish-time-fairness": finish_time_fairness,
+    "max-min": max_min,
+    "makespan": makespan,
+}
+NEEDS: Final[dict[str, Callable[[Draft], Draft]]] = {"cost": priced_and_fast_enough}
 
 
 def with_needs(draft: Draft) -> Draft:
-    """Return the draft without the columns that its objectives cannot judge."""
+    """Return the draft without the columns that its objectives cannot judge, or are not to judge."""
+    draft = jobs_without_weight_wait(draft)
     for stage in draft.policy.stages:
         for term in stage.terms:
-            if term.weight > 0 and term.objective in NEEDS:
+            if term.objective in NEEDS:
                 draft = NEEDS[term.objective](draft)
     return draft
 
 
 def goals_of(draft: Draft) -> tuple[Goal, ...]:
-    """Return what the policy's stages mean for ``draft``, in order; the last is a sum."""
+    """Return what the policy's stages mean for ``draft``, in order; the last is a sum.
+
+    Cost alone is least where nothing runs: unless an earlier sum says what is to run, the greatest
+    weight of running jobs comes before it (Eq. 12).
+    """
     found: list[Goal] = []
+    rewarded = False  # an earlier sum rewards running
     for stage in draft.policy.stages:
-        found.append(_levels(draft, stage) if stage.lexicographic else _sum(draft, stage))
+        if stage.lexicographic:
+            found.append(_levels(draft, stage))
+            continue
+        if _only_cost(stage) and not rewarded:
+            found.append(jobs_running(draft))
+        rewarded = rewarded or not _only_cost(stage)
+        found.append(_sum(draft, stage))
     return tuple(found)
 
 
+def _only_cost(stage: Stage) -> bool:
+    return all(term.objective == "cost" for term in stage.terms)
+
+
 def _levels(draft: Draft, stage: Stage) -> Levels:
-    return LEVELS_OF[stage.terms[0].objective](draft)
+    levels = LEVELS_OF[stage.terms[0].objective](draft)
+    return replace(levels, depth=draft.policy.fairness_levels, tolerance=stage.tolerance)
 
 
 def _sum(draft: Draft, stage: Stage) -> Linear:
-    parts = [(t.weight, LINEAR_VALUES[t.objective](draft)) for t in stage.terms if t.weight > 0]
-    alone = len(parts) == 1 and parts[0][0] == 1.0
+    parts = [(t.weight, LINEAR_VALUES[t.objective](draft)) for t in stage.terms]
+    alone = len(parts) == 1
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
     nothing = np.zeros(len(draft.cell))
     gross = scaled(sum((weight * v.gross for weight, v in parts), nothing), scale)

@@ -1,9 +1,13 @@
-"""What a linear objective says of each column."""
+"""What an objective says of each column: a worth that is summed, or a level that is compared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.goals import Levels
 from formulation.problem import VALUE_SCALE
 from formulation.tables import Floats
 
@@ -20,3 +24,14 @@ class Valued:
     price: Floats
     unit: str
     scale: float = float(VALUE_SCALE)
+
+
+def compared(
+    draft: Draft, *, name: str, unit: str, level: Floats, waiting: Floats, sign: int = 1
+) -> Levels:
+    """Return the levels where jobs without weight, and those without any Cell, count nowhere: -inf."""
+    counts = (draft.weight > 0) & ~np.isnan(draft.reference)
+    return Levels(
+        name=name, unit=unit, sign=sign, level=np.where(counts[draft.job], level, -np.inf),
+        waiting=np.where(counts, waiting, -np.inf),
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Finishing early: mean completion time as a sum, makespan as levels, and the time to finish under both."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.goals import Levels
+from formulation.objectives.values import Valued, compared
+from formulation.problem import VALUE_SCALE
+from formulation.rates import work_left
+from formulation.tables import Floats
+
+JCT_SCALE: Final = 100.0 * VALUE_SCALE
+"""Of a job with months to go a horizon does a thousandth: that too must keep four digits."""
+
+
+def completion_time(draft: Draft) -> Valued:
+    """Return how much of each job's weight a restart horizon on each column would finish (Eq. 10).
+
+    Greatest weight over remaining time first is Smith's rule for the weighted mean completion time. A
+    job with less than a round to go is worth what it would be with a round to go.
+    """
+    policy = draft.policy
+    with np.errstate(invalid="ignore"):
+        remaining_s = work_left(draft.snapshot) / draft.reference
+        worth = draft.weight / draft.reference
+        worth *= policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)
+    gross = worth[draft.job] * draft.rate
+    return Valued(
+        gross=gross, price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
+        unit="jobs finished in a horizon", scale=JCT_SCALE,
+    )  # fmt: skip
+
+
+def restart_paid_s(draft: Draft) -> Floats:
+    """Return the seconds that each column loses to a restart, float64[columns]; 0: it runs already."""
+    return np.where(draft.starts, draft.snapshot.jobs.restart_s[draft.job], 0.0)
+
+
+def time_to_finish_s(draft: Draft, later: Floats) -> tuple[Floats, Floats]:
+    """Return the seconds until each job ends, by column and for those that wait (Eq. 15).
+
+    ``later`` is float64[jobs], the samples/s that a job is taken to get after this round, for the price of
+    a restart. A column is kept to the end where that is sooner. No column is worse than waiting.
+    """
+    jobs, job, round_s = draft.snapshot.jobs, draft.job, draft.policy.round_s
+    work, paid = work_left(draft.snapshot), restart_paid_s(draft)
+    left = np.maximum(0.0, work[job] - draft.rate * np.maximum(0.0, round_s - paid))
+    with np.errstate(invalid="ignore"):
+        stays = paid + work[job] / draft.rate
+        changes = round_s + jobs.restart_s[job] + left / later[job]
+        waits = round_s + jobs.restart_s + work / later
+    return np.minimum(stays, changes), waits
+
+
+def makespan(draft: Draft) -> Levels:
+    """Return the seconds until each job ends, at its reference rate after this round (Eq. 18)."""
+    level, waiting = time_to_finish_s(draft, draft.reference)
+    return compared(draft, name="makespan", unit="s", level=level, waiting=waiting)

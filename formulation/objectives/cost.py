@@ -1,0 +1,86 @@
+"""Cost: dollars or watts of what runs, and what it needs to know (Eqs. 11 and 12)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.goals import Linear
+from formulation.objectives.owed import owed
+from formulation.objectives.values import Valued
+from formulation.problem import VALUE_SCALE, jobwise, scaled
+from formulation.reasons import Reason, ReasonCode
+from formulation.tables import Bools, Floats
+
+_FORGIVEN: Final = 1e-9
+"""Relative error of a rate that does not put it below the floor."""
+
+
+def price_of_gpu(draft: Draft) -> Floats:
+    """Return dollars/h or kW of one GPU of each type, float64[types]; 0: not known."""
+    types = draft.snapshot.gpu_types
+    if draft.policy.cost_of == "watts":
+        return np.array([t.watts / 1000 for t in types])
+    return np.array([t.dollars_per_hour for t in types])
+
+
+def cost(draft: Draft) -> Valued:
+    """Return what each column's GPUs cost, as a loss; a start costs its restart share on top (Eq. 11)."""
+    spent = draft.gpus * price_of_gpu(draft)[draft.gpu_type]
+    return Valued(
+        gross=-spent, price=np.where(draft.starts, spent * draft.restart_share[draft.job], 0.0),
+        unit="kW" if draft.policy.cost_of == "watts" else "dollars/h",
+    )  # fmt: skip
+
+
+def jobs_running(draft: Draft) -> Linear:
+    """Return the goal that the greatest weight of jobs runs, on whatever column (Eq. 12)."""
+    scale = float(VALUE_SCALE)
+    return Linear(
+        name="jobs running", unit="weight", value=scaled(draft.weight[draft.job], scale),
+        restart_price=np.zeros(len(draft.cell), np.int64), scale=scale,
+    )  # fmt: skip
+
+
+def priced_and_fast_enough(draft: Draft) -> Draft:
+    """Drop columns of types without a price and columns below the rate floor.
+
+    The floor is a share of the reference rate, or of the best rate that is left to the job where a pin
+    or an avoided node keeps it from that. The current column of a job that is owed its run stays.
+    """
+    unpriced = price_of_gpu(draft)[draft.gpu_type] == 0
+    best = jobwise(np.maximum, draft.rate, draft.job_start)
+    with np.errstate(invalid="ignore"):
+        floor = draft.policy.rate_floor * np.minimum(draft.reference, best)
+        slow = draft.rate < floor[draft.job] * (1 - _FORGIVEN)
+    stays = np.zeros(len(draft.cell), dtype=np.bool_)
+    stays[draft.current[owed(draft) & (draft.current >= 0)]] = True
+    keep = ~(unpriced | slow) | stays
+    left = np.bincount(draft.job[keep], minlength=len(draft.current))
+    lost = np.flatnonzero(draft.has_columns & (left == 0)).tolist()
+    return draft.only(keep, {job: _missing(draft, job, unpriced) for job in lost})
+
+
+def _missing(draft: Draft, job: int, unpriced: Bools) -> Reason:
+    mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    types = [
+        draft.snapshot.gpu_types[t].name
+        for t in np.unique(draft.gpu_type[mine][unpriced[mine]]).tolist()
+    ]
+    names, field = ", ".join(types), _FIELD[draft.policy.cost_of]
+    message = f"the objective cost needs {field} of {names}"
+    if not unpriced[mine].all():
+        message += (
+            f"; on the other types no Cell reaches the rate floor, {draft.policy.rate_floor:g} of its"
+            " reference rate"
+        )
+    return Reason(
+        code=ReasonCode.MISSING_DATA, message=message,
+        next_step=f"set {field} of these GPU types, or choose another objective",
+        evidence=(("types", names), ("field", field), ("rate floor", f"{draft.policy.rate_floor:g}")),
+    )  # fmt: skip
+
+
+_FIELD: Final = {"dollars": "dollars_per_hour", "watts": "watts"}

@@ -1,0 +1,114 @@
+"""Fairness between jobs, as levels: finish-time fairness (Themis) and least attained service (Gavel)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.cells import undominated
+from formulation.draft import Draft
+from formulation.goals import Levels
+from formulation.lifecycle import SCHEDULABLE
+from formulation.objectives.completion import restart_paid_s, time_to_finish_s
+from formulation.objectives.values import compared
+from formulation.snapshot import STATE_CODE
+from formulation.tables import Bools, Floats, Ints
+
+
+def finish_time_fairness(draft: Draft) -> Levels:
+    """Return rho: a job's finish time as it shares, over its finish time on its fair share alone (Eq. 16).
+
+    Themis (NSDI'20), section 3. A job that waits is taken to get its fair share from the next round on.
+    """
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    fair = fair_rate(draft)
+    level, waiting = time_to_finish_s(draft, fair)
+    age_s = np.maximum(0.0, snapshot.now_s - jobs.submit_s)
+    alone_s = np.maximum(draft.policy.round_s, jobs.iterations * snapshot.global_batch / fair)
+    return compared(
+        draft, name="finish-time-fairness", unit="rho",
+        level=(age_s[draft.job] + level) / alone_s[draft.job], waiting=(age_s + waiting) / alone_s,
+    )  # fmt: skip
+
+
+def max_min(draft: Draft) -> Levels:
+    """Return the service of each job so far and in this round over its weight, sign turned (Eq. 17).
+
+    Gavel (OSDI'20), section 4.1. Service is in GPU-seconds; a round on a column counts as many as the
+    requested GPUs would have taken for the same work at the reference rate.
+    """
+    jobs, job = draft.snapshot.jobs, draft.job
+    runs_s = np.maximum(0.0, draft.policy.round_s - restart_paid_s(draft))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        served = jobs.requested_gpus[job] * (draft.rate / draft.reference[job]) * runs_s
+        level = -(jobs.service_gpu_s[job] + served) / draft.weight[job]
+        waiting = -jobs.service_gpu_s / draft.weight
+    return compared(
+        draft, name="max-min", unit="GPU-seconds", level=level, waiting=waiting, sign=-1
+    )
+
+
+def fair_share(draft: Draft) -> Floats:
+    """Return each job's share of every type's GPUs: its weight among jobs that may run, float64[jobs]."""
+    codes = [STATE_CODE[state] for state in SCHEDULABLE]
+    shares = np.isin(draft.snapshot.jobs.state, codes) & ~np.isnan(draft.reference)
+    weight = np.where(shares, draft.weight, 0.0)
+    weight /= max(weight.max(initial=0.0), np.finfo(np.float64).tiny)  # the sum stays finite
+    weight /= max(weight.sum(), 1.0)
+    return weight
+
+
+def fair_rate(draft: Draft) -> Floats:
+    """Return f_j, samples/s of each job alone on its fair share, float64[jobs] (Eq. 14).
+
+    Jobs with the same Cells to choose from share one function of the share, which is computed at its
+    corners. Where nothing is to be had (no Cell, no share) it is the least positive number that
+    divides safely: such jobs have no columns, or count nowhere.
+    """
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    share, capacity = fair_share(draft), snapshot.schedulable_gpus()
+    pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
+    useful = undominated(draft.cells)
+    fair = np.zeros(len(jobs))
+    key = jobs.workload * (len(snapshot.gpu_types) + 1) + pin + 1
+    order = np.argsort(key, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        if not len(mine):
+            continue
+        shares, where = np.unique(share[mine], return_inverse=True)
+        cells = _cells_of(draft, int(jobs.workload[mine[0]]), int(pin[mine[0]]), useful)
+        at, slope = _corners(draft, cells, capacity)
+        best = np.full(len(shares), np.inf)
+        for level, rise in zip(at.tolist(), slope.tolist(), strict=True):
+            np.minimum(best, level + shares * rise, out=best)
+        fair[mine] = best[where]
+    return np.maximum(fair, 1e-100)
+
+
+def _cells_of(draft: Draft, workload: int, pin: int, useful: Bools) -> Ints:
+    """Return the undominated Cells of ``workload``, of the type ``pin`` alone unless that is -1."""
+    table = draft.cells
+    first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
+    span = slice(first, last)
+    return first + np.flatnonzero(useful[span] & ((pin < 0) | (table.gpu_type[span] == pin)))
+
+
+def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]:
+    """Return where the dual of (14) bends, and the sum over types that multiplies the share there.
+
+    By type it is the upper envelope of the lines (r_c - l) / n_c and of 0, times the type's GPUs.
+    """
+    rate, gpus = draft.cells.rate[cells], draft.cells.gpus[cells]
+    kind = draft.cells.gpu_type[cells]
+    some = np.unique(kind)
+    groups = [(rate[kind == t], gpus[kind == t], float(capacity[t])) for t in some.tolist()]
+    found = [np.zeros(1), rate]
+    for r, n, _ in groups:
+        one, other = np.triu_indices(len(r), 1)  # by rising gpus, each count once
+        found.append((r[one] * n[other] - r[other] * n[one]) / (n[other] - n[one]))
+    at = np.concatenate(found)
+    at = np.unique(at[(at >= 0) & (at <= rate.max(initial=0.0))])
+    slope = np.zeros(len(at))
+    for r, n, all_gpus in groups:
+        height = ((r - at[:, np.newaxis]) / n).max(axis=1)
+        slope += all_gpus * np.maximum(0.0, height)
+    return at, slope
