@@ -1,0 +1,81 @@
+"""ElasticFlow: the least share that meets each deadline, then the rest where it gains most."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.rates import work_left
+from formulation.tables import Bools, Floats, Ints
+from solvers.policies.base import Seen
+from solvers.policies.packing import Options, Packing, options_of
+
+
+class ElasticFlow:
+    """ElasticFlow (ASPLOS'23); with ``loosened`` deadlines ElasticFlow-LS, as Arena and Crius compare with.
+
+    Admission: jobs get their minimum satisfactory share, the least count whose rate meets the deadline, in
+    this order: running jobs with deadlines, waiting ones (by deadline, then arrival), running jobs
+    without, waiting ones. Without a deadline, or with ``loosened`` ones, the share is the least count
+    that runs at all. A waiting job whose deadline no count meets is not admitted; a running one is
+    treated as if it had none. Then GPUs left over go, one step of counts at a time, to the job whose
+    normalised throughput gains most by each added GPU (marginal return), while it gains at all.
+
+    The paper's cluster has one GPU type. Here each type is such a cluster: a running job stays on its type, a
+    waiting one goes to the type that it requested or, if it takes any, to the one with most GPUs free
+    that can meet its deadline. The paper lets a share change from slot to slot up to the deadline; one
+    share for all slots is built. Requested counts are not looked at.
+    """
+
+    def __init__(self, *, loosened: bool = False) -> None:
+        self.name = "elasticflow-ls" if loosened else "elasticflow"
+        self._loosened = loosened
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job."""
+        options = options_of(seen)
+        packing = Packing(options, seen.capacity)
+        deadline_s = seen.draft.snapshot.jobs.deadline_s
+        if self._loosened:
+            deadline_s = np.full(len(deadline_s), np.inf)
+        meets = _meets(seen, options, deadline_s)
+        hopeless = options.runs.copy()
+        hopeless[options.job[meets]] = False
+        deadline_s = np.where(hopeless, np.inf, deadline_s)
+        shares = _shares(options, meets | hopeless[options.job])
+        kind = options.gpu_type.tolist()
+        for job in _order(options, deadline_s).tolist():
+            packing.take_first(sorted(shares[job], key=lambda o: -packing.free[kind[o]]))
+        return_of = (options.rate / seen.draft.reference[options.job]).tolist()
+        gpus = options.gpus.tolist()
+        packing.grow(lambda a, b: (return_of[b] - return_of[a]) / (gpus[b] - gpus[a]))
+        return packing.choice
+
+
+def _meets(seen: Seen, options: Options, deadline_s: Floats) -> Bools:
+    """Return which options finish their job by its deadline, restart included, bool[options]."""
+    snapshot = seen.draft.snapshot
+    job = options.job
+    restarts = options.current[job] != np.arange(len(options))
+    left_s = deadline_s[job] - snapshot.now_s - restarts * snapshot.jobs.restart_s[job]
+    found: Bools = options.rate * np.maximum(left_s, 0.0) >= work_left(snapshot)[job]
+    return found
+
+
+def _shares(options: Options, meets: Bools) -> list[list[int]]:
+    """Return the minimum satisfactory share of each job on each type where it may run."""
+    runs, now = options.runs[options.job], options.current[options.job]
+    here = options.gpu_type == options.gpu_type[now] if len(options) else runs
+    usable = meets & np.where(runs, here, options.on_type)
+    picked = np.flatnonzero(usable)
+    first = np.ones(len(picked), dtype=np.bool_)  # options of a job rise by type, then by count
+    job, kind = options.job[picked], options.gpu_type[picked]
+    first[1:] = (job[1:] != job[:-1]) | (kind[1:] != kind[:-1])
+    least = np.zeros(len(options), dtype=np.bool_)
+    least[picked[first]] = True
+    return options.grouped(least)
+
+
+def _order(options: Options, deadline_s: Floats) -> Ints:
+    """Return the jobs in the order of admission."""
+    rank = 2 * np.isinf(deadline_s) + ~options.runs
+    return np.lexsort((np.arange(len(rank)), deadline_s, rank))

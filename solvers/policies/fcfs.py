@@ -1,0 +1,35 @@
+"""First come, first served: what was asked for, in the order of arrival."""
+
+from __future__ import annotations
+
+from formulation.tables import Ints
+from solvers.policies.base import Seen
+from solvers.policies.packing import Packing, options_of
+
+
+class Fcfs:
+    """Rigid scheduling in order of arrival (Arena section 5.1, baseline i).
+
+    A running job keeps what it has until it ends. A waiting job gets the GPU count that it requested on the
+    type that it requested, once there is room; the first that finds none blocks its type for all that
+    came later. Left open by the papers, and chosen here: a job that takes any type gets the fastest
+    one that has room and is not blocked, and if there is none blocks every type that it could use. A
+    job whose request has no Cell blocks nobody, since no GPU that comes free would ever help it.
+    """
+
+    name = "fcfs"
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job."""
+        options = options_of(seen)
+        packing = Packing(options, seen.capacity)
+        packing.keep_running()
+        wanted = options.grouped(options.as_requested & options.on_type)
+        kind = options.gpu_type.tolist()
+        blocked: set[int] = set()
+        for job, mine in enumerate(wanted):
+            if packing.option[job] >= 0:
+                continue
+            if not packing.take_first(o for o in mine if kind[o] not in blocked):
+                blocked.update(kind[o] for o in mine)
+        return packing.choice

@@ -1,0 +1,123 @@
+"""Gavel: which GPU type for which job, at the count that each requested."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
+
+from formulation.tables import Floats, Ints
+from solvers.base import SolverFailed
+from solvers.policies.base import Seen
+from solvers.policies.ilp import most_valuable
+from solvers.policies.packing import Options, Packing, options_of
+
+STAY = 1e-3
+"""What a job on its present type is worth more, so that answers of equal worth do not shuffle jobs."""
+
+NEVER_SERVED = 1e-9
+"""Share of its time in which a job that was never served is taken to have been."""
+
+
+class Gavel:
+    """Gavel (OSDI'20) with the objective that Arena compares with: the greatest total throughput.
+
+    A job gets its requested count, on whichever type: maximise the sum of weight x rate / reference rate
+    (Eq. 6), one type a job, GPUs of each type. Gavel solves for shares of time and realises them over
+    rounds; the maximum of a sum is reached with (almost) every share 0 or 1, so the round's integer
+    program is solved instead, which needs no memory of rounds. Gavel charges no restarts; a job is worth
+    0.1 % more on its present type, so that equal answers do not shuffle jobs.
+
+    Arena's copy sums samples/s as they are (``raw``) and changes at most 3 running jobs a decision
+    (``max_changes=3``).
+    """
+
+    name = "gavel"
+
+    def __init__(self, *, raw: bool = False, max_changes: int = -1) -> None:
+        self._raw, self._max_changes = raw, max_changes
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job."""
+        options = options_of(seen)
+        if self._raw:
+            value = options.rate / options.rate.max(initial=1.0)
+        else:
+            draft = seen.draft
+            value = draft.weight[options.job] * options.rate / draft.reference[options.job]
+        value = (
+            np.where(options.current[options.job] == np.arange(len(options)), 1 + STAY, 1.0) * value
+        )
+        allowed = options.as_requested
+        if self._max_changes >= 0:  # who may not change must be able to stay
+            allowed = allowed | (options.current[options.job] == np.arange(len(options)))
+        return most_valuable(seen, options, value, allowed, max_changes=self._max_changes)
+
+
+class GavelLas:
+    """Gavel (OSDI'20) with its first objective: least attained service, as max-min over jobs.
+
+    Shares of time X[job, type] maximise the least normalised throughput, sum over types of X x rate, times
+    the job's GPUs, over weight x (its throughput if all types were shared equally); among those, the sum.
+    They are realised by priority, X over what the job has received (section 5): highest first, while there
+    is room. The snapshot knows how long a job was served but not on which type, so what it has received is one
+    number a job: GPU-seconds over requested GPUs x age. GPUs left over go to other jobs in order of arrival.
+    """
+
+    name = "gavel-las"
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job."""
+        options = options_of(seen)
+        kept = np.flatnonzero(options.as_requested)
+        packing = Packing(options, seen.capacity)
+        if not len(kept):
+            return packing.choice
+        share = _shares(seen, options, kept)
+        snapshot = seen.draft.snapshot
+        age_s = np.maximum(snapshot.now_s - snapshot.jobs.submit_s, 1.0)
+        received = snapshot.jobs.service_gpu_s / (snapshot.jobs.requested_gpus * age_s)
+        priority = share / np.maximum(received, NEVER_SERVED)[options.job[kept]]
+        leaves = options.current[options.job[kept]] != kept
+        order = np.lexsort((-options.rate[kept], options.job[kept], leaves, -priority))
+        for option in kept[order].tolist():
+            if packing.option[int(options.job[option])] < 0:
+                packing.take(option)
+        return packing.choice
+
+
+def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
+    """Return the share of time of each option ``kept``, float64, by the max-min linear program."""
+    worth = _normalised(seen, options, kept)
+    jobs, job = np.unique(options.job[kept], return_inverse=True)
+    count, types, column = len(jobs), len(seen.capacity), np.arange(len(kept))
+    # variables: a share for each option, then the least normalised throughput
+    fair = sparse.coo_array(
+        (np.append(-worth, np.ones(count)),
+         (np.append(job, np.arange(count)), np.append(column, np.full(count, len(kept))))),
+        shape=(count, len(kept) + 1),
+    )  # fmt: skip
+    time = sparse.coo_array((np.ones(len(kept)), (job, column)), shape=(count, len(kept) + 1))
+    room = sparse.coo_array(
+        (options.gpus[kept].astype(np.float64), (options.gpu_type[kept], column)),
+        shape=(types, len(kept) + 1),
+    )
+    found = linprog(
+        -np.append(worth * (1e-3 / count), 1.0),
+        A_ub=sparse.vstack([fair, time, room], format="csr"),
+        b_ub=np.concatenate([np.zeros(count), np.ones(count), seen.capacity]),
+        bounds=[(0.0, None)] * (len(kept) + 1), method="highs",
+    )  # fmt: skip
+    if found.x is None:
+        raise SolverFailed("highs", str(found.message))
+    return np.round(np.asarray(found.x, dtype=np.float64)[:-1], 9)
+
+
+def _normalised(seen: Seen, options: Options, kept: Ints) -> Floats:
+    """Return the normalised throughput of each option ``kept`` if it had all the time, float64."""
+    part = seen.capacity / max(1, int(seen.capacity.sum()))
+    equal = np.zeros(len(options.current))
+    np.add.at(equal, options.job[kept], options.rate[kept] * part[options.gpu_type[kept]])
+    job = options.job[kept]
+    weight = np.maximum(seen.draft.weight[job], 1e-6)
+    return options.rate[kept] * options.gpus[kept] / (equal[job] * weight)

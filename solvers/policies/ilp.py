@@ -1,0 +1,80 @@
+"""The integer programs of published policies, stated as a Problem and solved by the portfolio."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from formulation.problem import VALUE_SCALE, Problem, Row, scaled
+from formulation.tables import Bools, Floats, Ints
+from solvers.base import Budget
+from solvers.policies.base import Seen
+from solvers.policies.packing import Options
+from solvers.portfolio import Portfolio
+from solvers.waiting import SpelledOut
+
+GAP: Final = 1e-5
+"""Relative gap at which an integer program counts as solved."""
+
+WORK: Final = {"cp-sat": 5.0}
+"""Deterministic seconds of the last stage: the same answer on every machine, however fast."""
+
+
+def most_valuable(
+    seen: Seen, options: Options, value: Floats, allowed: Bools, *, max_changes: int = -1
+) -> Ints:
+    """Return the columns that maximise the sum of ``value``, int64[jobs]; -1: waits.
+
+    ``value`` (float64[options]) is of the order of one; only ``allowed`` options (bool[options]) may be chosen.
+    At most ``max_changes`` running jobs leave what they run on (-1: any number), unless fewer cannot be.
+    """
+    problem, kept = _problem(seen, options, value, allowed, max_changes)
+    budget = Budget(remaining_s=lambda: math.inf, seed=seen.seed, gap=GAP, work=dict(WORK))
+    found = SpelledOut(Portfolio()).solve(problem, budget)
+    if not found.has_answer:  # nodes were lost: more jobs must change than may
+        return most_valuable(seen, options, value, allowed)
+    if not len(kept):
+        return found.choice
+    return np.where(found.choice >= 0, options.column[kept[found.choice]], -1)
+
+
+def _problem(
+    seen: Seen, options: Options, value: Floats, allowed: Bools, max_changes: int
+) -> tuple[Problem, Ints]:
+    """Return the problem with one row a GPU type, and the option of each of its columns."""
+    draft, jobs = seen.draft, len(options.current)
+    kept = np.flatnonzero(allowed)
+    job = options.job[kept]
+    current = np.full(jobs, -1, dtype=np.int64)
+    stays = np.flatnonzero(options.current[job] == kept)
+    current[job[stays]] = stays
+    rows = [
+        Row(name=f"gpus/{t.name}", capacity=n)
+        for t, n in zip(draft.snapshot.gpu_types, seen.capacity.tolist(), strict=True)
+    ]
+    runs = np.zeros(jobs, dtype=np.bool_)
+    if max_changes >= 0:
+        rows.append(Row(name="changes", capacity=max_changes))
+        runs[job[stays]] = True
+    changes = runs[job]
+    changes[stays] = False
+    uses = 1 + changes.astype(np.int64)
+    usage_start = np.append(0, np.cumsum(uses)).astype(np.int64)
+    row = np.full(int(usage_start[-1]), len(rows) - 1, dtype=np.int64)
+    amount = np.ones(len(row), dtype=np.int64)
+    row[usage_start[:-1]], amount[usage_start[:-1]] = options.gpu_type[kept], options.gpus[kept]
+    counts = np.count_nonzero(runs)
+    return Problem(
+        jobs=draft.snapshot.jobs.name, job_start=np.searchsorted(job, np.arange(jobs + 1)),
+        cells=draft.cells, plans=draft.snapshot.plans, cell=draft.cell[options.column[kept]],
+        value=scaled(value[kept], VALUE_SCALE), restart_price=np.zeros(len(kept), np.int64),
+        scale=float(VALUE_SCALE), unit="value to the policy", rows=tuple(rows),
+        usage_start=usage_start, row=row, amount=amount,
+        idle_start=np.append(0, np.cumsum(runs)).astype(np.int64),
+        idle_row=np.full(counts, len(rows) - 1), idle_amount=np.ones(counts, np.int64),
+        must_run=np.zeros(jobs, np.bool_), least_rate=np.zeros(jobs),
+        movable=np.ones(jobs, np.bool_), current=current, restart_share=np.zeros(jobs),
+        weight=np.ones(jobs),
+    ), kept  # fmt: skip

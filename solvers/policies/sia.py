@@ -1,0 +1,72 @@
+"""Sia: type and count of every job by one integer program over normalised goodput."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.problem import jobwise
+from formulation.tables import Bools, Floats, Ints
+from solvers.policies.base import Seen
+from solvers.policies.ilp import most_valuable
+from solvers.policies.packing import Options, options_of
+
+LEAST_FACTOR = 0.01
+"""A restart never takes more than all but this of a goodput (Arena's copy clips there too)."""
+
+
+class Sia:
+    """Sia (SOSP'23, section 3.4).
+
+    Each job gets at most one (type, count). Goodput is the rate (batch sizes are fixed, so that statistical
+    efficiency is one), normalised by the job's least and times its least count. What would restart a
+    running job is worth less by the factor (age - restarts x S) / (age + S), S its restart seconds. With the
+    fairness power p < 0, as published -0.5, minimise the sum over jobs of goodput^p where one runs and
+    ``incentive`` (lambda, 1.1) where none does; with p > 0 (Arena's copy: +0.5), maximise
+    the sum of goodput^p + incentive over those that run. A job starts at the least count of a type
+    and at most doubles in a round.
+
+    Left open, and chosen here: restarts are allocations beyond the first; a suspended job starts at its least
+    count again, since the snapshot does not keep what it had; waiting jobs pay no factor.
+    Arena's copy rewards each start by 1000, which makes any start outweigh all goodput: not followed.
+    """
+
+    def __init__(self, *, fairness: float = -0.5, incentive: float = 1.1) -> None:
+        self.name = "sia" if fairness < 0 else "sia-arena"
+        self._fairness, self._incentive = fairness, incentive
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job."""
+        options = options_of(seen)
+        worth = _goodput(options) * _restart_factor(seen, options)
+        if self._fairness < 0:
+            value = self._incentive - worth**self._fairness
+        else:
+            value = self._incentive + worth**self._fairness
+        return most_valuable(seen, options, value, _reachable(options) & (value > 0))
+
+
+def _goodput(options: Options) -> Floats:
+    """Return the normalised goodput of each option, float64[options]: 1 a GPU at the job's least."""
+    least_rate = jobwise(np.minimum, options.rate, options.start)[options.job]
+    least_gpus = jobwise(np.minimum, options.gpus.astype(np.float64), options.start)[options.job]
+    return options.rate / least_rate * least_gpus
+
+
+def _restart_factor(seen: Seen, options: Options) -> Floats:
+    """Return what is left of each option's goodput if taking it is a restart, float64[options]."""
+    snapshot = seen.draft.snapshot
+    jobs = snapshot.jobs
+    age_s = np.maximum(snapshot.now_s - jobs.submit_s, 0.0)
+    spent_s = np.maximum(jobs.generation - 1, 0) * jobs.restart_s
+    factor = (age_s - spent_s) / np.maximum(age_s + jobs.restart_s, 1e-9)
+    restarts = options.runs[options.job] & (options.current[options.job] != np.arange(len(options)))
+    return np.where(restarts, np.clip(factor, LEAST_FACTOR, 1.0)[options.job], 1.0)
+
+
+def _reachable(options: Options) -> Bools:
+    """Return which options a job may have this round: its start, or up to twice what it has."""
+    if not len(options):
+        return np.zeros(0, np.bool_)
+    has = options.gpus[options.current][options.job]
+    found: Bools = np.where(options.runs[options.job], options.gpus <= 2 * has, options.smallest)
+    return found
