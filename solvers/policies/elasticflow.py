@@ -55,8 +55,8 @@ def _meets(seen: Seen, options: Options, deadline_s: Floats) -> Bools:
     """Return which options finish their job by its deadline, restart included, bool[options]."""
     snapshot = seen.draft.snapshot
     job = options.job
-    restarts = options.current[job] != np.arange(len(options))
-    left_s = deadline_s[job] - snapshot.now_s - restarts * snapshot.jobs.restart_s[job]
+    restart_s = np.where(options.is_current, 0.0, snapshot.jobs.restart_s[job])
+    left_s = deadline_s[job] - snapshot.now_s - restart_s
     found: Bools = options.rate * np.maximum(left_s, 0.0) >= work_left(snapshot)[job]
     return found
 

@@ -40,17 +40,14 @@ class Gavel:
     def choose(self, seen: Seen) -> Ints:
         """Return the column of each job."""
         options = options_of(seen)
-        if self._raw:
-            value = options.rate / options.rate.max(initial=1.0)
-        else:
-            draft = seen.draft
-            value = draft.weight[options.job] * options.rate / draft.reference[options.job]
-        value = (
-            np.where(options.current[options.job] == np.arange(len(options)), 1 + STAY, 1.0) * value
-        )
-        allowed = options.as_requested
+        value = np.array(options.rate)
+        if not self._raw:
+            value *= seen.draft.weight[options.job] / seen.draft.reference[options.job]
+        value[options.is_current] *= 1 + STAY
+        value /= max(float(value.max(initial=0.0)), 1e-9)
+        allowed = options.as_requested & (value > 0)
         if self._max_changes >= 0:  # who may not change must be able to stay
-            allowed = allowed | (options.current[options.job] == np.arange(len(options)))
+            allowed |= options.is_current
         return most_valuable(seen, options, value, allowed, max_changes=self._max_changes)
 
 
@@ -60,8 +57,8 @@ class GavelLas:
     Shares of time X[job, type] maximise the least normalised throughput, sum over types of X x rate, times
     the job's GPUs, over weight x (its throughput if all types were shared equally); among those, the sum.
     They are realised by priority, X over what the job has received (section 5): highest first, while there
-    is room. The snapshot knows how long a job was served but not on which type, so what it has received is one
-    number a job: GPU-seconds over requested GPUs x age. GPUs left over go to other jobs in order of arrival.
+    is room. The snapshot knows how long a job was served but not on which type, so what it has received is
+    one number a job: GPU-seconds over requested GPUs x age. GPUs left over go to other jobs as they arrived.
     """
 
     name = "gavel-las"
@@ -78,7 +75,7 @@ class GavelLas:
         age_s = np.maximum(snapshot.now_s - snapshot.jobs.submit_s, 1.0)
         received = snapshot.jobs.service_gpu_s / (snapshot.jobs.requested_gpus * age_s)
         priority = share / np.maximum(received, NEVER_SERVED)[options.job[kept]]
-        leaves = options.current[options.job[kept]] != kept
+        leaves = ~options.is_current[kept]
         order = np.lexsort((-options.rate[kept], options.job[kept], leaves, -priority))
         for option in kept[order].tolist():
             if packing.option[int(options.job[option])] < 0:

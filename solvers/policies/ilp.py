@@ -27,7 +27,8 @@ def most_valuable(
 ) -> Ints:
     """Return the columns that maximise the sum of ``value``, int64[jobs]; -1: waits.
 
-    ``value`` (float64[options]) is of the order of one; only ``allowed`` options (bool[options]) may be chosen.
+    ``value`` (float64[options]) is of the order of one; only options ``allowed`` (bool[options]) may be
+    chosen.
     At most ``max_changes`` running jobs leave what they run on (-1: any number), unless fewer cannot be.
     """
     problem, kept = _problem(seen, options, value, allowed, max_changes)
@@ -48,7 +49,7 @@ def _problem(
     kept = np.flatnonzero(allowed)
     job = options.job[kept]
     current = np.full(jobs, -1, dtype=np.int64)
-    stays = np.flatnonzero(options.current[job] == kept)
+    stays = np.flatnonzero(options.is_current[kept])
     current[job[stays]] = stays
     rows = [
         Row(name=f"gpus/{t.name}", capacity=n)

@@ -48,6 +48,13 @@ class Options:
         return found
 
     @cached_property
+    def is_current(self) -> Bools:
+        """Return which options their job runs on now, bool[options]."""
+        found = np.zeros(len(self), dtype=np.bool_)
+        found[self.current[self.runs]] = True
+        return found
+
+    @cached_property
     def as_requested(self) -> Bools:
         """Return which options have the count that their job requested, bool[options]."""
         found: Bools = self.gpus == self.requested_gpus[self.job]

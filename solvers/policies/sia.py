@@ -59,7 +59,7 @@ def _restart_factor(seen: Seen, options: Options) -> Floats:
     age_s = np.maximum(snapshot.now_s - jobs.submit_s, 0.0)
     spent_s = np.maximum(jobs.generation - 1, 0) * jobs.restart_s
     factor = (age_s - spent_s) / np.maximum(age_s + jobs.restart_s, 1e-9)
-    restarts = options.runs[options.job] & (options.current[options.job] != np.arange(len(options)))
+    restarts = options.runs[options.job] & ~options.is_current
     return np.where(restarts, np.clip(factor, LEAST_FACTOR, 1.0)[options.job], 1.0)
 
 
