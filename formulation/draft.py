@@ -61,6 +61,8 @@ class Draft:
     """Jobs whose promises cannot be kept this round: rules treat them as if nothing had been promised."""
     rejected: frozenset[int] = frozenset()
     """Jobs of ``absent`` that can never run: they are dropped for good."""
+    witness: Ints | None = None
+    """int64[jobs], a column or -1: an answer in which every job marked so far runs; None: none is known."""
 
     @cached_property
     def job(self) -> Ints:
@@ -136,6 +138,7 @@ class Draft:
             must_run=self.must_run & (count > 0),
             rows=tuple(_narrowed(row, keep, position, count) for row in self.rows),
             absent={**self.absent, **{job: reasons[job] for job in lost if job in reasons}},
+            witness=_kept(self.witness, keep, position),
         )  # fmt: skip
 
     def without(self, jobs: Mapping[int, Reason]) -> Draft:
@@ -146,6 +149,12 @@ class Draft:
         out[list(jobs)] = True
         kept = self.only(~out[self.job], jobs)
         return replace(kept, absent={**jobs, **kept.absent})
+
+
+def _kept(witness: Ints | None, keep: Bools, position: Ints) -> Ints | None:
+    if witness is None or not len(keep):
+        return witness
+    return np.where((witness >= 0) & keep[witness], position[witness], -1)
 
 
 def _narrowed(row: RowUse, keep: Bools, position: Ints, count: Ints) -> RowUse:

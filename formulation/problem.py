@@ -27,6 +27,10 @@ MAX_TOTAL: Final = 2**53
 """No objective or row may exceed this: exact in float64, far inside int64."""
 
 
+CHANGES_ROW: Final = "changes"
+"""Name of the row that counts running jobs which do not stay as they are; placement's moves count too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A coupling row: a resource that columns use up."""

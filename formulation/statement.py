@@ -26,7 +26,8 @@ class Statement:
 
     ``problem.value`` is that of the last goal, which is a sum. ``absent`` has a reason for each job that
     a rule left without a column; ``rejected`` those of them that can never run. ``opportunistic`` is
-    bool[jobs]: which jobs give way to a blocked one later, should they start now.
+    bool[jobs]: which jobs give way to a blocked one later, should they start now. ``witness`` is int64[jobs], an
+    answer in which every job that must run does, where the rules know one: nobody trusts it unseen.
     """
 
     problem: Problem
@@ -34,6 +35,7 @@ class Statement:
     absent: Mapping[int, Reason]
     rejected: frozenset[int]
     opportunistic: Bools
+    witness: Ints | None = None
 
 
 def state(
@@ -61,7 +63,7 @@ def state(
     goals = goals_of(draft)
     return Statement(
         problem=_problem(draft, goals[-1]), goals=goals, absent=draft.absent,
-        rejected=draft.rejected, opportunistic=draft.opportunistic,
+        rejected=draft.rejected, opportunistic=draft.opportunistic, witness=draft.witness,
     )  # fmt: skip
 
 
