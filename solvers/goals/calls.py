@@ -1,0 +1,64 @@
+"""Many calls of solvers in one round: their shares of its time, and their work, recorded call by call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from formulation.problem import Problem
+from formulation.solution import Solution
+from solvers.base import Budget, Solver
+
+CALLS: Final = "calls"
+"""Name under which the number of calls is recorded; it marks recorded work as that of several calls."""
+
+
+class Calls:
+    """Makes the calls of a round and numbers them; the work of call k is recorded as ``k:solver``.
+
+    Where the budget holds such a record, each call works under the limits of the same call then, and
+    one that time left out then is left out again, so that a round repeats. Which call comes next may
+    depend on answers only, never on a clock.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._recorded = _by_call(budget.work) if CALLS in budget.work else None
+        self._count = 0
+        self._work: list[tuple[str, float]] = []
+
+    def solve(
+        self, solver: Solver, problem: Problem, budget: Budget, hint: Solution | None = None
+    ) -> Solution | None:
+        """Return the solver's answer; None: no time is left for the call."""
+        self._count += 1
+        if self._recorded is not None:
+            if self._count not in self._recorded:
+                return None
+            budget = replace(budget, work=self._recorded[self._count])
+        elif budget.expired():
+            return None
+        found = solver.solve(problem, budget, hint)
+        self._work += [(f"{self._count}:{name}", work) for name, work in found.work]
+        return found
+
+    @property
+    def work(self) -> tuple[tuple[str, float], ...]:
+        """Return the work of all calls so far."""
+        return ((CALLS, float(self._count)), *self._work)
+
+
+def share(budget: Budget, fraction: float) -> Budget:
+    """Return a budget of this fraction of the time that is left now."""
+    left_s = budget.remaining_s()
+    kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
+    return replace(budget, remaining_s=lambda: budget.remaining_s() - kept_s)
+
+
+def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for key, amount in work.items():
+        call, colon, name = key.partition(":")
+        if colon and call.isdecimal():
+            found.setdefault(int(call), {})[name] = amount
+    return found

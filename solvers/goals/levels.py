@@ -1,0 +1,206 @@
+"""The worst-off job as well off as can be, then the next: exact, by bisection over feasibility problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from formulation.goals import Levels
+from formulation.problem import Problem, jobwise
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Bools, Floats, Ints
+from solvers.answers import (
+    cannot_run,
+    is_answer,
+    lonely_fit,
+    objective_of,
+    trivial_bound,
+)
+from solvers.base import Budget, Solver
+from solvers.goals.calls import Calls, share
+from solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
+from solvers.relaxation import Relaxation
+from solvers.waiting import SpelledOut
+
+QUICK: Final = 0.5
+"""Share of the goal's time left that the LP may take of it in one try."""
+EXACT: Final = 0.25
+"""Share of the goal's time left that the solver may take of it in one try."""
+ANY_ANSWER: Final = 0.9
+"""Gap asked of a solver that is to find any answer at all."""
+
+Tried = Ints | bool
+"""What trying a level came to: an answer; False: proven that there is none; True: not decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Settled:
+    """The answer, the levels reached in the places that were settled, and a proven bound of the first."""
+
+    choice: Ints
+    places: tuple[float, ...]
+    bound: float
+
+
+def settle(
+    problem: Problem, goal: Levels, choice: Ints, solver: Solver, calls: Calls, budget: Budget
+) -> Settled:
+    """Settle the first ``goal.depth`` places of the sorted levels; ``choice`` is an answer to start from.
+
+    Place n (from 0) is the least level above which an answer can have at most n jobs while the places
+    before it hold. Being so is monotone in the level, so it is found by bisection over the levels that
+    occur. A level that time leaves undecided is passed over like one that cannot be had, but only
+    what is proven counts for the bound.
+    """
+    places: list[float] = []
+    bound, at_floor = -math.inf, True
+    for place in range(min(goal.depth, int(counted(problem).sum()))):
+        now = limited(problem, goal, limits_of(places))
+        floors = _floors(now, goal)
+        choice, proven = _place(
+            now, goal, choice, place, floors, solver, calls, budget, floor_first=at_floor
+        )
+        reached = float(levels_of(problem, goal, choice)[place])
+        places.append(reached)
+        bound = proven if place == 0 else bound
+        at_floor = reached <= floors[place]
+    return Settled(choice=choice, places=tuple(places), bound=bound)
+
+
+def lowest(problem: Problem, goal: Levels) -> float:
+    """Return a true lower bound of the worst level, known without any solver; -inf: no job counts."""
+    return float(max(_floors(problem, goal), default=-math.inf))
+
+
+def limits_of(places: Sequence[float]) -> list[Limit]:
+    """Return the limits that hold ``places``, worst first; of equal levels the first says all."""
+    return [
+        Limit(above=level, most=place)
+        for place, level in enumerate(places)
+        if place == 0 or level < places[place - 1]
+    ]
+
+
+def loosened(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
+    """Return what later goals may raise ``places`` to."""
+    return tuple(
+        level + goal.tolerance * abs(level) if math.isfinite(level) else level for level in places
+    )
+
+
+def _place(
+    problem: Problem, goal: Levels, choice: Ints, place: int, floors: Floats, solver: Solver,
+    calls: Calls, budget: Budget, *, floor_first: bool,
+) -> tuple[Ints, float]:  # fmt: skip
+    """Return the answer with the least level in ``place``, and a proven lower bound of that level."""
+    top = levels_of(problem, goal, choice)[place]
+    levels = np.unique(np.append(goal.level, goal.waiting[counted(problem)]))
+    levels = levels[(levels >= floors[place]) & (levels < top)]
+    proven, low, high = 0, 0, len(levels)
+    middle = 0 if floor_first else high // 2
+    while low < high:
+        tried = _try(problem, goal, choice, Limit(above=float(levels[middle]), most=place),
+                     solver, calls, budget)  # fmt: skip
+        if isinstance(tried, bool):
+            low = middle + 1
+            proven = proven if tried else low
+        else:
+            choice = tried
+            top = levels_of(problem, goal, choice)[place]
+            high = int(np.searchsorted(levels, top))
+        middle = (low + high) // 2
+    return choice, float(levels[proven] if proven < high else top)
+
+
+def _floors(problem: Problem, goal: Levels) -> Floats:
+    """Return, worst first, the least level that each job could have were it alone."""
+    who = np.flatnonzero(counted(problem))
+    alone = np.where(lonely_fit(problem), goal.level, np.inf)
+    best = jobwise(np.minimum, alone, problem.job_start)
+    best = np.where(problem.must_run, best, np.minimum(best, goal.waiting))
+    return np.asarray(np.sort(best[who])[::-1])
+
+
+def _try(
+    problem: Problem, goal: Levels, known: Ints, limit: Limit, solver: Solver, calls: Calls,
+    budget: Budget,
+) -> Tried:  # fmt: skip
+    """Return an answer that keeps ``limit`` as well, or whether it is undecided that there is none."""
+    asked = limited(problem, goal, [limit])
+    needed, origin = only_columns(asked, _needed(asked))
+    if len(cannot_run(needed)):
+        return False
+    if solver.name == "portfolio":  # its LP most often decides by a count, which ends sooner
+        counts, short = _count(problem, asked, goal, limit, origin)
+        found = calls.solve(
+            SpelledOut(Relaxation()), counts, share(budget, QUICK), _hint(counts, origin, known)
+        )
+        if found is None:
+            return True
+        if found.bound < short:
+            return False
+        answer = _lifted(asked, origin, found)
+        if answer is not None:
+            return answer
+    any_answer = replace(needed, value=np.zeros(len(origin), np.int64))
+    asked_of = replace(share(budget, EXACT), gap=ANY_ANSWER)
+    found = calls.solve(solver, any_answer, asked_of)
+    if found is not None and found.status is SolveStatus.INFEASIBLE:
+        return False
+    answer = None if found is None else _lifted(asked, origin, found)
+    return True if answer is None else answer
+
+
+def _needed(asked: Problem) -> Bools:
+    """Return, bool[columns], what an answer may need: columns that fit, of jobs that cannot just wait.
+
+    A job that none fits, but which uses a row by waiting, keeps them all, as it must have some.
+    """
+    fits, job = lonely_fit(asked), asked.column_job
+    idles = np.diff(asked.idle_start) > 0
+    stuck = idles & (np.bincount(job[fits], minlength=len(idles)) == 0)
+    free = ~asked.must_run & ~idles
+    return np.asarray((fits | stuck[job]) & ~free[job])
+
+
+def _count(
+    problem: Problem, asked: Problem, goal: Levels, limit: Limit, origin: Ints
+) -> tuple[Problem, int]:
+    """Return the problem that counts jobs at or below the limit, and the count that keeps it.
+
+    Both are less the count of jobs that keep it by waiting, so that waiting is worth 0. Its columns are
+    ``origin`` of the whole; where nobody may be above, what is above is not among them.
+    """
+    waits_below = ~problem.must_run & (goal.waiting <= limit.above)
+    gain = (goal.level <= limit.above).astype(np.int64) - waits_below[problem.column_job]
+    keep = np.zeros(len(problem.cell), dtype=np.bool_)
+    keep[origin] = True
+    counts, _ = only_columns(replace(problem, value=gain), keep)
+    who = counted(asked)
+    return counts, int(who.sum()) - limit.most - int((who & waits_below).sum())
+
+
+def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:
+    """Return the known answer in the columns ``origin``; None where it needs others."""
+    place = np.searchsorted(origin, known)
+    has = (known >= 0) & (place < len(origin))
+    has[has] = origin[place[has]] == known[has]
+    choice = np.where(has, place, -1)
+    if not is_answer(counts, choice):
+        return None
+    return Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, objective=objective_of(counts, choice),
+        bound=trivial_bound(counts), solver="goals",
+    )  # fmt: skip
+
+
+def _lifted(asked: Problem, origin: Ints, found: Solution) -> Ints | None:
+    """Return what was found as a choice of ``asked``; None where it does not answer that."""
+    if not found.has_answer:
+        return None
+    choice = np.where(found.choice >= 0, origin[found.choice], -1) if len(origin) else found.choice
+    return choice if is_answer(asked, choice) else None

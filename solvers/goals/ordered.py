@@ -1,0 +1,229 @@
+"""Goals in order: each is solved by any solver on the problem that the goals before it leave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from formulation.check import violations
+from formulation.goals import Goal, GoalResult, Levels, Linear
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import Statement, revalued
+from formulation.tables import Ints
+from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
+from solvers.base import Budget, Solver
+from solvers.goals.calls import Calls, share
+from solvers.goals.levels import limits_of, loosened, lowest, settle
+from solvers.goals.rows import keeps, kept, levels_of, limited, with_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solved:
+    """An answer to a statement: ``solution`` is in the values of the last goal; a result for each goal.
+
+    ``floors`` says, for each goal but the last, what later goals had to leave of it: for a sum its least
+    value, for levels the most in each place.
+    """
+
+    solution: Solution
+    results: tuple[GoalResult, ...]
+    floors: tuple[tuple[float, ...], ...] = ()
+
+    def on(self, problem: Problem) -> Solution:
+        """Return the answer measured by the values of ``problem``, which has the same columns."""
+        if not self.solution.has_answer:
+            return self.solution
+        objective = objective_of(problem, self.solution.choice)
+        bound = self.solution.bound if len(self.results) == 1 else trivial_bound(problem)
+        return replace(self.solution, objective=objective, bound=max(objective, bound))
+
+    def standing(self, statement: Statement, choice: Ints) -> tuple[float, ...]:
+        """Return how ``choice`` stands by the goals in order: of two choices the greater is the better.
+
+        What a goal has beyond its floor counts for nothing. Empty for a single goal.
+        """
+        found: list[float] = []
+        if len(statement.goals) == 1:
+            return ()
+        for position, goal in enumerate(statement.goals):
+            floor = self.floors[position] if position < len(self.floors) else None
+            if isinstance(goal, Levels):
+                worst = levels_of(statement.problem, goal, choice).tolist()
+                found += [
+                    -max(level, least) for level, least in zip(worst, floor or (), strict=False)
+                ]
+            else:
+                value = float(goal.value[choice[choice >= 0]].sum())
+                found.append(min(value, floor[0]) if floor else value)
+        return tuple(found)
+
+
+def solve_goals(statement: Statement, solver: Solver, budget: Budget, greedy: Solution) -> Solved:
+    """Reach the goals in order, each within the tolerance of those before it.
+
+    ``greedy`` answers ``surrogate(statement)``: the result is never worse by the goals in order. With
+    several goals the time is shared evenly among those that are left, and the work is recorded call by
+    call (``solvers.goals.calls``).
+    """
+    if len(statement.goals) == 1 and isinstance(statement.goals[0], Linear):
+        found = _solve(statement.problem, solver, budget, greedy)
+        return Solved(solution=found, results=(_linear_result(statement.goals[0], found),))
+    return _Ordered(statement, solver, budget, greedy).solve()
+
+
+def _linear_result(goal: Linear, found: Solution) -> GoalResult:
+    return GoalResult(
+        name=goal.name, unit=goal.unit, objective=found.objective / goal.scale,
+        bound=found.bound / goal.scale, gap=found.gap,
+    )  # fmt: skip
+
+
+def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -> Solution:
+    """Return the solver's answer, or greedy's where that is better or the only verified one."""
+    if solver.name == greedy.solver:
+        return greedy
+    found = solver.solve(problem, budget, greedy)
+    if found.has_answer and not violations(problem, found):
+        if found.objective >= greedy.objective:
+            return found
+        return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
+    if not found.has_answer and greedy.objective <= found.bound <= greedy.bound:
+        return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
+    return greedy
+
+
+class _Ordered:
+    """Several goals: the problem that is left, the best answer so far, and what has been proven."""
+
+    def __init__(
+        self, statement: Statement, solver: Solver, budget: Budget, greedy: Solution
+    ) -> None:
+        self._statement, self._solver, self._budget = statement, solver, budget
+        self._greedy = greedy
+        self._ask = solver.name != greedy.solver  # greedy is not asked what it has said
+        self._calls = Calls(budget)
+        self._problem = statement.problem
+        self._choice: Ints | None = greedy.choice if greedy.has_answer else None
+        self._bounds: list[float] = []
+        self._floors: list[tuple[float, ...]] = []
+
+    def solve(self) -> Solved:
+        """Reach every goal in turn."""
+        *early, last = self._statement.goals
+        if not isinstance(last, Linear):
+            raise AssertionError("the last goal of a policy is a sum")
+        if self._choice is None:
+            nothing = self._first_answer(last)
+            if nothing is not None:
+                return self._solved(nothing)
+        for position, goal in enumerate(early):
+            part = share(self._budget, 1.0 / (len(early) + 1 - position))
+            if isinstance(goal, Levels):
+                self._reach_levels(goal, part)
+            else:
+                self._reach_sum(goal, part)
+        found = self._best(last, self._budget)
+        self._bounds.append(found.bound)
+        rows = len(self._statement.problem.rows)
+        return self._solved(replace(found, prices=found.prices[:rows]))
+
+    def _first_answer(self, last: Linear) -> Solution | None:
+        """Find an answer to start from; return why there is none."""
+        problem = revalued(self._statement, last)
+        part = share(self._budget, 1.0 / (len(self._statement.goals) + 1))
+        found = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
+        if found is not None and found.has_answer and not violations(problem, found):
+            self._choice = found.choice
+            return None
+        proven = found is not None and found.status is SolveStatus.INFEASIBLE
+        status = SolveStatus.INFEASIBLE if proven else SolveStatus.UNKNOWN
+        return without_answer(problem, status, solver=self._solver.name, seed=self._budget.seed)
+
+    def _reach_sum(self, goal: Linear, budget: Budget) -> None:
+        found = self._best(goal, budget)
+        self._bounds.append(found.bound)
+        self._choice = found.choice
+        self._floors.append((float(kept(goal, found.objective)),))
+        self._problem = with_rows(self._problem, [keeps(self._problem, goal, found.objective)])
+
+    def _reach_levels(self, goal: Levels, budget: Budget) -> None:
+        problem, choice = self._problem, self._known()
+        if not self._ask:
+            places = tuple(levels_of(problem, goal, choice)[: goal.depth].tolist())
+            self._bounds.append(lowest(problem, goal))
+        else:
+            settled = settle(problem, goal, choice, self._solver, self._calls, budget)
+            self._choice, places = settled.choice, settled.places
+            self._bounds.append(max(settled.bound, lowest(problem, goal)))
+        loose = loosened(goal, places)
+        self._floors.append(loose)
+        self._problem = limited(problem, goal, limits_of(loose))
+
+    def _known(self) -> Ints:
+        if self._choice is None:
+            raise AssertionError("a goal is reached from an answer")
+        return self._choice
+
+    def _best(self, goal: Linear, budget: Budget) -> Solution:
+        """Return the best verified answer by ``goal``: the solver's, the last one, or greedy's."""
+        problem = replace(
+            self._problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
+            unit=goal.unit,
+        )  # fmt: skip
+        start, made_by = self._known(), "goals"
+        greedy = self._greedy.choice
+        stands = self._greedy.has_answer and is_answer(problem, greedy)
+        if stands and objective_of(problem, greedy) >= objective_of(problem, start):
+            start, made_by = greedy, "goals" if self._ask else self._greedy.solver
+        best = answer(
+            problem, start, bound=trivial_bound(problem), solver=made_by, seed=self._budget.seed
+        )
+        found = self._calls.solve(self._solver, problem, budget, best) if self._ask else None
+        if found is None or violations(problem, found):
+            return best
+        if found.has_answer and found.objective >= best.objective:
+            return found
+        bound = found.bound if found.bound >= best.objective else best.bound
+        proven = bound <= best.objective
+        return replace(
+            best, bound=bound, prices=found.prices,
+            status=SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE,
+        )  # fmt: skip
+
+    def _solved(self, solution: Solution) -> Solved:
+        goals, bounds = self._statement.goals, self._bounds
+        work = self._calls.work if self._ask else self._greedy.work
+        if not solution.has_answer:
+            bounds = [_first_bound(self._statement.problem, goal) for goal in goals]
+        results = tuple(
+            _result(self._statement.problem, goal, solution, bound)
+            for goal, bound in zip(goals, bounds, strict=True)
+        )
+        return Solved(
+            solution=replace(solution, work=work), results=results, floors=tuple(self._floors)
+        )
+
+
+def _first_bound(problem: Problem, goal: Goal) -> float:
+    if isinstance(goal, Levels):
+        return lowest(problem, goal)
+    return trivial_bound(replace(problem, value=goal.value))
+
+
+def _result(problem: Problem, goal: Goal, solution: Solution, bound: float) -> GoalResult:
+    """Return what became of ``goal`` in the answer as it is, so with what later goals gave away."""
+    if isinstance(goal, Linear):
+        objective = objective_of(replace(problem, value=goal.value), solution.choice)
+        gap = max(0.0, bound - objective) / max(abs(bound), 1.0)
+        shown, limit = objective / goal.scale, bound / goal.scale
+    else:
+        worst = levels_of(problem, goal, solution.choice)
+        level = float(worst[0]) if len(worst) else 0.0
+        bound = min(bound, level) if len(worst) else 0.0
+        gap = 0.0 if bound == level else (level - bound) / (abs(bound) or abs(level))
+        shown, limit = goal.sign * level, goal.sign * bound
+    return GoalResult(
+        name=goal.name, unit=goal.unit, objective=shown, bound=limit,
+        gap=gap if solution.has_answer else math.inf,
+    )  # fmt: skip

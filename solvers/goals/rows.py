@@ -1,0 +1,145 @@
+"""Goals that were reached, as rows: what later goals may not give away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulation.draft import RowUse
+from formulation.goals import Levels, Linear
+from formulation.problem import MAX_TOTAL, Problem, Row, jobwise
+from formulation.tables import Bools, Floats, Ints, ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """At most ``most`` jobs have a level above ``above``."""
+
+    above: float
+    most: int
+
+
+def with_rows(problem: Problem, rows: Sequence[RowUse]) -> Problem:
+    """Return the problem with ``rows`` after its own."""
+    if not rows:
+        return problem
+    first = len(problem.rows)
+    uses = [(first + i, r.column, r.amount) for i, r in enumerate(rows)]
+    idles = [(first + i, r.idle_job, r.idle_amount) for i, r in enumerate(rows)]
+    usage_start, row, amount = _merged(
+        problem.usage_column, problem.row, problem.amount, uses, len(problem.cell)
+    )
+    idle_start, idle_row, idle_amount = _merged(
+        problem.idle_job, problem.idle_row, problem.idle_amount, idles, len(problem.jobs)
+    )
+    return replace(
+        problem, rows=(*problem.rows, *(Row(name=r.name, capacity=r.capacity) for r in rows)),
+        usage_start=usage_start, row=row, amount=amount,
+        idle_start=idle_start, idle_row=idle_row, idle_amount=idle_amount,
+    )  # fmt: skip
+
+
+def _merged(
+    owner: Ints, row: Ints, amount: Ints, added: list[tuple[int, Ints, Ints]], owners: int
+) -> tuple[Ints, Ints, Ints]:
+    """Return compressed rows (start, row, amount) with entries of higher rows added; no zeros of them."""
+    parts = [(index, who[what > 0], what[what > 0]) for index, who, what in added]
+    owner = np.concatenate([owner, *(who for _, who, _ in parts)])
+    row = np.concatenate([row, *(np.full(len(who), index) for index, who, _ in parts)])
+    amount = np.concatenate([amount, *(what for *_, what in parts)])
+    order = np.argsort(owner, kind="stable")  # added rows come after the rows that were there
+    start = np.searchsorted(owner[order], np.arange(owners + 1))
+    return start, row[order], amount[order]
+
+
+def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
+    """Return the row that keeps ``goal`` at no less than ``kept(goal, reached)``.
+
+    With top_j the most that job j can add, at least 0 where it may wait, the sum of values is at least k
+    where what jobs fall short of it is at most its sum less k:
+
+        sum over chosen columns of (top_j - v_c) + sum over waiting jobs of top_j
+            <= sum over jobs of top_j - k
+
+    Should that exceed 2^53, amounts and capacity are divided by a power of two and rounded down: no
+    answer that keeps the goal is lost, and less than that power a job can be given away unseen.
+    """
+    may_wait = ~problem.must_run & (np.diff(problem.job_start) > 0)
+    top = jobwise(np.maximum, goal.value.astype(np.float64), problem.job_start)
+    top_value = np.where(may_wait, np.maximum(top, 0.0), top).astype(np.int64)
+    waits = np.flatnonzero(may_wait & (top_value > 0))
+    amount, idle = top_value[problem.column_job] - goal.value, top_value[waits]
+    capacity = int(top_value.sum()) - kept(goal, reached)
+    total = float(amount.sum(dtype=np.float64) + idle.sum(dtype=np.float64))
+    shift = max(0, math.frexp(max(total, float(capacity)) / MAX_TOTAL)[1])
+    return RowUse(
+        name=f"keeps {goal.name}", capacity=capacity >> shift,
+        column=np.arange(len(amount), dtype=np.int64), amount=amount >> shift,
+        idle_job=waits, idle_amount=idle >> shift,
+    )  # fmt: skip
+
+
+def kept(goal: Linear, reached: int) -> int:
+    """Return what later goals must leave of ``reached``, in the goal's integers."""
+    return reached - math.floor(goal.tolerance * abs(reached))
+
+
+def limited(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Problem:
+    """Return the problem with each of ``limits`` as a row; who may not wait any more must run."""
+    rows = [_at_most(problem, goal, limit) for limit in limits]
+    nobody = min((limit.above for limit in limits if limit.most == 0), default=math.inf)
+    must_run = problem.must_run | (counted(problem) & (goal.waiting > nobody))
+    return with_rows(replace(problem, must_run=must_run), [r for r in rows if r is not None])
+
+
+def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
+    """Return the row of a limit: a column or a wait above it counts 1; None: nothing is above it."""
+    column = np.flatnonzero(goal.level > limit.above)
+    waits = counted(problem) & ~problem.must_run & (goal.waiting > limit.above)
+    idle_job = np.flatnonzero(waits & (limit.most > 0))  # else it must run
+    if not len(column) and not len(idle_job):
+        return None
+    return RowUse(
+        name=f"{goal.name}: at most {limit.most} above {limit.above:.6g}", capacity=limit.most,
+        column=column, amount=np.ones(len(column), np.int64),
+        idle_job=idle_job, idle_amount=np.ones(len(idle_job), np.int64),
+    )  # fmt: skip
+
+
+def counted(problem: Problem) -> Bools:
+    """Return, bool[jobs], whose levels count: jobs without a column do not."""
+    return np.diff(problem.job_start) > 0
+
+
+def levels_of(problem: Problem, goal: Levels, choice: Ints) -> Floats:
+    """Return the levels of the jobs that count, worst first."""
+    who = np.flatnonzero(counted(problem))
+    mine = choice[who]
+    level = np.where(mine >= 0, goal.level[mine] if len(goal.level) else 0.0, goal.waiting[who])
+    return np.asarray(np.sort(level)[::-1])
+
+
+def only_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
+    """Return the problem with the columns ``keep`` (bool[columns]) alone, and which ones those are.
+
+    A job that loses all of its columns may only wait, and must be free to.
+    """
+    origin = np.flatnonzero(keep)
+    count = np.bincount(problem.column_job[origin], minlength=len(problem.jobs))
+    uses = np.diff(problem.usage_start)[origin]
+    entries = ranges(problem.usage_start[origin], uses)
+    current = problem.current
+    stays = np.flatnonzero(current >= 0)
+    stays = stays[keep[current[stays]]]
+    moved = np.full(len(current), -1, dtype=np.int64)
+    moved[stays] = np.searchsorted(origin, current[stays])
+    return replace(
+        problem,
+        job_start=np.append(0, np.cumsum(count)), cell=problem.cell[origin],
+        value=problem.value[origin], restart_price=problem.restart_price[origin],
+        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
+        amount=problem.amount[entries], current=moved,
+    ), origin  # fmt: skip
