@@ -50,7 +50,7 @@ def submit(stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000) -> None:
     rest = iter(jobs)
     while some := list(islice(rest, batch)):
         requests = [
-            jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job_spec_to_proto(spec))
+            jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job_spec_to_proto(CLUSTER, spec))
             for spec in some
         ]
         stack.jobs.SubmitJobs(

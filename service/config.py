@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Final, get_type_hints
 
 from formulation.errors import InvalidInput
+from service.rounds import RoundOptions
 from service.rpc.agents import AgentTiming
+from service.rpc.convert.rounds import read_options
+from solvers.policies.registry import names as published_names
+from solvers.registry import names as solver_names
 
 PREFIX: Final = "TESSERA_"
 """``listen`` is TESSERA_LISTEN in the environment."""
@@ -45,6 +49,10 @@ class Config:
     """Rounds that are decided at once."""
     period_s: float = 300.0
     """A round for each cluster so often; 0: only when asked."""
+    policy: str = ""
+    """The standing policy of rounds: YAML or JSON with RoundOptions' names of the API, for example
+    ``{objective: deadline then jct, queue_order: true, promote_after: 7200s}``. Periodic rounds follow it,
+    and so does whatever a Schedule call does not say; empty: RoundOptions' defaults."""
     default_deadline_s: float = 60.0
     """What a Schedule call gets that brings no deadline."""
     grace_s: float = 10.0
@@ -71,6 +79,7 @@ class Config:
             if not 0 <= getattr(self, name) < 1e6:
                 raise InvalidInput(name, "must be 0 s or more")
         self.agent_timing()
+        self.round_options()
         if not (self.insecure_any_interface or _is_local(self.listen)):
             raise InvalidInput(
                 "listen",
@@ -88,6 +97,23 @@ class Config:
             lease_s=self.lease_s, margin_s=self.margin_s, heartbeat_s=self.heartbeat_s,
             inspect_s=self.inspect_s,
         )  # fmt: skip
+
+    def round_options(self) -> RoundOptions:
+        """Return the standing policy. Its rounds last for the period unless it says otherwise.
+
+        Raises:
+            InvalidInput: it is no policy, or names a solver or published policy that there is not.
+        """
+        usual = RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
+        found = read_options("policy", self.policy, usual)
+        for place, name, known in (
+            ("policy.solver", found.solver, solver_names()),
+            ("policy.scheduler", found.scheduler, ("", *published_names())),
+        ):
+            if name not in known:
+                choices = ", ".join(filter(None, known))
+                raise InvalidInput(place, f"unknown {name!r}; choose one of {choices}")
+        return found
 
     def _shown(self, name: str) -> _Value:
         value: _Value = getattr(self, name)
@@ -189,6 +215,6 @@ def _toml(value: _Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{escaped}"'
     return repr(value)

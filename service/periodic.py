@@ -28,16 +28,19 @@ PAGE: Final = 1000
 class PeriodicRounds:
     """Begins a round for a cluster when none was committed for ``period_s``, whoever asked for it.
 
-    ``holder`` names this replica, uniquely; ``deadline_s`` is what each round may take.
+    ``holder`` names this replica, uniquely; ``deadline_s`` is what each round may take; ``options`` is
+    the standing policy.
     """
 
     def __init__(
         self, store: Store, rounds: RoundLoop, clock: Clock, *,
         calls: Calls, round_calls: Calls, holder: str, period_s: float, deadline_s: float,
+        options: RoundOptions | None = None,
     ) -> None:  # fmt: skip
         self._store, self._rounds, self._clock = store, rounds, clock
         self._calls, self._round_calls = calls, round_calls
         self._holder, self._period_s, self._deadline_s = holder, period_s, deadline_s
+        self._options = options or RoundOptions()
         self._tick_s = min(TICK_S, period_s)
         self._last: dict[str, tuple[int, float]] = {}  # cluster -> last round, begun or seen when
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -96,7 +99,7 @@ class PeriodicRounds:
     async def _round(self, cluster: str, now_s: float) -> None:
         end_s = now_s + self._deadline_s
         work = partial(
-            self._rounds.schedule, cluster, RoundOptions(),
+            self._rounds.schedule, cluster, self._options,
             remaining_s=lambda: end_s - self._clock.monotonic_s(), dry_run=False, request=None,
             cancelled=self._over.is_set,
         )  # fmt: skip

@@ -39,6 +39,8 @@ class RoundOptions(Policy):
     gap: float = 1e-4
     seed: int = 0
     solve_limit_s: float = math.inf
+    scheduler: str = ""
+    """A published policy (``solvers.policies``) decides, e.g. ``fcfs``; empty: Tessera's own statement."""
     work: tuple[tuple[str, float], ...] = ()
     """Solver -> deterministic work at which to stop; empty: only time and gap stop it."""
 

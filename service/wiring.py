@@ -65,6 +65,7 @@ async def running(config: Config) -> AsyncIterator[int]:
                 store, rounds, clock, calls=server.calls, round_calls=server.round_calls,
                 holder=f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}",
                 period_s=config.period_s, deadline_s=min(config.period_s, config.default_deadline_s),
+                options=config.round_options(),
             )  # fmt: skip
             periodic.start()
             stack.push_async_callback(periodic.stop)

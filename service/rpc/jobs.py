@@ -67,7 +67,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         return await self._calls.run(self._list_jobs, request)
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: _Context) -> pb.Job:
-        """Change weight, priority, pinned, deadline or labels."""
+        """Change weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
         return await self._calls.run(self._update_job, request)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.Job:
@@ -103,7 +103,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _submit_job(self, request: pb.SubmitJobRequest) -> pb.Job:
         cluster = names.parse_cluster("parent", request.parent)
-        spec = self._spec("", request)
+        spec = self._spec("", cluster, request)
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -117,7 +117,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         fields.batch("requests", len(request.requests), MAX_JOBS)
-        specs = [self._inner_spec(i, inner) for i, inner in enumerate(request.requests)]
+        specs = [self._inner_spec(i, cluster, inner) for i, inner in enumerate(request.requests)]
         fields.distinct((f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs))
         key = fields.request_key(request, request.request_id)
 
@@ -130,15 +130,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.SubmitJobsResponse.FromString(kept)
 
-    def _inner_spec(self, i: int, inner: pb.SubmitJobRequest) -> JobSpec:
+    def _inner_spec(self, i: int, cluster: str, inner: pb.SubmitJobRequest) -> JobSpec:
         for name in ("parent", "validate_only", "request_id"):
             if getattr(inner, name):
                 raise InvalidInput(f"requests[{i}].{name}", "set it on the outer request only")
-        return self._spec(f"requests[{i}].", inner)
+        return self._spec(f"requests[{i}].", cluster, inner)
 
-    def _spec(self, prefix: str, request: pb.SubmitJobRequest) -> JobSpec:
+    def _spec(self, prefix: str, cluster: str, request: pb.SubmitJobRequest) -> JobSpec:
         name = names.identifier(f"{prefix}job_id", request.job_id or self._new_id())
-        return convert.to_job_spec(f"{prefix}job", name, request.job)
+        return convert.to_job_spec(f"{prefix}job", cluster, name, request.job)
 
     def _require_future(self, field: str, spec: JobSpec) -> None:
         """Refuse a deadline that has passed. Inside the transaction, so that a repeated call succeeds."""
@@ -160,10 +160,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         paths = paths or convert.populated(request.job)
         if not paths:
             raise InvalidInput("update_mask", f"names nothing to change of {[*convert.CHANGEABLE]}")
-        changes = convert.to_changes("job", request.job)
+        changes = convert.to_changes("job", cluster, request.job)
         version = fields.version_of(request.job.etag)
         key = fields.request_key(request, request.request_id)
         spec = replace(self._store.get_job(cluster, job).spec, **changes)
+        if "pinned_gpu_type" in paths:
+            convert.require_type_of_pin("job", spec)
 
         def work(writer: Writer) -> bytes:
             if "deadline" in paths:

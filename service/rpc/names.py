@@ -47,6 +47,11 @@ def job_name(cluster: str, job: str) -> str:
     return f"clusters/{cluster}/jobs/{job}"
 
 
+def tenant_name(cluster: str, tenant: str) -> str:
+    """Return ``clusters/{cluster}/tenants/{tenant}``."""
+    return f"clusters/{cluster}/tenants/{tenant}"
+
+
 def round_name(cluster: str, number: int) -> str:
     """Return ``clusters/{cluster}/rounds/{number}``."""
     return f"clusters/{cluster}/rounds/{number}"
@@ -68,6 +73,12 @@ def parse_job(field: str, name: str) -> tuple[str, str]:
     """Return the ids of the cluster and the job."""
     cluster, job = _parse(field, name, "clusters", "jobs")
     return cluster, job
+
+
+def parse_tenant(field: str, name: str) -> tuple[str, str]:
+    """Return the ids of the cluster and the tenant."""
+    cluster, tenant = _parse(field, name, "clusters", "tenants")
+    return cluster, tenant
 
 
 def parse_round(field: str, name: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ import grpc.aio
 from formulation.codec import encode
 from service.loop import RoundLoop
 from service.ports import Clock, Store
+from service.rounds import RoundOptions
 from service.rpc import fields, names
 from service.rpc.calls import Calls
 from service.rpc.convert import rounds as convert
@@ -24,16 +25,17 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     """Serves rounds: new ones from the loop, in a pool of their own, and stored ones from the store.
 
-    ``default_deadline_s`` is what a call gets that brings no deadline.
+    ``default_deadline_s`` is what a call gets that brings no deadline, ``standing`` what holds where its
+    options say nothing.
     """
 
     def __init__(
         self, store: Store, rounds: RoundLoop, clock: Clock, *,
-        calls: Calls, round_calls: Calls, default_deadline_s: float,
+        calls: Calls, round_calls: Calls, default_deadline_s: float, standing: RoundOptions,
     ) -> None:  # fmt: skip
         self._store, self._rounds, self._clock = store, rounds, clock
         self._calls, self._round_calls = calls, round_calls
-        self._default_deadline_s = default_deadline_s
+        self._default_deadline_s, self._standing = default_deadline_s, standing
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round inside the caller's deadline, and commit it."""
@@ -77,7 +79,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         cancelled: Callable[[], bool],
     ) -> pb.Round:
         cluster = names.parse_cluster("parent", request.parent)
-        options = convert.to_options("options", request.options)
+        options = convert.to_options("options", request.options, self._standing)
         key = fields.request_key(request, request.request_id)
         record = self._rounds.schedule(
             cluster, options, remaining_s=remaining_s, dry_run=request.dry_run,

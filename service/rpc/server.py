@@ -23,6 +23,7 @@ from service.rpc.estimates import EstimatesServicer
 from service.rpc.health import Health
 from service.rpc.jobs import JobsServicer
 from service.rpc.scheduler import SchedulerServicer
+from service.rpc.tenants import TenantsServicer
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,
@@ -34,6 +35,8 @@ from tessera.v1 import (
     jobs_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
 )
 
 log = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 SERVICES: Final = tuple(
     service.full_name
-    for module in (agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2)
+    for module in (agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2, tenants_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 
@@ -79,7 +82,7 @@ class Server:
         )
         scheduler = SchedulerServicer(
             store, rounds, clock, calls=calls, round_calls=self.round_calls,
-            default_deadline_s=config.default_deadline_s,
+            default_deadline_s=config.default_deadline_s, standing=config.round_options(),
         )  # fmt: skip
         agents = AgentsServicer(store, calls, wakeups, clock, timing)
         clusters = ClustersServicer(store, calls, config.lease_s)
@@ -90,6 +93,7 @@ class Server:
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
+        tenants_pb2_grpc.add_TenantsServicer_to_server(TenantsServicer(store, calls), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
         shown = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(shown, self._grpc)

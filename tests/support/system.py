@@ -304,7 +304,7 @@ def a_job_message(
 ) -> jobs_pb2.Job:
     """Return a job that runs for a long time on exactly so many GPUs."""
     return job_spec_to_proto(
-        JobSpec(
+        "", JobSpec(
             name="", workload=workload(gpus), iterations=10**9, requested_gpus=gpus, weight=weight,
             restart_s=0.0, labels=labels or {},
         )

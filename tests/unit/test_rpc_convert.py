@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,21 +14,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulation.errors import InvalidInput, StaleEtag
+from formulation.goals import GoalResult
 from formulation.lifecycle import JobState
 from formulation.resources import (
     AllocationRecord,
+    ClusterRecord,
+    DecisionRecord,
     Desired,
     DesiredGang,
     EstimateRecord,
+    JobRecord,
     JobSpec,
+    LegRecord,
     NodeRecord,
     NodeSpec,
+    RoundRecord,
+    RoundSummary,
+    TenantSpec,
 )
-from formulation.snapshot import Source, Workload
+from formulation.snapshot import GpuType, Source, Workload
 from service.rounds import RoundOptions
 from service.rpc import fields
-from service.rpc.convert import agents, clusters, estimates, jobs, rounds
-from tessera.v1 import agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
+from service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
+from tessera.v1 import (
+    agents_pb2,
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
 
 words = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 workloads = st.builds(
@@ -41,18 +57,20 @@ specs = st.builds(
     movable=st.booleans(), deadline_s=st.floats(0, 4e9) | st.just(math.inf),
     restart_s=st.floats(0, 1e5), labels=st.dictionaries(words, words, max_size=4),
     command=st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"))).map(tuple),
-    max_retries=st.integers(0, 1000),
+    max_retries=st.integers(0, 1000), avoid_nodes=st.lists(words, unique=True).map(tuple),
 )  # fmt: skip
 
 
 @settings(max_examples=40)
-@given(specs)
-def test_a_job_comes_back_as_it_went_out(spec: JobSpec) -> None:
-    sent = jobs_pb2.Job.FromString(jobs.of_spec(spec).SerializeToString())
-    back = jobs.to_job_spec("job", spec.name, sent)
+@given(specs, st.booleans())
+def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
+    spec = replace(asked, pinned_type=pin and bool(asked.requested_type))
+    sent = jobs_pb2.Job.FromString(jobs.of_spec("c", spec).SerializeToString())
+    back = jobs.to_job_spec("job", "c", spec.name, sent)
     assert back.deadline_s == pytest.approx(spec.deadline_s, abs=1e-6)
+    assert (back.pinned_type, back.avoid_nodes) == (spec.pinned_type, spec.avoid_nodes)
     assert back.restart_s == pytest.approx(spec.restart_s, abs=1e-8)
-    assert jobs.of_spec(back) == sent
+    assert jobs.of_spec("c", back) == sent
 
 
 @given(
@@ -70,20 +88,204 @@ def test_an_estimate_comes_back_as_it_went_out(record: EstimateRecord) -> None:
     assert estimates.to_estimate("cells[0]", estimates.of_estimate(record), no_job) == record
 
 
-@given(
-    st.builds(
-        RoundOptions, raw_throughput=st.booleans(), gap=st.floats(1e-9, 0.5),
-        seed=st.integers(0, 2**31 - 1), solver=words,
-        solve_limit_s=st.integers(1, 1000).map(float) | st.just(math.inf),
-        restart_horizon_s=st.integers(1, 10**6).map(float),
-        defragment_every_rounds=st.integers(0, 100),
-    )
+lengths = st.integers(1, 10**6).map(float)
+lengths_or_never = lengths | st.just(math.inf)
+all_options = st.builds(
+    RoundOptions, objective=st.sampled_from(["throughput", "max-min within 5% then jct", "2*cost"]),
+    raw_throughput=st.booleans(), queue_weights=st.sampled_from(["", "1:4,2:0.5"]),
+    restart_horizon_s=lengths, max_restart_share=st.floats(0, 0.99),
+    defragment_every_rounds=st.integers(0, 100), round_s=lengths,
+    deadlines=st.sampled_from(["", "ignore", "myopic", "look-ahead"]),
+    run_to_completion=st.booleans(), min_run_s=lengths | st.just(0.0),
+    max_changes=st.integers(-1, 100), queue_order=st.just(True), promote_after_s=lengths_or_never,
+    opportunistic=st.booleans(), reserve_after_s=lengths_or_never,
+    cost_of=st.sampled_from(["dollars", "watts"]), rate_floor=st.floats(0, 1),
+    fairness_levels=st.integers(1, 100), solver=words, gap=st.floats(1e-9, 0.5),
+    seed=st.integers(0, 2**31 - 1), solve_limit_s=lengths_or_never,
+    scheduler=st.sampled_from(["", "fcfs"]),
 )  # fmt: skip
+
+
+def recorded(options: RoundOptions) -> dict[str, Any]:
+    """Return options as a round records them."""
+    found = asdict(options)
+    del found["work"]
+    return found
+
+
+@given(all_options)
 def test_round_options_come_back_as_they_went_out(options: RoundOptions) -> None:
-    recorded: dict[str, Any] = {
-        f: getattr(options, f) for f in RoundOptions.__slots__ if f != "work"
-    }
-    assert rounds.to_options("options", rounds.of_options(recorded)) == options
+    sent = rounds.of_options(recorded(options)).SerializeToString()
+    back = scheduler_pb2.RoundOptions.FromString(sent)
+    assert rounds.to_options("options", back) == options
+
+
+def test_every_option_of_a_round_is_a_field_of_the_api() -> None:
+    known = scheduler_pb2.RoundOptions.DESCRIPTOR.fields
+    names = {f"{f.name}_s" if f.message_type is not None else f.name for f in known}
+    assert names == set(recorded(RoundOptions()))
+
+
+@given(all_options)
+def test_what_a_call_does_not_say_is_as_the_standing_policy_has_it(standing: RoundOptions) -> None:
+    assert rounds.to_options("options", scheduler_pb2.RoundOptions(), standing) == standing
+    said = scheduler_pb2.RoundOptions(
+        seed=0,
+        gap=0,
+        objective="",
+        queue_weights="",
+        deadlines="",
+        scheduler="",
+        opportunistic=False,
+    )
+    said.promote_after.seconds = fields.MAX_DURATION_S
+    assert rounds.to_options("options", said, standing) == replace(
+        standing, seed=0, queue_weights="", deadlines="", scheduler="", opportunistic=False,
+        promote_after_s=math.inf,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "says"),
+    [
+        ("objective: speed", "options.objective", "none of throughput, deadline"),
+        ("objective: 0*throughput", "options.objective", "all weights are 0"),
+        ("objective: max-min + jct", "options.objective", "have no sum"),
+        ("deadlines: strict", "options.deadlines", "must be one of ignore, myopic, look-ahead"),
+        ("queue_weights: '1:4,1:2'", "options.queue_weights", "each queue once"),
+        ("opportunistic: true", "options.opportunistic", "only with queue_order"),
+        ("rate_floor: 2", "options.rate_floor", r"must lie in \[0, 1\]"),
+        ("rate_floor: 'NaN'", "options.rate_floor", r"must lie in \[0, 1\]"),
+        ("max_restart_share: 1", "options.max_restart_share", r"must lie in \[0, 1\)"),
+        ("max_changes: -2", "options.max_changes", "must lie in -1 to 1,000,000; it is -2"),
+        ("fairness_levels: -1", "options.fairness_levels", "must lie in 1 to 1,000"),
+        ("cost_of: euros", "options.cost_of", "must be dollars or watts"),
+        ("promote_after: 0s", "options.promote_after", "positive number of seconds"),
+        ("round: 0.5s", "options.round", "must be a number in 1 to"),
+        ("min_run: -1s", "options.min_run", "must be a valid duration of 0 s or more"),
+        (f"scheduler: {'x' * 1001}", "options.scheduler", "at most 1000 printable characters"),
+        ("min_run: 2h", "options", "Duration must end with letter .s.: 2h"),
+        ("objectiv: jct", "options", "no field named .objectiv"),
+        ("[jct]", "options", "must map names to values"),
+        ("{", "options", "expected the node content"),
+    ],
+)
+def test_a_wrong_option_of_a_round_is_named_with_what_is_allowed(
+    text: str, field: str, says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says) as caught:
+        rounds.read_options("options", text)
+    assert caught.value.field == field
+
+
+def test_a_round_tells_its_goals_in_order_and_whose_deadline_is_promised() -> None:
+    goals = (
+        GoalResult(name="max-min", unit="GPU-s", objective=3.0, bound=2.5, gap=0.2),
+        GoalResult(name="throughput", unit="jobs", objective=5.0, bound=5.0, gap=0.0),
+    )
+    decision = DecisionRecord(
+        job="j", kind="start", allocation=None, reason=None, restart_price=0.0, applied=True,
+        skipped="", admitted=True, opportunistic=True,
+    )  # fmt: skip
+    record = RoundRecord(summary=a_summary(goals=goals), decisions=(decision,))
+    message = rounds.of_round(record, summary_only=False)
+    assert [(g.name, g.unit, g.objective, g.bound, g.gap) for g in message.goals] == [
+        ("max-min", "GPU-s", 3.0, 2.5, 0.2), ("throughput", "jobs", 5.0, 5.0, 0.0),
+    ]  # fmt: skip
+    assert (message.decisions[0].admitted, message.decisions[0].opportunistic) == (True, True)
+
+
+def a_summary(**changes: Any) -> RoundSummary:
+    values: dict[str, Any] = {
+        "cluster": "c", "number": 1, "epoch": 1, "created_s": 1.0, "options": recorded(RoundOptions()),
+        "status": "optimal", "outcome": "committed", "objective": 5.0, "bound": 5.0, "gap": 0.0,
+        "placed_score": 5.0, "greedy_objective": 4.0, "verified": True, "violations": (),
+        "snapshot_digest": "", "solver": "greedy", "work": (), "goals": (), "prices": {},
+        "used_gpus": {}, "seconds": {}, "running": 1, "waiting": 0, "started": 1, "suspended": 0,
+        "changed": 0, "samples_per_s": 1.0, "unit": "jobs", "versions": (),
+    }  # fmt: skip
+    return RoundSummary(**values | changes)
+
+
+tenants_of_any_kind = st.builds(
+    TenantSpec, name=words, weight=st.floats(0, 1e6), borrow_gpus=st.integers(-1, 10**7),
+    lends=st.booleans(),
+    quotas=st.dictionaries(words | st.just(""), st.integers(0, 10**7), max_size=4),
+)  # fmt: skip
+
+
+@given(tenants_of_any_kind)
+def test_a_tenant_comes_back_as_it_went_out(spec: TenantSpec) -> None:
+    sent = tenants_pb2.Tenant.FromString(tenants.of_tenant("c", spec).SerializeToString())
+    assert tenants.to_tenant("tenants[0]", "c", sent) == spec
+
+
+def test_a_tenant_that_says_nothing_weighs_one_borrows_any_number_and_lends() -> None:
+    spec = tenants.to_tenant("t", "c", tenants_pb2.Tenant(name="clusters/c/tenants/nlp"))
+    assert spec == TenantSpec(name="nlp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": "clusters/d/tenants/nlp"}, "t.name"),
+        ({"name": "clusters/c/tenants/n l p"}, "t.name"),
+        ({"weight": -1.0}, "t.weight"),
+        ({"weight": math.nan}, "t.weight"),
+        ({"borrow_gpus": -1}, "t.borrow_gpus"),
+        ({"quotas": {"A100": 1}}, "t.quotas"),
+        ({"quotas": {"a100": -1}}, "t.quotas[a100]"),
+        ({"quotas": {"": 10**7 + 1}}, "t.quotas[]"),
+    ],
+)
+def test_a_wrong_field_of_a_tenant_is_named(changes: dict[str, Any], field: str) -> None:
+    message = tenants_pb2.Tenant(**{"name": "clusters/c/tenants/nlp"} | changes)
+    with pytest.raises(InvalidInput) as caught:
+        tenants.to_tenant("t", "c", message)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("changes", [{"watts": -1.0}, {"dollars_per_hour": math.inf}])
+def test_what_a_gpu_costs_is_no_negative_or_endless_number(changes: dict[str, float]) -> None:
+    kind = clusters_pb2.GpuType(name="a100", memory_bytes=1, **changes)
+    with pytest.raises(InvalidInput) as caught:
+        clusters.to_gpu_types("types", [kind])
+    assert caught.value.field == f"types[0].{next(iter(changes))}"
+
+
+def test_a_cluster_shows_what_its_gpus_cost() -> None:
+    kind = GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.5, watts=400.0)
+    record = ClusterRecord(
+        name="c",
+        gpu_types=(kind,),
+        version=1,
+        created_s=0.0,
+        nodes=0,
+        gpus=0,
+        last_round=0,
+        epoch=0,
+    )
+    assert clusters.to_gpu_types("types", clusters.of_cluster(record).gpu_types) == (kind,)
+
+
+def test_a_stored_job_shows_its_promise_its_schedule_and_its_service() -> None:
+    leg = LegRecord(
+        start_s=1e9, end_s=1e9 + 600, gpu_type="a100", gpus=8, pipeline_degree=2, plan="p"
+    )
+    record = JobRecord(
+        cluster="c", spec=JobSpec(name="j", workload=a_workload("", ""), iterations=1,
+                                  requested_gpus=1),
+        version=1, state=JobState.QUEUED, created_s=1e9, started_s=None, ended_s=None,
+        iterations_done=0.0, generation=0, retries=0, last_error="", allocation=None, reason=None,
+        reason_round=0, admitted=True, certificate=(leg,), opportunistic=True, service_gpu_s=3.5,
+        queued_s=1e9 + 1,
+    )  # fmt: skip
+    message = jobs.of_job(record)
+    assert (message.deadline_admitted, message.opportunistic) == (True, True)
+    assert (message.service_gpu_seconds, message.queue_time.seconds) == (3.5, 10**9 + 1)
+    (shown,) = message.certificate
+    assert (shown.start_time.seconds, shown.end_time.seconds) == (10**9, 10**9 + 600)
+    assert shown.cell == estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p")
 
 
 @given(st.floats(-1e12, 1e12) | st.sampled_from([math.inf, -math.inf]))
@@ -96,7 +298,7 @@ def test_any_time_makes_a_valid_timestamp(seconds: float) -> None:
 
 def test_what_is_not_set_takes_the_defaults() -> None:
     message = a_job_message()
-    spec = jobs.to_job_spec("job", "j", message)
+    spec = jobs.to_job_spec("job", "c", "j", message)
     assert (spec.queue, spec.weight, spec.restart_s, spec.max_retries) == (1, 1.0, 60.0, 3)
     assert spec.deadline_s == math.inf
     assert rounds.to_options("options", scheduler_pb2.RoundOptions()) == RoundOptions()
@@ -134,13 +336,18 @@ def a_job_message(**changes: Any) -> jobs_pb2.Job:
         ({"labels": {"": "x"}}, "job.labels"),
         ({"labels": {"k": "x" * 256}}, "job.labels[k]"),
         ({"command": ["a\0b"]}, "job.command[0]"),
+        ({"pinned_gpu_type": True}, "job.pinned_gpu_type"),
+        ({"avoid_nodes": ["n1"]}, "job.avoid_nodes[0]"),
+        ({"avoid_nodes": ["clusters/d/nodes/n1"]}, "job.avoid_nodes[0]"),
+        ({"avoid_nodes": ["clusters/c/nodes/n1"] * 2}, "job.avoid_nodes[1]"),
+        ({"avoid_nodes": [f"clusters/c/nodes/n{i}" for i in range(257)]}, "job.avoid_nodes"),
         ({"workload": estimates_pb2.Workload(global_batch=10**9 + 1)}, "job.workload.global_batch"),
         ({"workload": estimates_pb2.Workload(params="a/b")}, "job.workload.params"),
     ],
 )
 def test_a_wrong_field_of_a_job_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        jobs.to_job_spec("job", "j", a_job_message(**changes))
+        jobs.to_job_spec("job", "c", "j", a_job_message(**changes))
     assert caught.value.field == field
 
 
@@ -149,7 +356,7 @@ def test_zero_counts_are_refused() -> None:
         message = a_job_message()
         message.ClearField(name)
         with pytest.raises(InvalidInput, match=f"job.{name}"):
-            jobs.to_job_spec("job", "j", message)
+            jobs.to_job_spec("job", "c", "j", message)
 
 
 def a_workload(field: str, name: str) -> Workload:

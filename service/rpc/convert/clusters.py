@@ -14,6 +14,8 @@ from tessera.v1 import clusters_pb2 as pb
 MAX_GPU_TYPES: Final = 256
 MAX_GPUS_A_NODE: Final = 64
 MAX_MEMORY_BYTES: Final = 2**50
+MAX_DOLLARS_PER_HOUR, MAX_WATTS = 1e6, 1e6
+"""Of one GPU; beyond, a value is a wrong unit."""
 
 
 def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, ...]:
@@ -24,6 +26,10 @@ def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, .
             memory_bytes=fields.whole(
                 f"{field}[{i}].memory_bytes", m.memory_bytes, 1, MAX_MEMORY_BYTES
             ),
+            dollars_per_hour=fields.real(
+                f"{field}[{i}].dollars_per_hour", m.dollars_per_hour, 0.0, MAX_DOLLARS_PER_HOUR
+            ),
+            watts=fields.real(f"{field}[{i}].watts", m.watts, 0.0, MAX_WATTS),
         )
         for i, m in enumerate(messages)
     )
@@ -37,7 +43,13 @@ def of_cluster(record: ClusterRecord) -> pb.Cluster:
     last = record.last_round
     return pb.Cluster(
         name=names.cluster_name(record.name),
-        gpu_types=[pb.GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in record.gpu_types],
+        gpu_types=[
+            pb.GpuType(
+                name=t.name, memory_bytes=t.memory_bytes, dollars_per_hour=t.dollars_per_hour,
+                watts=t.watts,
+            )
+            for t in record.gpu_types
+        ],
         etag=fields.etag_of(record.version), create_time=fields.timestamp_of(record.created_s),
         nodes=record.nodes, gpus=record.gpus,
         last_round=names.round_name(record.name, last) if last else "",

@@ -9,8 +9,9 @@ from typing import Any, Final
 from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
 from formulation.reasons import Reason
-from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec
+from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec, LegRecord
 from service.rpc import fields, names
+from service.rpc.convert.clusters import to_node_id
 from service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
 from tessera.v1 import estimates_pb2
 from tessera.v1 import jobs_pb2 as pb
@@ -22,6 +23,7 @@ MAX_PRIORITY: Final = 100
 MAX_RETRIES: Final = 1000
 MAX_LABELS: Final = 64
 MAX_COMMAND_CHARS: Final = 65_536
+MAX_AVOIDED: Final = 256
 DEFAULT_RESTART_S: Final = 60.0
 DEFAULT_RETRIES: Final = 3
 
@@ -31,6 +33,8 @@ CHANGEABLE: Final[dict[str, str]] = {
     "pinned": "movable",
     "deadline": "deadline_s",
     "labels": "labels",
+    "pinned_gpu_type": "pinned_type",
+    "avoid_nodes": "avoid_nodes",
 }
 """Field of Job that may change after submission -> field of JobSpec."""
 
@@ -38,8 +42,11 @@ _STATE_NUMBER: Final = {state: pb.JobState.Value(state.name) for state in JobSta
 _STATE_OF: Final = {number: state for state, number in _STATE_NUMBER.items()}
 
 
-def to_job_spec(field: str, job_id: str, message: pb.Job) -> JobSpec:
-    """Return the job as asked for; its name and its output-only fields are ignored."""
+def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSpec:
+    """Return the job as asked for; its name and its output-only fields are ignored.
+
+    The nodes that it avoids must lie in ``cluster``.
+    """
     m = message
     requested_type = m.requested_gpu_type and names.gpu_type(
         f"{field}.requested_gpu_type", m.requested_gpu_type
@@ -49,7 +56,7 @@ def to_job_spec(field: str, job_id: str, message: pb.Job) -> JobSpec:
         restart_s = fields.seconds(f"{field}.restart", m.restart)
     if m.HasField("max_retries"):
         retries = fields.whole(f"{field}.max_retries", m.max_retries, 0, MAX_RETRIES)
-    return JobSpec(
+    spec = JobSpec(
         name=job_id,
         workload=to_workload(f"{field}.workload", m.workload),
         iterations=fields.whole(f"{field}.iterations", m.iterations, 1, MAX_ITERATIONS),
@@ -60,11 +67,22 @@ def to_job_spec(field: str, job_id: str, message: pb.Job) -> JobSpec:
         restart_s=restart_s,
         command=_command(f"{field}.command", list(m.command)),
         max_retries=retries,
-        **to_changes(field, m),
+        **to_changes(field, cluster, m),
     )
+    require_type_of_pin(field, spec)
+    return spec
 
 
-def to_changes(field: str, message: pb.Job) -> dict[str, Any]:
+def require_type_of_pin(field: str, spec: JobSpec) -> None:
+    """Check that a job whose GPU type is a demand names one."""
+    if spec.pinned_type and not spec.requested_type:
+        raise InvalidInput(
+            f"{field}.pinned_gpu_type",
+            "pins a job that asks for no GPU type; name it when submitting",
+        )
+
+
+def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
     """Return the fields of JobSpec that may change after submission."""
     deadline_s = math.inf
     if message.HasField("deadline"):
@@ -75,6 +93,8 @@ def to_changes(field: str, message: pb.Job) -> dict[str, Any]:
         "movable": not message.pinned,
         "deadline_s": deadline_s,
         "labels": _labels(f"{field}.labels", message.labels),
+        "pinned_type": message.pinned_gpu_type,
+        "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
     }
 
 
@@ -91,14 +111,15 @@ def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState
     return [_STATE_OF[number] for number in numbers]
 
 
-def of_spec(spec: JobSpec) -> pb.Job:
+def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
     """Return the message of a job as asked for, without a name."""
     message = pb.Job(
         workload=of_workload(spec.workload), iterations=spec.iterations,
         requested_gpus=spec.requested_gpus, requested_gpu_type=spec.requested_type,
         tenant=spec.tenant, priority=spec.queue, weight=spec.weight, guaranteed=spec.guaranteed,
         restart=fields.duration_of(spec.restart_s), pinned=not spec.movable, labels=spec.labels,
-        command=spec.command, max_retries=spec.max_retries,
+        command=spec.command, max_retries=spec.max_retries, pinned_gpu_type=spec.pinned_type,
+        avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
     )  # fmt: skip
     if math.isfinite(spec.deadline_s):
         message.deadline.CopyFrom(fields.timestamp_of(spec.deadline_s))
@@ -107,7 +128,7 @@ def of_spec(spec: JobSpec) -> pb.Job:
 
 def of_job(record: JobRecord) -> pb.Job:
     """Return the message of a stored job."""
-    cluster, message = record.cluster, of_spec(record.spec)
+    cluster, message = record.cluster, of_spec(record.cluster, record.spec)
     message.name = names.job_name(cluster, record.spec.name)
     message.etag = fields.etag_of(record.version)
     message.state = _STATE_NUMBER[record.state]
@@ -116,6 +137,12 @@ def of_job(record: JobRecord) -> pb.Job:
     message.generation = record.generation
     message.retries = record.retries
     message.last_error = record.last_error
+    message.deadline_admitted = record.admitted
+    message.certificate.extend(_of_leg(leg) for leg in record.certificate)
+    message.opportunistic = record.opportunistic
+    message.service_gpu_seconds = record.service_gpu_s
+    if record.queued_s:
+        message.queue_time.CopyFrom(fields.timestamp_of(record.queued_s))
     if record.started_s is not None:
         message.start_time.CopyFrom(fields.timestamp_of(record.started_s))
     if record.ended_s is not None:
@@ -156,6 +183,23 @@ def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
         code=reason.code, message=reason.message, next_step=reason.next_step,
         evidence=dict(reason.evidence), round=names.round_name(cluster, number) if number else "",
     )  # fmt: skip
+
+
+def _of_leg(leg: LegRecord) -> pb.Leg:
+    return pb.Leg(
+        start_time=fields.timestamp_of(leg.start_s), end_time=fields.timestamp_of(leg.end_s),
+        cell=estimates_pb2.Cell(
+            gpu_type=leg.gpu_type, gpus=leg.gpus, pipeline_degree=leg.pipeline_degree, plan=leg.plan
+        ),
+    )  # fmt: skip
+
+
+def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
+    if len(nodes) > MAX_AVOIDED:
+        raise InvalidInput(field, f"must be at most {MAX_AVOIDED} nodes; they are {len(nodes)}")
+    found = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
+    fields.distinct((f"{field}[{i}]", node) for i, node in enumerate(found))
+    return found
 
 
 def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:

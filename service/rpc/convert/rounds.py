@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+import yaml
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import ParseDict, ParseError
+
 from formulation.errors import InvalidInput
+from formulation.goals import GoalResult
 from formulation.resources import DecisionRecord, RoundRecord, RoundSummary
 from service.rounds import RoundOptions
 from service.rpc import fields, names
@@ -15,51 +22,91 @@ from tessera.v1 import scheduler_pb2 as pb
 
 MAX_SEED: Final = 2**31 - 1
 MIN_HORIZON_S, MAX_HORIZON_S = 1.0, 3.2e9  # a century
+MAX_TEXT: Final = 1000
+DEFAULTS: Final = RoundOptions()
+
+_SECONDS: Final = {
+    "restart_horizon": (MIN_HORIZON_S, MAX_HORIZON_S),
+    "round": (MIN_HORIZON_S, MAX_HORIZON_S),
+    "min_run": (0.0, MAX_HORIZON_S),
+}
+"""Least and most seconds of durations that always end."""
+
+_COUNTS: Final = {
+    "seed": (0, MAX_SEED),
+    "defragment_every_rounds": (0, 10**6),
+    "max_changes": (-1, 10**6),
+    "fairness_levels": (1, 1000),
+}
+
+_EMPTY_IS_UNSET: Final = frozenset({"objective", "solver", "gap", "cost_of", "fairness_levels"})
+"""Fields whose zero value means nothing of its own."""
 
 
-def to_options(field: str, message: pb.RoundOptions) -> RoundOptions:
-    """Return the options; what is not set takes RoundOptions' own default.
+def to_options(
+    field: str, message: pb.RoundOptions, standing: RoundOptions = DEFAULTS
+) -> RoundOptions:
+    """Return the options; what is not set is as in ``standing``.
 
     Raises:
-        InvalidInput: a number is out of range; unknown names are found where they are looked up.
+        InvalidInput: a value is out of range; unknown names of solvers and published policies are found
+            where they are looked up.
     """
-    chosen: dict[str, Any] = {
-        "raw_throughput": message.raw_throughput,
-        "seed": fields.whole(f"{field}.seed", message.seed, 0, MAX_SEED),
-    }
-    if message.objective:
-        chosen["objective"] = message.objective
-    if message.solver:
-        chosen["solver"] = message.solver
-    if message.gap != 0:
-        chosen["gap"] = message.gap
-    if message.HasField("solve_limit"):
-        chosen["solve_limit_s"] = fields.seconds(f"{field}.solve_limit", message.solve_limit)
-    if message.HasField("restart_horizon"):
-        horizon_s = fields.seconds(f"{field}.restart_horizon", message.restart_horizon)
-        chosen["restart_horizon_s"] = fields.real(
-            f"{field}.restart_horizon", horizon_s, MIN_HORIZON_S, MAX_HORIZON_S
-        )
-    if message.HasField("defragment_every_rounds"):
-        chosen["defragment_every_rounds"] = fields.whole(
-            f"{field}.defragment_every_rounds", message.defragment_every_rounds, 0, 10**6
-        )
+    chosen: dict[str, Any] = {}
+    for known, value in message.ListFields():
+        if value or known.name not in _EMPTY_IS_UNSET:
+            chosen[_attribute(known)] = _value(f"{field}.{known.name}", known.name, value)
     try:
-        return RoundOptions(**chosen)
+        return replace(standing, **chosen)
     except InvalidInput as wrong:
-        raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
+        name = wrong.field.removesuffix("_s")
+        raise InvalidInput(f"{field}.{name}", wrong.problem) from wrong
+
+
+def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> RoundOptions:
+    """Return the options that ``text`` says, YAML or JSON with RoundOptions' field names of the API.
+
+    Raises:
+        InvalidInput: it is no such mapping, or a value is out of range.
+    """
+    message = pb.RoundOptions()
+    try:
+        found = yaml.safe_load(text)
+        if not isinstance(found, dict | None):
+            raise InvalidInput(
+                field, "must map names to values, e.g. {objective: jct, min_run: 600s}"
+            )
+        ParseDict(found or {}, message)
+    except (yaml.YAMLError, ParseError) as error:
+        raise InvalidInput(field, " ".join(str(error).split())) from error
+    return to_options(field, message, standing)
+
+
+def _attribute(known: FieldDescriptor) -> str:
+    """Return the field of RoundOptions that stands for one of the message."""
+    return f"{known.name}_s" if known.message_type is not None else known.name
+
+
+def _value(path: str, name: str, value: Any) -> Any:
+    if isinstance(value, Duration):
+        length_s = fields.seconds(path, value)
+        length_s = length_s if length_s < fields.MAX_DURATION_S else math.inf
+        return fields.real(path, length_s, *_SECONDS[name]) if name in _SECONDS else length_s
+    if isinstance(value, str):
+        return fields.text(path, value, MAX_TEXT)
+    return fields.whole(path, value, *_COUNTS[name]) if name in _COUNTS else value
 
 
 def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptions:
     """Return the message of options as recorded with a round."""
     o = RoundOptions(**options)  # type: ignore[arg-type] # they are recorded by field
-    message = pb.RoundOptions(
-        objective=o.objective, raw_throughput=o.raw_throughput, solver=o.solver, gap=o.gap,
-        seed=o.seed, restart_horizon=fields.duration_of(o.restart_horizon_s),
-        defragment_every_rounds=o.defragment_every_rounds,
-    )  # fmt: skip
-    if math.isfinite(o.solve_limit_s):
-        message.solve_limit.CopyFrom(fields.duration_of(o.solve_limit_s))
+    message = pb.RoundOptions()
+    for known in pb.RoundOptions.DESCRIPTOR.fields:
+        value = getattr(o, _attribute(known))
+        if known.message_type is None:
+            setattr(message, known.name, value)
+        elif math.isfinite(value):
+            getattr(message, known.name).CopyFrom(fields.duration_of(value))
     return message
 
 
@@ -83,14 +130,20 @@ def of_summary(s: RoundSummary) -> pb.Round:
         work=[pb.SolverWork(solver=name, work=work) for name, work in s.work], prices=s.prices,
         running=s.running, waiting=s.waiting, started=s.started, suspended=s.suspended,
         changed=s.changed, used_gpus=s.used_gpus, seconds=s.seconds, unit=s.unit,
-        samples_per_s=s.samples_per_s, versions=s.versions,
+        samples_per_s=s.samples_per_s, versions=s.versions, goals=map(_of_goal, s.goals),
     )  # fmt: skip
+
+
+def _of_goal(goal: GoalResult) -> pb.GoalResult:
+    return pb.GoalResult(
+        name=goal.name, unit=goal.unit, objective=goal.objective, bound=goal.bound, gap=goal.gap
+    )
 
 
 def _of_decision(cluster: str, number: int, d: DecisionRecord) -> pb.Decision:
     message = pb.Decision(
         job=names.job_name(cluster, d.job), kind=d.kind, restart_price=d.restart_price,
-        applied=d.applied, skipped=d.skipped,
+        applied=d.applied, skipped=d.skipped, admitted=d.admitted, opportunistic=d.opportunistic,
     )  # fmt: skip
     if d.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, d.allocation))

@@ -27,18 +27,26 @@ class GpuType(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    WATTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique in the cluster: lower-case letters, digits, '-', '_' or '.', e.g. "a100"."""
     memory_bytes: _builtins.int
+    dollars_per_hour: _builtins.float
+    """Of one GPU; 0: not known. What the objective `cost` counts."""
+    watts: _builtins.float
+    """Of one busy GPU; 0: not known. What `cost` counts where a round's `cost_of` is "watts"."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
+        dollars_per_hour: _builtins.float = ...,
+        watts: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars_per_hour", b"dollars_per_hour", "memory_bytes", b"memory_bytes", "name", b"name", "watts", b"watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,6 +99,8 @@ class Job(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     MAX_RETRIES_FIELD_NUMBER: _builtins.int
+    PINNED_GPU_TYPE_FIELD_NUMBER: _builtins.int
+    AVOID_NODES_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -110,16 +112,24 @@ class Job(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    DEADLINE_ADMITTED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    OPPORTUNISTIC_FIELD_NUMBER: _builtins.int
+    SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
+    QUEUE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
     """Of the whole job; 1 to 1e12."""
     requested_gpus: _builtins.int
     requested_gpu_type: _builtins.str
-    """Asked for, not demanded: rounds may choose another type. Empty: any."""
+    """Asked for, not demanded unless `pinned_gpu_type`: rounds may choose another type. Empty: any."""
     tenant: _builtins.str
     priority: _builtins.int
-    """Queue, 1 to 100, 1 before 2; 0 means 1. Kept with the job and shown; no objective of this release uses it."""
+    """Queue, 1 to 100, 1 before 2; 0 means 1. A round with `queue_order` launches by queue, then by arrival, and lets a
+    job that has waited long count as one queue higher (`promote_after`); one with `queue_weights` multiplies the
+    weights of a queue's jobs. A round with neither does not look at it.
+    """
     weight: _builtins.float
     """Worth of its throughput beside others'; 0 means 1."""
     guaranteed: _builtins.bool
@@ -128,6 +138,8 @@ class Job(_message.Message):
     """Opt out of moves that mend fragmentation."""
     max_retries: _builtins.int
     """Failures after which it is tried again; unset: 3."""
+    pinned_gpu_type: _builtins.bool
+    """The requested GPU type is a demand: the job runs there or waits. Needs `requested_gpu_type`."""
     etag: _builtins.str
     """Output only from here on."""
     state: Global___JobState.ValueType
@@ -136,6 +148,12 @@ class Job(_message.Message):
     retries: _builtins.int
     last_error: _builtins.str
     """Exit text of the last failure."""
+    deadline_admitted: _builtins.bool
+    """A round has promised that the deadline will be met."""
+    opportunistic: _builtins.bool
+    """It was started past a blocked job of a higher queue, and gives way once that one fits."""
+    service_gpu_seconds: _builtins.float
+    """GPU-seconds that it has held so far."""
     @_builtins.property
     def workload(self) -> _estimates_pb2.Workload: ...
     @_builtins.property
@@ -144,13 +162,19 @@ class Job(_message.Message):
 
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
-        """Later than now when it is set. Kept with the job and shown; no objective of this release uses it."""
+        """Later than now when it is set. A round whose `deadlines` are not "ignore" promises it (`deadline_admitted`) or
+        says why not, and runs the job fast enough; what is promised is not broken by later jobs. Others ignore it.
+        """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the runtime runs; empty for the replay runtime."""
+
+    @_builtins.property
+    def avoid_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that it must not run on, "clusters/{cluster}/nodes/{node}"; at most 256."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
@@ -163,6 +187,14 @@ class Job(_message.Message):
     @_builtins.property
     def reason(self) -> Global___Reason:
         """Why it does not run; unset where it does, or before its first round."""
+
+    @_builtins.property
+    def certificate(self) -> _containers.RepeatedCompositeFieldContainer[Global___Leg]:
+        """The schedule that meets a promised deadline, in order of time. Each round may replace it by another that does."""
+
+    @_builtins.property
+    def queue_time(self) -> _timestamp_pb2.Timestamp:
+        """When it last began to wait: its submission, or the loss of its GPUs."""
 
     def __init__(
         self,
@@ -182,6 +214,8 @@ class Job(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
         max_retries: _builtins.int | None = ...,
+        pinned_gpu_type: _builtins.bool = ...,
+        avoid_nodes: _abc.Iterable[_builtins.str] | None = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -193,16 +227,51 @@ class Job(_message.Message):
         generation: _builtins.int = ...,
         retries: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        deadline_admitted: _builtins.bool = ...,
+        certificate: _abc.Iterable[Global___Leg] | None = ...,
+        opportunistic: _builtins.bool = ...,
+        service_gpu_seconds: _builtins.float = ...,
+        queue_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "reason", b"reason", "restart", b"restart", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_retries", b"max_retries", "name", b"name", "pinned", b"pinned", "priority", b"priority", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_retries", b"max_retries", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_retries) -> _WhichOneofReturnType__max_retries | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Leg(_message.Message):
+    """A part of a schedule: what runs from when to when."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def cell(self) -> _estimates_pb2.Cell: ...
+    def __init__(
+        self,
+        *,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        cell: _estimates_pb2.Cell | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leg: _TypeAlias = Leg  # noqa: Y015
 
 @_typing.final
 class Allocation(_message.Message):

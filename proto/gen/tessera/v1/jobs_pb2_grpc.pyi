@@ -39,7 +39,7 @@ class JobsStub:
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]
-    """Changes weight, priority, movable, deadline or labels."""
+    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
     ListJobEvents: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]
     """What happened to a job, oldest first."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]
@@ -60,7 +60,7 @@ class JobsAsyncStub(JobsStub):
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
     UpdateJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Changes weight, priority, movable, deadline or labels."""
+    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
     ListJobEvents: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]  # type: ignore[assignment]
     """What happened to a job, oldest first."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
@@ -108,7 +108,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.UpdateJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
-        """Changes weight, priority, movable, deadline or labels."""
+        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
 
     @_abc_1.abstractmethod
     def ListJobEvents(

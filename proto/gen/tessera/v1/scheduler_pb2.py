@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from tessera.v1 import jobs_pb2 as tessera_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/scheduler.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15tessera/v1/jobs.proto\"\x8a\x02\n\x0cRoundOptions\x12\x11\n\tobjective\x18\x01 \x01(\t\x12\x16\n\x0eraw_throughput\x18\x02 \x01(\x08\x12\x0e\n\x06solver\x18\x03 \x01(\t\x12\x0b\n\x03gap\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12.\n\x0bsolve_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0frestart_horizon\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x17\x64\x65\x66ragment_every_rounds\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\x1a\n\x18_defragment_every_rounds\"\x87\x01\n\x0fScheduleRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12)\n\x07options\x18\x02 \x01(\x0b\x32\x18.tessera.v1.RoundOptions\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x14\n\x0csummary_only\x18\x05 \x01(\x08\"\xae\x01\n\x08\x44\x65\x63ision\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12*\n\nallocation\x18\x03 \x01(\x0b\x32\x16.tessera.v1.Allocation\x12\"\n\x06reason\x18\x04 \x01(\x0b\x32\x12.tessera.v1.Reason\x12\x15\n\rrestart_price\x18\x05 \x01(\x01\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x08\x12\x0f\n\x07skipped\x18\x07 \x01(\t\"*\n\nSolverWork\x12\x0e\n\x06solver\x18\x01 \x01(\t\x12\x0c\n\x04work\x18\x02 \x01(\x01\"\xd0\x06\n\x05Round\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.tessera.v1.RoundOptions\x12\x0e\n\x06status\x18\x05 \x01(\t\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x11\n\tobjective\x18\x07 \x01(\x01\x12\r\n\x05\x62ound\x18\x08 \x01(\x01\x12\x0b\n\x03gap\x18\t \x01(\x01\x12\x14\n\x0cplaced_score\x18\n \x01(\x01\x12\x18\n\x10greedy_objective\x18\x0b \x01(\x01\x12\x10\n\x08verified\x18\x0c \x01(\x08\x12\x12\n\nviolations\x18\r \x03(\t\x12\x17\n\x0fsnapshot_digest\x18\x0e \x01(\t\x12\x0e\n\x06solver\x18\x0f \x01(\t\x12$\n\x04work\x18\x10 \x03(\x0b\x32\x16.tessera.v1.SolverWork\x12-\n\x06prices\x18\x11 \x03(\x0b\x32\x1d.tessera.v1.Round.PricesEntry\x12\x0f\n\x07running\x18\x12 \x01(\x05\x12\x0f\n\x07waiting\x18\x13 \x01(\x05\x12\x0f\n\x07started\x18\x14 \x01(\x05\x12\x11\n\tsuspended\x18\x15 \x01(\x05\x12\x0f\n\x07\x63hanged\x18\x16 \x01(\x05\x12\x32\n\tused_gpus\x18\x17 \x03(\x0b\x32\x1f.tessera.v1.Round.UsedGpusEntry\x12/\n\x07seconds\x18\x18 \x03(\x0b\x32\x1e.tessera.v1.Round.SecondsEntry\x12\'\n\tdecisions\x18\x19 \x03(\x0b\x32\x14.tessera.v1.Decision\x12\x0c\n\x04unit\x18\x1a \x01(\t\x12\x15\n\rsamples_per_s\x18\x1b \x01(\x01\x12\x10\n\x08versions\x18\x1d \x03(\t\x1a-\n\x0bPricesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rUsedGpusEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"5\n\x0fGetRoundRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0csummary_only\x18\x02 \x01(\x08\"J\n\x11ListRoundsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x12ListRoundsResponse\x12!\n\x06rounds\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Round\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"z\n\x12ReplayRoundRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x07options\x18\x02 \x01(\x0b\x32\x18.tessera.v1.RoundOptions\x12\x14\n\x0csummary_only\x18\x03 \x01(\x08\x12\x15\n\rwith_snapshot\x18\x04 \x01(\x08\"a\n\x13ReplayRoundResponse\x12 \n\x05round\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Round\x12\x16\n\x0esame_decisions\x18\x02 \x01(\x08\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x32\xa0\x02\n\tScheduler\x12:\n\x08Schedule\x12\x1b.tessera.v1.ScheduleRequest\x1a\x11.tessera.v1.Round\x12:\n\x08GetRound\x12\x1b.tessera.v1.GetRoundRequest\x1a\x11.tessera.v1.Round\x12K\n\nListRounds\x12\x1d.tessera.v1.ListRoundsRequest\x1a\x1e.tessera.v1.ListRoundsResponse\x12N\n\x0bReplayRound\x12\x1e.tessera.v1.ReplayRoundRequest\x1a\x1f.tessera.v1.ReplayRoundResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/scheduler.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15tessera/v1/jobs.proto\"\xfe\x07\n\x0cRoundOptions\x12\x16\n\tobjective\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x0eraw_throughput\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x06solver\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x10\n\x03gap\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12.\n\x0bsolve_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0frestart_horizon\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x17\x64\x65\x66ragment_every_rounds\x18\x08 \x01(\x05H\x05\x88\x01\x01\x12\x1e\n\x11max_restart_share\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rqueue_weights\x18\n \x01(\tH\x07\x88\x01\x01\x12(\n\x05round\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\tdeadlines\x18\x0c \x01(\tH\x08\x88\x01\x01\x12\x1e\n\x11run_to_completion\x18\r \x01(\x08H\t\x88\x01\x01\x12*\n\x07min_run\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bmax_changes\x18\x0f \x01(\x05H\n\x88\x01\x01\x12\x18\n\x0bqueue_order\x18\x10 \x01(\x08H\x0b\x88\x01\x01\x12\x30\n\rpromote_after\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\ropportunistic\x18\x12 \x01(\x08H\x0c\x88\x01\x01\x12\x30\n\rreserve_after\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x07\x63ost_of\x18\x14 \x01(\tH\r\x88\x01\x01\x12\x17\n\nrate_floor\x18\x15 \x01(\x01H\x0e\x88\x01\x01\x12\x1c\n\x0f\x66\x61irness_levels\x18\x16 \x01(\x05H\x0f\x88\x01\x01\x12\x16\n\tscheduler\x18\x17 \x01(\tH\x10\x88\x01\x01\x42\x0c\n\n_objectiveB\x11\n\x0f_raw_throughputB\t\n\x07_solverB\x06\n\x04_gapB\x07\n\x05_seedB\x1a\n\x18_defragment_every_roundsB\x14\n\x12_max_restart_shareB\x10\n\x0e_queue_weightsB\x0c\n\n_deadlinesB\x14\n\x12_run_to_completionB\x0e\n\x0c_max_changesB\x0e\n\x0c_queue_orderB\x10\n\x0e_opportunisticB\n\n\x08_cost_ofB\r\n\x0b_rate_floorB\x12\n\x10_fairness_levelsB\x0c\n\n_scheduler\"\x87\x01\n\x0fScheduleRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12)\n\x07options\x18\x02 \x01(\x0b\x32\x18.tessera.v1.RoundOptions\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x14\n\x0csummary_only\x18\x05 \x01(\x08\"\xd7\x01\n\x08\x44\x65\x63ision\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12*\n\nallocation\x18\x03 \x01(\x0b\x32\x16.tessera.v1.Allocation\x12\"\n\x06reason\x18\x04 \x01(\x0b\x32\x12.tessera.v1.Reason\x12\x15\n\rrestart_price\x18\x05 \x01(\x01\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x08\x12\x0f\n\x07skipped\x18\x07 \x01(\t\x12\x10\n\x08\x61\x64mitted\x18\x08 \x01(\x08\x12\x15\n\ropportunistic\x18\t \x01(\x08\"W\n\nGoalResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x11\n\tobjective\x18\x03 \x01(\x01\x12\r\n\x05\x62ound\x18\x04 \x01(\x01\x12\x0b\n\x03gap\x18\x05 \x01(\x01\"*\n\nSolverWork\x12\x0e\n\x06solver\x18\x01 \x01(\t\x12\x0c\n\x04work\x18\x02 \x01(\x01\"\xf7\x06\n\x05Round\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.tessera.v1.RoundOptions\x12\x0e\n\x06status\x18\x05 \x01(\t\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x11\n\tobjective\x18\x07 \x01(\x01\x12\r\n\x05\x62ound\x18\x08 \x01(\x01\x12\x0b\n\x03gap\x18\t \x01(\x01\x12\x14\n\x0cplaced_score\x18\n \x01(\x01\x12\x18\n\x10greedy_objective\x18\x0b \x01(\x01\x12\x10\n\x08verified\x18\x0c \x01(\x08\x12\x12\n\nviolations\x18\r \x03(\t\x12\x17\n\x0fsnapshot_digest\x18\x0e \x01(\t\x12\x0e\n\x06solver\x18\x0f \x01(\t\x12$\n\x04work\x18\x10 \x03(\x0b\x32\x16.tessera.v1.SolverWork\x12-\n\x06prices\x18\x11 \x03(\x0b\x32\x1d.tessera.v1.Round.PricesEntry\x12\x0f\n\x07running\x18\x12 \x01(\x05\x12\x0f\n\x07waiting\x18\x13 \x01(\x05\x12\x0f\n\x07started\x18\x14 \x01(\x05\x12\x11\n\tsuspended\x18\x15 \x01(\x05\x12\x0f\n\x07\x63hanged\x18\x16 \x01(\x05\x12\x32\n\tused_gpus\x18\x17 \x03(\x0b\x32\x1f.tessera.v1.Round.UsedGpusEntry\x12/\n\x07seconds\x18\x18 \x03(\x0b\x32\x1e.tessera.v1.Round.SecondsEntry\x12\'\n\tdecisions\x18\x19 \x03(\x0b\x32\x14.tessera.v1.Decision\x12\x0c\n\x04unit\x18\x1a \x01(\t\x12\x15\n\rsamples_per_s\x18\x1b \x01(\x01\x12\x10\n\x08versions\x18\x1d \x03(\t\x12%\n\x05goals\x18\x1e \x03(\x0b\x32\x16.tessera.v1.GoalResult\x1a-\n\x0bPricesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rUsedGpusEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"5\n\x0fGetRoundRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0csummary_only\x18\x02 \x01(\x08\"J\n\x11ListRoundsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x12ListRoundsResponse\x12!\n\x06rounds\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Round\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"z\n\x12ReplayRoundRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x07options\x18\x02 \x01(\x0b\x32\x18.tessera.v1.RoundOptions\x12\x14\n\x0csummary_only\x18\x03 \x01(\x08\x12\x15\n\rwith_snapshot\x18\x04 \x01(\x08\"a\n\x13ReplayRoundResponse\x12 \n\x05round\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Round\x12\x16\n\x0esame_decisions\x18\x02 \x01(\x08\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x32\xa0\x02\n\tScheduler\x12:\n\x08Schedule\x12\x1b.tessera.v1.ScheduleRequest\x1a\x11.tessera.v1.Round\x12:\n\x08GetRound\x12\x1b.tessera.v1.GetRoundRequest\x1a\x11.tessera.v1.Round\x12K\n\nListRounds\x12\x1d.tessera.v1.ListRoundsRequest\x1a\x1e.tessera.v1.ListRoundsResponse\x12N\n\x0bReplayRound\x12\x1e.tessera.v1.ReplayRoundRequest\x1a\x1f.tessera.v1.ReplayRoundResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,31 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUND_SECONDSENTRY']._loaded_options = None
   _globals['_ROUND_SECONDSENTRY']._serialized_options = b'8\001'
   _globals['_ROUNDOPTIONS']._serialized_start=131
-  _globals['_ROUNDOPTIONS']._serialized_end=397
-  _globals['_SCHEDULEREQUEST']._serialized_start=400
-  _globals['_SCHEDULEREQUEST']._serialized_end=535
-  _globals['_DECISION']._serialized_start=538
-  _globals['_DECISION']._serialized_end=712
-  _globals['_SOLVERWORK']._serialized_start=714
-  _globals['_SOLVERWORK']._serialized_end=756
-  _globals['_ROUND']._serialized_start=759
-  _globals['_ROUND']._serialized_end=1607
-  _globals['_ROUND_PRICESENTRY']._serialized_start=1465
-  _globals['_ROUND_PRICESENTRY']._serialized_end=1510
-  _globals['_ROUND_USEDGPUSENTRY']._serialized_start=1512
-  _globals['_ROUND_USEDGPUSENTRY']._serialized_end=1559
-  _globals['_ROUND_SECONDSENTRY']._serialized_start=1561
-  _globals['_ROUND_SECONDSENTRY']._serialized_end=1607
-  _globals['_GETROUNDREQUEST']._serialized_start=1609
-  _globals['_GETROUNDREQUEST']._serialized_end=1662
-  _globals['_LISTROUNDSREQUEST']._serialized_start=1664
-  _globals['_LISTROUNDSREQUEST']._serialized_end=1738
-  _globals['_LISTROUNDSRESPONSE']._serialized_start=1740
-  _globals['_LISTROUNDSRESPONSE']._serialized_end=1820
-  _globals['_REPLAYROUNDREQUEST']._serialized_start=1822
-  _globals['_REPLAYROUNDREQUEST']._serialized_end=1944
-  _globals['_REPLAYROUNDRESPONSE']._serialized_start=1946
-  _globals['_REPLAYROUNDRESPONSE']._serialized_end=2043
-  _globals['_SCHEDULER']._serialized_start=2046
-  _globals['_SCHEDULER']._serialized_end=2334
+  _globals['_ROUNDOPTIONS']._serialized_end=1153
+  _globals['_SCHEDULEREQUEST']._serialized_start=1156
+  _globals['_SCHEDULEREQUEST']._serialized_end=1291
+  _globals['_DECISION']._serialized_start=1294
+  _globals['_DECISION']._serialized_end=1509
+  _globals['_GOALRESULT']._serialized_start=1511
+  _globals['_GOALRESULT']._serialized_end=1598
+  _globals['_SOLVERWORK']._serialized_start=1600
+  _globals['_SOLVERWORK']._serialized_end=1642
+  _globals['_ROUND']._serialized_start=1645
+  _globals['_ROUND']._serialized_end=2532
+  _globals['_ROUND_PRICESENTRY']._serialized_start=2390
+  _globals['_ROUND_PRICESENTRY']._serialized_end=2435
+  _globals['_ROUND_USEDGPUSENTRY']._serialized_start=2437
+  _globals['_ROUND_USEDGPUSENTRY']._serialized_end=2484
+  _globals['_ROUND_SECONDSENTRY']._serialized_start=2486
+  _globals['_ROUND_SECONDSENTRY']._serialized_end=2532
+  _globals['_GETROUNDREQUEST']._serialized_start=2534
+  _globals['_GETROUNDREQUEST']._serialized_end=2587
+  _globals['_LISTROUNDSREQUEST']._serialized_start=2589
+  _globals['_LISTROUNDSREQUEST']._serialized_end=2663
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=2665
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=2745
+  _globals['_REPLAYROUNDREQUEST']._serialized_start=2747
+  _globals['_REPLAYROUNDREQUEST']._serialized_end=2869
+  _globals['_REPLAYROUNDRESPONSE']._serialized_start=2871
+  _globals['_REPLAYROUNDRESPONSE']._serialized_end=2968
+  _globals['_SCHEDULER']._serialized_start=2971
+  _globals['_SCHEDULER']._serialized_end=3259
 # @@protoc_insertion_point(module_scope)

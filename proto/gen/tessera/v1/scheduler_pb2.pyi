@@ -23,6 +23,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RoundOptions(_message.Message):
+    """What a round is asked to do. In a ScheduleRequest, what is not set is as the server's standing policy has it (its
+    setting `policy`); where that says nothing, and in a ReplayRoundRequest, it takes the default that is named here.
+    A Duration that may be "never" is so where it is unset, and where it is the longest there is, 315,576,000,000 s.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     OBJECTIVE_FIELD_NUMBER: _builtins.int
@@ -33,44 +38,185 @@ class RoundOptions(_message.Message):
     SOLVE_LIMIT_FIELD_NUMBER: _builtins.int
     RESTART_HORIZON_FIELD_NUMBER: _builtins.int
     DEFRAGMENT_EVERY_ROUNDS_FIELD_NUMBER: _builtins.int
+    MAX_RESTART_SHARE_FIELD_NUMBER: _builtins.int
+    QUEUE_WEIGHTS_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    DEADLINES_FIELD_NUMBER: _builtins.int
+    RUN_TO_COMPLETION_FIELD_NUMBER: _builtins.int
+    MIN_RUN_FIELD_NUMBER: _builtins.int
+    MAX_CHANGES_FIELD_NUMBER: _builtins.int
+    QUEUE_ORDER_FIELD_NUMBER: _builtins.int
+    PROMOTE_AFTER_FIELD_NUMBER: _builtins.int
+    OPPORTUNISTIC_FIELD_NUMBER: _builtins.int
+    RESERVE_AFTER_FIELD_NUMBER: _builtins.int
+    COST_OF_FIELD_NUMBER: _builtins.int
+    RATE_FLOOR_FIELD_NUMBER: _builtins.int
+    FAIRNESS_LEVELS_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
-    """"throughput" (the default)."""
+    """What is best. Default (also ""): "throughput". One of throughput, deadline, jct (mean completion time), cost,
+    finish-time-fairness, max-min (least attained service), makespan; or
+      a sum:      "0.7*throughput + 0.3*jct"
+      an order:   "finish-time-fairness then throughput": the first decides, the next among equals
+      with slack: "max-min within 5% then throughput": the next may give away 5 % of what the first reached.
+    The last three compare the worst-off jobs one by one: they have no sum.
+    """
     raw_throughput: _builtins.bool
     """Sum raw samples/s instead of normalised throughput."""
     solver: _builtins.str
-    """"portfolio" (the default), "cp-sat", "greedy", "lp", "cbc" or "cvxpy"."""
+    """"portfolio" (the default, also ""), "cp-sat", "greedy", "lp", "cbc" or "cvxpy"."""
     gap: _builtins.float
-    """Stop at this gap; 0: 1e-4."""
+    """Stop at this gap; default (also 0): 1e-4."""
     seed: _builtins.int
     defragment_every_rounds: _builtins.int
-    """Rounds between defragmentation passes; unset: 12; 0: never."""
+    """Rounds between defragmentation passes; default 12; 0: never."""
+    max_restart_share: _builtins.float
+    """Restart seconds never cost more than this share of a Cell's value, in [0, 1). Default: 0.9."""
+    queue_weights: _builtins.str
+    """Factors on the weights of queues' jobs, e.g. "1:4,2:1"; a queue that is not named has 1. Default: none."""
+    deadlines: _builtins.str
+    """"ignore"; "myopic": a job that is promised runs fast enough each round; "look-ahead": it follows a schedule over
+    rounds to come. Default (""): look-ahead if the objective names deadline, else ignore.
+    """
+    run_to_completion: _builtins.bool
+    """No launched job is suspended."""
+    max_changes: _builtins.int
+    """At most so many running jobs are moved, resized or suspended a round; default (also -1): any number."""
+    queue_order: _builtins.bool
+    """Launch by queue and time of arrival, not by value alone."""
+    opportunistic: _builtins.bool
+    """With queue_order: start jobs of lower queues past a blocked one, and suspend them for it."""
+    cost_of: _builtins.str
+    """What the objective cost counts: "dollars" (the default, also "") or "watts"."""
+    rate_floor: _builtins.float
+    """The objective cost runs no job below this share of its reference rate, in [0, 1]. Default: 0.5."""
+    fairness_levels: _builtins.int
+    """How many of the worst-off jobs an objective without a sum settles before the next one. Default (also 0): 4."""
+    scheduler: _builtins.str
+    """A published policy decides in place of the objective, e.g. "fcfs"; default (""): Tessera's own statement."""
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """At most this long; unset: what the caller's deadline leaves."""
 
     @_builtins.property
     def restart_horizon(self) -> _duration_pb2.Duration:
-        """Unset: 1 h."""
+        """Over what a restart must pay off. Default: 1 h."""
+
+    @_builtins.property
+    def round(self) -> _duration_pb2.Duration:
+        """Time to the next round: how long a job that waits now is taken to wait. Default: the server's period, else 300 s."""
+
+    @_builtins.property
+    def min_run(self) -> _duration_pb2.Duration:
+        """A job is not moved, resized or suspended before it has run so long. Default: 0 s."""
+
+    @_builtins.property
+    def promote_after(self) -> _duration_pb2.Duration:
+        """A job that has waited so long counts as one queue higher, twice so long as two. Default: never."""
+
+    @_builtins.property
+    def reserve_after(self) -> _duration_pb2.Duration:
+        """GPUs are reserved for the first job that has waited so long; others fill in around it. Default: never."""
 
     def __init__(
         self,
         *,
-        objective: _builtins.str = ...,
-        raw_throughput: _builtins.bool = ...,
-        solver: _builtins.str = ...,
-        gap: _builtins.float = ...,
-        seed: _builtins.int = ...,
+        objective: _builtins.str | None = ...,
+        raw_throughput: _builtins.bool | None = ...,
+        solver: _builtins.str | None = ...,
+        gap: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
         solve_limit: _duration_pb2.Duration | None = ...,
         restart_horizon: _duration_pb2.Duration | None = ...,
         defragment_every_rounds: _builtins.int | None = ...,
+        max_restart_share: _builtins.float | None = ...,
+        queue_weights: _builtins.str | None = ...,
+        round: _duration_pb2.Duration | None = ...,
+        deadlines: _builtins.str | None = ...,
+        run_to_completion: _builtins.bool | None = ...,
+        min_run: _duration_pb2.Duration | None = ...,
+        max_changes: _builtins.int | None = ...,
+        queue_order: _builtins.bool | None = ...,
+        promote_after: _duration_pb2.Duration | None = ...,
+        opportunistic: _builtins.bool | None = ...,
+        reserve_after: _duration_pb2.Duration | None = ...,
+        cost_of: _builtins.str | None = ...,
+        rate_floor: _builtins.float | None = ...,
+        fairness_levels: _builtins.int | None = ...,
+        scheduler: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_defragment_every_rounds", b"_defragment_every_rounds", "defragment_every_rounds", b"defragment_every_rounds", "restart_horizon", b"restart_horizon", "solve_limit", b"solve_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_defragment_every_rounds", b"_defragment_every_rounds", "defragment_every_rounds", b"defragment_every_rounds", "gap", b"gap", "objective", b"objective", "raw_throughput", b"raw_throughput", "restart_horizon", b"restart_horizon", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost_of: _TypeAlias = _typing.Literal["cost_of"]  # noqa: Y015
+    _WhichOneofArgType__cost_of: _TypeAlias = _typing.Literal["_cost_of", b"_cost_of"]  # noqa: Y015
+    _WhichOneofReturnType__deadlines: _TypeAlias = _typing.Literal["deadlines"]  # noqa: Y015
+    _WhichOneofArgType__deadlines: _TypeAlias = _typing.Literal["_deadlines", b"_deadlines"]  # noqa: Y015
     _WhichOneofReturnType__defragment_every_rounds: _TypeAlias = _typing.Literal["defragment_every_rounds"]  # noqa: Y015
     _WhichOneofArgType__defragment_every_rounds: _TypeAlias = _typing.Literal["_defragment_every_rounds", b"_defragment_every_rounds"]  # noqa: Y015
+    _WhichOneofReturnType__fairness_levels: _TypeAlias = _typing.Literal["fairness_levels"]  # noqa: Y015
+    _WhichOneofArgType__fairness_levels: _TypeAlias = _typing.Literal["_fairness_levels", b"_fairness_levels"]  # noqa: Y015
+    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    _WhichOneofReturnType__max_changes: _TypeAlias = _typing.Literal["max_changes"]  # noqa: Y015
+    _WhichOneofArgType__max_changes: _TypeAlias = _typing.Literal["_max_changes", b"_max_changes"]  # noqa: Y015
+    _WhichOneofReturnType__max_restart_share: _TypeAlias = _typing.Literal["max_restart_share"]  # noqa: Y015
+    _WhichOneofArgType__max_restart_share: _TypeAlias = _typing.Literal["_max_restart_share", b"_max_restart_share"]  # noqa: Y015
+    _WhichOneofReturnType__objective: _TypeAlias = _typing.Literal["objective"]  # noqa: Y015
+    _WhichOneofArgType__objective: _TypeAlias = _typing.Literal["_objective", b"_objective"]  # noqa: Y015
+    _WhichOneofReturnType__opportunistic: _TypeAlias = _typing.Literal["opportunistic"]  # noqa: Y015
+    _WhichOneofArgType__opportunistic: _TypeAlias = _typing.Literal["_opportunistic", b"_opportunistic"]  # noqa: Y015
+    _WhichOneofReturnType__queue_order: _TypeAlias = _typing.Literal["queue_order"]  # noqa: Y015
+    _WhichOneofArgType__queue_order: _TypeAlias = _typing.Literal["_queue_order", b"_queue_order"]  # noqa: Y015
+    _WhichOneofReturnType__queue_weights: _TypeAlias = _typing.Literal["queue_weights"]  # noqa: Y015
+    _WhichOneofArgType__queue_weights: _TypeAlias = _typing.Literal["_queue_weights", b"_queue_weights"]  # noqa: Y015
+    _WhichOneofReturnType__rate_floor: _TypeAlias = _typing.Literal["rate_floor"]  # noqa: Y015
+    _WhichOneofArgType__rate_floor: _TypeAlias = _typing.Literal["_rate_floor", b"_rate_floor"]  # noqa: Y015
+    _WhichOneofReturnType__raw_throughput: _TypeAlias = _typing.Literal["raw_throughput"]  # noqa: Y015
+    _WhichOneofArgType__raw_throughput: _TypeAlias = _typing.Literal["_raw_throughput", b"_raw_throughput"]  # noqa: Y015
+    _WhichOneofReturnType__run_to_completion: _TypeAlias = _typing.Literal["run_to_completion"]  # noqa: Y015
+    _WhichOneofArgType__run_to_completion: _TypeAlias = _typing.Literal["_run_to_completion", b"_run_to_completion"]  # noqa: Y015
+    _WhichOneofReturnType__scheduler: _TypeAlias = _typing.Literal["scheduler"]  # noqa: Y015
+    _WhichOneofArgType__scheduler: _TypeAlias = _typing.Literal["_scheduler", b"_scheduler"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__solver: _TypeAlias = _typing.Literal["solver"]  # noqa: Y015
+    _WhichOneofArgType__solver: _TypeAlias = _typing.Literal["_solver", b"_solver"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_of) -> _WhichOneofReturnType__cost_of | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadlines) -> _WhichOneofReturnType__deadlines | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__defragment_every_rounds) -> _WhichOneofReturnType__defragment_every_rounds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fairness_levels) -> _WhichOneofReturnType__fairness_levels | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_changes) -> _WhichOneofReturnType__max_changes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_restart_share) -> _WhichOneofReturnType__max_restart_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__objective) -> _WhichOneofReturnType__objective | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opportunistic) -> _WhichOneofReturnType__opportunistic | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_order) -> _WhichOneofReturnType__queue_order | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_weights) -> _WhichOneofReturnType__queue_weights | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_floor) -> _WhichOneofReturnType__rate_floor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__raw_throughput) -> _WhichOneofReturnType__raw_throughput | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_to_completion) -> _WhichOneofReturnType__run_to_completion | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scheduler) -> _WhichOneofReturnType__scheduler | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__solver) -> _WhichOneofReturnType__solver | None: ...
 
 Global___RoundOptions: _TypeAlias = RoundOptions  # noqa: Y015
 
@@ -91,7 +237,9 @@ class ScheduleRequest(_message.Message):
     summary_only: _builtins.bool
     """Leave the decisions out of the answer (they are kept with the round)."""
     @_builtins.property
-    def options(self) -> Global___RoundOptions: ...
+    def options(self) -> Global___RoundOptions:
+        """Unset, and where it says nothing: the server's standing policy."""
+
     def __init__(
         self,
         *,
@@ -120,6 +268,8 @@ class Decision(_message.Message):
     RESTART_PRICE_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    OPPORTUNISTIC_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     kind: _builtins.str
@@ -129,6 +279,10 @@ class Decision(_message.Message):
     applied: _builtins.bool
     """False: the job or a node had changed during the solve, so it was left alone; `skipped` says why."""
     skipped: _builtins.str
+    admitted: _builtins.bool
+    """The job's deadline is promised."""
+    opportunistic: _builtins.bool
+    """It runs past a blocked job of a higher queue, and gives way once that one fits."""
     @_builtins.property
     def allocation(self) -> _jobs_pb2.Allocation:
         """Unset where the job does not run."""
@@ -145,14 +299,52 @@ class Decision(_message.Message):
         restart_price: _builtins.float = ...,
         applied: _builtins.bool = ...,
         skipped: _builtins.str = ...,
+        admitted: _builtins.bool = ...,
+        opportunistic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "applied", b"applied", "job", b"job", "kind", b"kind", "reason", b"reason", "restart_price", b"restart_price", "skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "allocation", b"allocation", "applied", b"applied", "job", b"job", "kind", b"kind", "opportunistic", b"opportunistic", "reason", b"reason", "restart_price", b"restart_price", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class GoalResult(_message.Message):
+    """What became of one stage of the objective, in its own unit; of a stage without a sum: the worst-off job's level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As it was written, e.g. "0.7*throughput + 0.3*jct"."""
+    unit: _builtins.str
+    objective: _builtins.float
+    bound: _builtins.float
+    """The best that any answer could reach once the goals before it are kept."""
+    gap: _builtins.float
+    """Relative; 0: proven."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        objective: _builtins.float = ...,
+        bound: _builtins.float = ...,
+        gap: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "gap", b"gap", "name", b"name", "objective", b"objective", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GoalResult: _TypeAlias = GoalResult  # noqa: Y015
 
 @_typing.final
 class SolverWork(_message.Message):
@@ -269,6 +461,7 @@ class Round(_message.Message):
     UNIT_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    GOALS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}"; a dry run has number 0."""
     epoch: _builtins.int
@@ -277,7 +470,7 @@ class Round(_message.Message):
     outcome: _builtins.str
     """committed, dry_run, refused (failed the check: the previous decisions stay)"""
     objective: _builtins.float
-    """In units of the objective, as stated (each Cell at its own shape)."""
+    """Of the last goal, in its units, as stated (each Cell at its own shape)."""
     bound: _builtins.float
     gap: _builtins.float
     """(bound - objective) / |bound|"""
@@ -319,6 +512,10 @@ class Round(_message.Message):
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Versions of what decided, e.g. "tessera 0.1.0", "ortools 9.15"."""
 
+    @_builtins.property
+    def goals(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoalResult]:
+        """The stages of the objective, in order."""
+
     def __init__(
         self,
         *,
@@ -350,10 +547,11 @@ class Round(_message.Message):
         unit: _builtins.str = ...,
         samples_per_s: _builtins.float = ...,
         versions: _abc.Iterable[_builtins.str] | None = ...,
+        goals: _abc.Iterable[Global___GoalResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "gap", b"gap", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,52 @@
+"""Tenants: weights, quotas, what they borrow and lend."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from formulation.resources import TenantSpec
+from service.rpc import fields, names
+from tessera.v1 import tenants_pb2 as pb
+
+MAX_WEIGHT: Final = 1e6
+MAX_QUOTA: Final = 10**7
+"""GPUs; far beyond any cluster."""
+MAX_QUOTAS: Final = 257  # of each GPU type that a cluster may have, and of any
+
+
+def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
+    """Return the settings of a tenant, which must lie in ``cluster``."""
+    m = message
+    weight, borrow_gpus = 1.0, -1
+    if m.HasField("weight"):
+        weight = fields.real(f"{field}.weight", m.weight, 0.0, MAX_WEIGHT)
+    if m.HasField("borrow_gpus"):
+        borrow_gpus = fields.whole(f"{field}.borrow_gpus", m.borrow_gpus, 0, MAX_QUOTA)
+    if m.quotas:
+        fields.batch(f"{field}.quotas", len(m.quotas), MAX_QUOTAS)
+    return TenantSpec(
+        name=to_tenant_id(f"{field}.name", cluster, m.name), weight=weight, borrow_gpus=borrow_gpus,
+        lends=not m.keeps_idle_quota,
+        quotas={
+            kind and names.gpu_type(f"{field}.quotas", kind): fields.whole(
+                f"{field}.quotas[{kind}]", gpus, 0, MAX_QUOTA
+            )
+            for kind, gpus in sorted(m.quotas.items())
+        },
+    )  # fmt: skip
+
+
+def to_tenant_id(field: str, cluster: str, name: str) -> str:
+    """Return the id of a tenant, which must lie in ``cluster``."""
+    parent, tenant = names.parse_tenant(field, name)
+    names.require_parent(field, parent, cluster)
+    return tenant
+
+
+def of_tenant(cluster: str, spec: TenantSpec) -> pb.Tenant:
+    """Return the message of a tenant's settings."""
+    return pb.Tenant(
+        name=names.tenant_name(cluster, spec.name), weight=spec.weight,
+        borrow_gpus=spec.borrow_gpus if spec.borrow_gpus >= 0 else None,
+        keeps_idle_quota=not spec.lends, quotas=spec.quotas,
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""tessera.v1.Tenants: what tenants are entitled to."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, Final
+
+import grpc.aio
+
+from service.ports import Store, Writer
+from service.rpc import fields, names
+from service.rpc.calls import Calls
+from service.rpc.convert import tenants as convert
+from service.rpc.paging import page_of
+from tessera.v1 import tenants_pb2 as pb
+from tessera.v1 import tenants_pb2_grpc
+
+MAX_TENANTS: Final = 10_000
+"""Tenants in one call."""
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
+    """Serves tenants' settings from the store."""
+
+    def __init__(self, store: Store, calls: Calls) -> None:
+        self._store, self._calls = store, calls
+
+    async def UpsertTenants(
+        self, request: pb.UpsertTenantsRequest, context: _Context
+    ) -> pb.UpsertTenantsResponse:
+        """Create tenants or replace their settings, all or none."""
+        return await self._calls.run(self._upsert, request)
+
+    async def ListTenants(
+        self, request: pb.ListTenantsRequest, context: _Context
+    ) -> pb.ListTenantsResponse:
+        """Return a page of the tenants that have settings, by name."""
+        return await self._calls.run(self._list, request)
+
+    async def DeleteTenants(
+        self, request: pb.DeleteTenantsRequest, context: _Context
+    ) -> pb.DeleteTenantsResponse:
+        """Forget the settings of tenants."""
+        return await self._calls.run(self._delete, request)
+
+    def _upsert(self, request: pb.UpsertTenantsRequest) -> pb.UpsertTenantsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("tenants", len(request.tenants), MAX_TENANTS)
+        specs = [
+            convert.to_tenant(f"tenants[{i}]", cluster, tenant)
+            for i, tenant in enumerate(request.tenants)
+        ]
+        fields.distinct((f"tenants[{i}].name", spec.name) for i, spec in enumerate(specs))
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            stored = writer.upsert_tenants(cluster, specs)
+            tenants = [convert.of_tenant(cluster, spec) for spec in stored]
+            return pb.UpsertTenantsResponse(tenants=tenants).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.UpsertTenantsResponse.FromString(kept)
+
+    def _list(self, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        page = page_of(request, request.page_size, request.page_token, most=10_000)
+        found = sorted(self._store.list_tenants(cluster), key=lambda spec: spec.name)
+        start = bisect_right(found, page.cursor, key=lambda spec: spec.name)
+        shown, more = found[start : start + page.size], len(found) > start + page.size
+        return pb.ListTenantsResponse(
+            tenants=[convert.of_tenant(cluster, spec) for spec in shown],
+            next_page_token=page.token(shown[-1].name if more else ""),
+        )
+
+    def _delete(self, request: pb.DeleteTenantsRequest) -> pb.DeleteTenantsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("names", len(request.names), MAX_TENANTS)
+        tenants = [
+            convert.to_tenant_id(f"names[{i}]", cluster, name)
+            for i, name in enumerate(request.names)
+        ]
+        fields.distinct((f"names[{i}]", tenant) for i, tenant in enumerate(tenants))
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            writer.delete_tenants(cluster, tenants)
+            return pb.DeleteTenantsResponse().SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.DeleteTenantsResponse.FromString(kept)
