@@ -19,6 +19,30 @@ _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # importe
     "elasticflow-ls": ("solvers.policies.elasticflow", "ElasticFlow", {"loosened": True}),
     "sia": ("solvers.policies.sia", "Sia", {}),
     "sia-arena": ("solvers.policies.sia", "Sia", {"fairness": 0.5}),
+    "arena": ("solvers.policies.arena", "Arena", {}),
+    "arena-no-elasticity": (
+        "solvers.policies.arena", "Arena", {"name": "arena-no-elasticity", "elasticity": False},
+    ),
+    "arena-no-heterogeneity": (
+        "solvers.policies.arena", "Arena",
+        {"name": "arena-no-heterogeneity", "heterogeneity": False},
+    ),
+    "arena-no-opportunism": (
+        "solvers.policies.arena", "Arena", {"name": "arena-no-opportunism", "opportunism": False},
+    ),
+    "morphling": ("solvers.policies.morphling", "Morphling", {}),
+    "morphling-r": (
+        "solvers.policies.morphling", "Morphling", {"name": "morphling-r", "plans": False},
+    ),
+    "morphling-e": (
+        "solvers.policies.morphling", "Morphling", {"name": "morphling-e", "resources": False},
+    ),
+    "morphling-n": (
+        "solvers.policies.morphling", "Morphling",
+        {"name": "morphling-n", "plans": False, "resources": False},
+    ),
+    "synergy": ("solvers.policies.synergy", "Synergy", {}),
+    "antman": ("solvers.policies.antman", "AntMan", {}),
 }
 """Name -> module, class, and what the class is built with."""
 

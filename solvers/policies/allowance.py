@@ -1,0 +1,36 @@
+"""What tenants may still claim for guaranteed jobs."""
+
+from __future__ import annotations
+
+from formulation.snapshot import Snapshot
+
+
+class Allowance:
+    """GPUs left of each quota. A tenant without a quota has no limit.
+
+    Published policies know no borrowing: what a tenant lends or borrows is left out.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._left: dict[str, list[tuple[int, list[int]]]] = {}  # tenant -> (type or -1, [left])
+        quotas = snapshot.quotas
+        for tenant, gpu_type, gpus in zip(
+            quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True
+        ):
+            name = snapshot.tenants.name[tenant]
+            self._left.setdefault(name, []).append((gpu_type, [gpus]))
+
+    def charge(self, tenant: str, gpu_type: int, gpus: int) -> None:
+        """Charge ``gpus`` of ``gpu_type`` to ``tenant``; what is left may become negative."""
+        for counter in self._counters(tenant, gpu_type):
+            counter[0] -= gpus
+
+    def claim(self, tenant: str, gpu_type: int, gpus: int) -> bool:
+        """Charge them if all quotas of ``tenant`` have as many left; return whether."""
+        if any(counter[0] < gpus for counter in self._counters(tenant, gpu_type)):
+            return False
+        self.charge(tenant, gpu_type, gpus)
+        return True
+
+    def _counters(self, tenant: str, gpu_type: int) -> list[list[int]]:
+        return [left for t, left in self._left.get(tenant, ()) if t in (-1, gpu_type)]

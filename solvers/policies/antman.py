@@ -1,0 +1,80 @@
+"""AntMan, with whole GPUs (Xiao et al. 2020; Morphling section 7.3 compares with it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.tables import Bools, Ints
+from solvers.policies.allowance import Allowance
+from solvers.policies.base import Seen
+from solvers.policies.packing import Options, Packing, options_of
+from solvers.policies.slots import in_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AntMan:
+    """Guaranteed jobs get what they requested at once; best-effort jobs use what is idle, and give way.
+
+    AntMan lets an opportunistic job share the GPUs of a guaranteed one and scales its share down. Here a
+    GPU has one holder, so the share is a number of whole GPUs: where guaranteed jobs need them, the
+    best-effort jobs that started last are shrunk to the largest count at which they have a Cell, or
+    suspended; they grow again, never beyond their request, where GPUs idle. Guaranteed jobs of a tenant
+    start within its quota, at which their whole request is charged (Morphling charges the least demand that
+    reaches its rate). Jobs stay on the type that they run on or requested; any type: the fastest with room.
+    """
+
+    name: str = "antman"
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job, int64[jobs]; -1: it waits."""
+        jobs, options = seen.draft.snapshot.jobs, options_of(seen)
+        packing = Packing(options, seen.capacity)
+        order = in_order(seen)
+        self._guaranteed(seen, options, packing, order)
+        effort = ~jobs.guaranteed
+        running = np.flatnonzero(effort & options.runs)
+        running = running[np.argsort(jobs.since_s[running], kind="stable")]
+        has_type, has_gpus = np.full(len(jobs), -1), np.zeros(len(jobs), dtype=np.int64)
+        now = options.current[running]
+        has_type[running], has_gpus[running] = options.gpu_type[now], options.gpus[now]
+        stays = (has_type[options.job] < 0) | (options.gpu_type == has_type[options.job])
+        within = stays & (options.gpus <= has_gpus[options.job])
+        for job in running.tolist():
+            packing.take_first(_largest(options, within, job))
+        within = stays & (options.gpus <= options.requested_gpus[options.job])
+        within &= options.on_type | options.runs[options.job]
+        for job in order[effort[order]].tolist():
+            if packing.option[job] < 0:
+                packing.take_first(_largest(options, within, job))
+        for job in running.tolist():
+            if packing.option[job] >= 0:
+                held = options.gpus[packing.option[job]]
+                packing.take_first(_largest(options, within & (options.gpus > held), job))
+        return packing.choice
+
+    def _guaranteed(self, seen: Seen, options: Options, packing: Packing, order: Ints) -> None:
+        """Place guaranteed jobs, those that run first, as if there were no others."""
+        jobs, allowance = seen.draft.snapshot.jobs, Allowance(seen.draft.snapshot)
+        for job in np.flatnonzero(jobs.guaranteed & options.runs).tolist():
+            option = int(options.current[job])
+            if packing.take(option):
+                allowance.charge(
+                    jobs.tenant[job], int(options.gpu_type[option]), int(options.gpus[option])
+                )
+        wishes = options.grouped(options.as_requested & options.on_type)
+        for job in order[jobs.guaranteed[order]].tolist():
+            if packing.option[job] >= 0:
+                continue
+            for option in wishes[job]:
+                gpu_type, gpus = int(options.gpu_type[option]), int(options.gpus[option])
+                if packing.fits(option) and allowance.claim(jobs.tenant[job], gpu_type, gpus):
+                    packing.take(option)
+                    break
+
+
+def _largest(options: Options, allowed: Bools, job: int) -> list[int]:
+    """Return the options ``allowed`` (bool[options]) of ``job``: most GPUs first, then the fastest."""
+    mine = [option for option in options.of(job) if allowed[option]]
+    return sorted(mine, key=lambda o: (-options.gpus[o], -options.rate[o]))

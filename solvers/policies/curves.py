@@ -1,0 +1,91 @@
+"""Resource sensitivity curves (Morphling section 5.1): what a job's best plan reaches at each GPU count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solvers.policies.base import Seen
+from solvers.policies.packing import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The counts of one job on one type at which its rate rises, and the count that it runs on.
+
+    Between them the curve is flat: no plan runs there, or none is faster. ``rate`` is in shares of the job's
+    reference rate. A position is an index of ``gpus``; -1 is having none.
+    """
+
+    gpu_type: int
+    gpus: tuple[int, ...]
+    rate: tuple[float, ...]
+    options: tuple[int, ...]
+    start: int  # where the job stands now; -1: it has no GPUs of this type
+    minimum: int  # the least position that it may end at; -1 for best-effort jobs
+    possible: bool = True  # False: guaranteed, and no Cell within its request
+
+    def held(self, at: int) -> int:
+        """Return the GPUs at position ``at``."""
+        return self.gpus[at] if at >= 0 else 0
+
+    def worth(self, at: int) -> float:
+        """Return the rate at position ``at``, in shares of the reference rate."""
+        return self.rate[at] if at >= 0 else 0.0
+
+    def next(self, at: int) -> int:
+        """Return the next position up at which the job is faster, not below its minimum; -1: none."""
+        for to in range(max(at + 1, self.minimum), len(self.gpus)):
+            if self.rate[to] > self.worth(at) or at < self.minimum:
+                return to
+        return -1
+
+
+def curve_of(seen: Seen, options: Options, job: int, free: list[int]) -> Curve | None:
+    """Return the curve of ``job`` on the type that it is to use (see ``Morphling``); None: it has no Cell."""
+    by_type: dict[int, list[int]] = {}
+    for option in options.of(job):
+        by_type.setdefault(int(options.gpu_type[option]), []).append(option)
+    current, wanted = int(options.current[job]), int(options.requested_type[job])
+    if current >= 0:
+        gpu_type = int(options.gpu_type[current])
+    elif wanted in by_type:
+        gpu_type = wanted
+    elif by_type:
+
+        def steepness(t: int) -> tuple[bool, float, int]:
+            first = by_type[t][0]
+            gpus = int(options.gpus[first])
+            return gpus <= free[t], float(options.rate[first]) / gpus, -t
+
+        gpu_type = max(by_type, key=steepness)
+    else:
+        return None
+    return _curve(seen, options, job, gpu_type, by_type[gpu_type])
+
+
+def _curve(seen: Seen, options: Options, job: int, gpu_type: int, mine: list[int]) -> Curve:
+    current, best = int(options.current[job]), 0.0
+    kept = []
+    for option in mine:  # by rising count
+        rate = float(options.rate[option])
+        if rate > best or option == current:
+            kept.append(option)
+        best = max(best, rate)
+    reference = float(seen.draft.reference[job])
+    gpus = tuple(int(options.gpus[o]) for o in kept)
+    rate_of = tuple(float(options.rate[o]) / reference for o in kept)
+    start = kept.index(current) if current in kept else -1
+    minimum, possible = -1, True
+    if seen.draft.snapshot.jobs.guaranteed[job]:
+        within = [k for k, n in enumerate(gpus) if n <= options.requested_gpus[job]]
+        if within:
+            target = max(rate_of[k] for k in within)
+            minimum = next(k for k in within if rate_of[k] >= target)
+        elif start >= 0:
+            minimum = 0
+        else:
+            possible = False
+    return Curve(
+        gpu_type=gpu_type, gpus=gpus, rate=rate_of, options=tuple(kept),
+        start=start, minimum=minimum, possible=possible,
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Synergy, as far as GPUs go (Mohan et al. 2022; Morphling sections 7.1 and 7.3 compare with it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from formulation.tables import Ints
+from solvers.policies.base import Seen
+from solvers.policies.packing import Packing, options_of
+from solvers.policies.slots import in_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synergy:
+    """First come, first served, skipping what does not fit; the GPU count is fixed, nobody is preempted.
+
+    Synergy tunes the CPUs and host memory of jobs whose GPUs and plan are fixed. Cells carry GPUs alone so
+    far, so what remains is its queue; the tuning has its place once Cells carry the others. Each job runs at
+    the count that it requested, on the type that it requested (any: the fastest with room), by the plan that
+    is best there.
+    """
+
+    name: str = "synergy"
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job, int64[jobs]; -1: it waits."""
+        options = options_of(seen)
+        packing = Packing(options, seen.capacity)
+        packing.keep_running()
+        wishes = options.grouped(options.as_requested & options.on_type)
+        for job in in_order(seen).tolist():
+            if packing.option[job] < 0:
+                packing.take_first(wishes[job])
+        return packing.choice
