@@ -89,7 +89,8 @@ def _cells_of(draft: Draft, workload: int, pin: int, useful: Bools) -> Ints:
     table = draft.cells
     first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
     span = slice(first, last)
-    return first + np.flatnonzero(useful[span] & ((pin < 0) | (table.gpu_type[span] == pin)))
+    found: Ints = first + np.flatnonzero(useful[span] & ((pin < 0) | (table.gpu_type[span] == pin)))
+    return found
 
 
 def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]:

@@ -1,0 +1,166 @@
+"""How an objective is written: what is read, what it means, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formulation.errors import InvalidInput
+from formulation.grammar import LEXICOGRAPHIC, LINEAR, OBJECTIVES, Stage, Term, parse
+from formulation.policy import Policy
+
+
+def stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:
+    return Stage(
+        terms=tuple(Term(objective=name, weight=weight) for weight, name in terms),
+        tolerance=tolerance,
+    )
+
+
+THROUGHPUT = stage((1, "throughput"))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_sum_is_one_stage(name: str) -> None:
+    assert parse(name) == (stage((1, name)),)
+
+
+@pytest.mark.parametrize("name", LEXICOGRAPHIC)
+def test_after_levels_throughput_decides(name: str) -> None:
+    assert parse(name) == (stage((1, name)), THROUGHPUT)
+    assert [s.lexicographic for s in parse(name)] == [True, False]
+
+
+def test_levels_after_a_sum_still_end_in_a_sum() -> None:
+    assert parse("throughput then max-min")[-1] == THROUGHPUT
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.7*throughput + 0.3*jct", [stage((0.7, "throughput"), (0.3, "jct"))]),
+        ("0.7*throughput+0.3*jct", [stage((0.7, "throughput"), (0.3, "jct"))]),
+        ("throughput+jct", [stage((1, "throughput"), (1, "jct"))]),
+        (" 2 * jct+ cost ", [stage((2, "jct"), (1, "cost"))]),
+        ("1e+2*jct + 1E-3*cost", [stage((100, "jct"), (0.001, "cost"))]),
+        ("1.e+2*jct+cost", [stage((100, "jct"), (1, "cost"))]),
+        ("max-min within 5% then throughput", [stage((1, "max-min"), tolerance=0.05), THROUGHPUT]),
+        ("jct within 2.5 %\nthen cost", [stage((1, "jct"), tolerance=0.025), stage((1, "cost"))]),
+        (
+            "makespan then jct + cost within 1% then throughput",
+            [stage((1, "makespan")), stage((1, "jct"), (1, "cost"), tolerance=0.01), THROUGHPUT],
+        ),
+        (
+            "throughput within 5% then 0.5*throughput + 0.5*jct",
+            [stage((1, "throughput"), tolerance=0.05), stage((0.5, "throughput"), (0.5, "jct"))],
+        ),
+    ],
+)
+def test_terms_are_weighed_and_stages_are_in_order(text: str, expected: list[Stage]) -> None:
+    assert list(parse(text)) == expected
+
+
+def test_a_term_of_weight_zero_says_nothing() -> None:
+    assert parse("0*throughput + jct + 2*cost") == parse("jct + 2*cost")
+
+
+def test_a_lone_term_has_weight_one() -> None:
+    assert parse("5*cost") == parse("0*jct + 2*cost") == parse("cost")
+    assert parse("3*max-min") == parse("max-min")
+
+
+def test_a_stage_is_named_as_it_reads() -> None:
+    assert parse("0.70*throughput+jct within 5%")[0].name == "0.7*throughput + jct"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is none of throughput"),
+        ("throughput then", "'' is none of"),
+        ("then throughput", "'' is none of"),
+        ("jct +", "'' is none of"),
+        ("+ jct", "'' is none of"),
+        ("jct then then cost", "'' is none of"),
+        ("within 5%", "is none of"),
+        ("Throughput", "is none of"),
+        ("fairness", "'fairness' is none of"),
+        ("throughputthen jct", "is none of"),
+        ("throughput jct", "is none of"),
+        ("throughput within 5", "is none of"),
+        ("throughput within 5% within 3%", "is none of"),
+        ("throughput within -5%", "is none of"),
+        ("throughput*2", "is none of"),
+        ("nan*throughput", "is none of"),
+        ("inf*throughput", "is none of"),
+        ("-1*cost", "at least 0"),
+        ("1e999*jct", "at least 0"),
+        ("1..2*jct", "'1..2' is not a number"),
+        ("throughput within 1.2.3%", "'1.2.3' is not a number"),
+        ("throughput within 100%", r"must lie in \[0, 100\)"),
+        ("0*throughput + 0*jct", "all weights are 0"),
+        ("0*max-min", "all weights are 0"),
+        ("throughput + throughput", "names an objective twice"),
+        ("max-min + throughput", "have no sum; put them in order"),
+        ("0*max-min + throughput", "have no sum"),
+        ("cost then cost", "names a stage twice"),
+        ("jct then 2*jct within 5%", "names a stage twice"),
+        ("jct + cost then cost + jct", "names a stage twice"),
+    ],
+)
+def test_what_is_no_objective_is_refused_with_what_to_do(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        parse(text)
+    with pytest.raises(InvalidInput, match=message):
+        Policy(objective=text)
+
+
+def test_naming_deadline_looks_ahead() -> None:
+    assert Policy(objective="0.5*deadline + jct").deadline_mode == "look-ahead"
+    assert Policy(objective="max-min then deadline").deadline_mode == "look-ahead"
+    assert Policy(objective="0*deadline + jct").deadline_mode == "ignore"
+    assert Policy(objective="deadline", deadlines="myopic").deadline_mode == "myopic"
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> Stage:
+    if draw(st.booleans()):
+        terms: tuple[tuple[float, str], ...] = ((1, draw(st.sampled_from(LEXICOGRAPHIC))),)
+    else:
+        names = draw(st.lists(st.sampled_from(LINEAR), min_size=1, max_size=3, unique=True))
+        weights = st.integers(1, 9999).map(lambda n: n / 1000) if len(names) > 1 else st.just(1.0)
+        terms = tuple((draw(weights), name) for name in names)
+    return stage(*terms, tolerance=draw(st.integers(0, 99)) / 100)
+
+
+@given(
+    st.lists(stages(), min_size=1, max_size=4, unique_by=lambda s: frozenset(s.terms)),
+    st.sampled_from(["+", " + ", "  +"]),
+)
+def test_what_is_written_is_read_back(wanted: list[Stage], plus: str) -> None:
+    text = " then ".join(
+        s.name.replace(" + ", plus) + (f" within {s.tolerance * 100:g}%" if s.tolerance else "")
+        for s in wanted
+    )
+    read = parse(text)
+    assert read[: len(wanted)] == tuple(wanted)
+    assert not read[-1].lexicographic
+    assert len(read) - len(wanted) == wanted[-1].lexicographic
+
+
+@given(
+    st.text(max_size=40)
+    | st.lists(
+        st.sampled_from([*OBJECTIVES, "then", "within", "5%", "+", "*", "0.5", " ", "1e+", "%"]),
+        max_size=8,
+    ).map("".join)
+)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    read: tuple[Stage, ...] = ()
+    with contextlib.suppress(InvalidInput):
+        read = parse(text)
+    assert all(term.weight > 0 for s in read for term in s.terms)
+    assert not read or not read[-1].lexicographic
