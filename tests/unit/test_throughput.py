@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from formulation.errors import InvalidInput, ProblemTooLarge
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.problem import VALUE_SCALE, Problem
-from formulation.snapshot import Snapshot
+from formulation.rates import effective_weight
+from formulation.snapshot import Snapshot, Tenants
 from formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
@@ -55,6 +59,44 @@ def test_raw_throughput_is_samples_per_second() -> None:
 
 def test_weights_multiply() -> None:
     assert values(stated(a_job("j", requested_gpus=2, weight=3.0)))[1] == 3.0
+
+
+def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
+    return replace(
+        snapshot,
+        tenants=Tenants(
+            name=tuple(weight), weight=np.array(list(weight.values())),
+            borrow_gpus=np.full(len(weight), -1), lends=np.ones(len(weight), np.bool_),
+        ),
+    )  # fmt: skip
+
+
+def test_a_job_weighs_what_it_its_tenant_and_its_queue_multiply_to() -> None:
+    jobs = [
+        a_job("own", weight=3.0), a_job("tenant", tenant="lab", weight=0.5),
+        a_job("queue", queue=2), a_job("all", weight=3.0, tenant="lab", queue=2),
+        a_job("no settings", tenant="guest", queue=7),
+    ]  # fmt: skip
+    snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs, estimates=CELLS)
+    policy = Policy(queue_weights="1:1, 2:4, 9:100")
+    snapshot = with_tenants(snapshot, lab=10.0, other=7.0)
+    assert effective_weight(snapshot, policy).tolist() == [3.0, 5.0, 4.0, 120.0, 1.0]
+    problem = build_problem(snapshot, policy)
+    assert problem.weight.tolist() == [3.0, 5.0, 4.0, 120.0, 1.0]
+    assert [max(values(problem, j)) / max(values(problem, 4)) for j in range(4)] == [3, 5, 4, 120]
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 1000))
+def test_weights_scale_a_jobs_values_and_no_others(own: float, shared: float, seed: int) -> None:
+    snapshot = a_random_snapshot(seed, jobs=3)
+    jobs = replace(
+        snapshot.jobs, weight=np.array([own, 1.0, 1.0]), tenant=("lab", "t", "t")
+    )  # fmt: skip
+    before = build_problem(snapshot, Policy())
+    after = build_problem(with_tenants(replace(snapshot, jobs=jobs), lab=shared), Policy())
+    mine = before.column_job == 0
+    assert after.value[mine] == pytest.approx(own * shared * before.value[mine], rel=1e-3, abs=101)
+    assert np.array_equal(after.value[~mine], before.value[~mine])
 
 
 def test_a_start_is_charged_its_restart_seconds_over_an_hour() -> None:
