@@ -23,6 +23,7 @@ from formulation.snapshot import Snapshot
 from service.ports import Clock, Store
 from service.rounds import Outcome, RoundOptions, plan_round
 from solvers.base import Budget
+from solvers.policies.registry import scheduler_of
 from solvers.registry import solver as make_solver
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class RoundLoop:
                 written.
             RoundSuperseded: another replica committed first; no round was written.
         """
-        solver = make_solver(options.solver)
+        solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
         if request is not None and (done := self._store.replayed_round(request)) is not None:
             return done
         measured = self._measured[cluster]
@@ -129,7 +130,7 @@ class RoundLoop:
             remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
             cancelled=cancelled,
         )  # fmt: skip
-        outcome = plan_round(snapshot, options, solver, budget, phases.mark)
+        outcome = plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
         measured.remember(phases.seconds)
         if cancelled():
             raise DeadlineTooShort("the call was cancelled before the round was committed")
@@ -214,7 +215,8 @@ def decide_again(
         remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
         cancelled=cancelled,
     )  # fmt: skip
-    outcome = plan_round(snapshot, options, make_solver(options.solver), budget, phases.mark)
+    solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
+    outcome = plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
     summary = summarise(snapshot, outcome, options, phases.seconds)
     return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 

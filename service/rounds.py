@@ -20,7 +20,7 @@ from formulation.goals import GoalResult
 from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
-from formulation.solution import Solution
+from formulation.solution import Solution, SolveStatus
 from formulation.statement import Statement, state
 from formulation.tables import Ints
 from solvers.answers import objective_of
@@ -28,6 +28,7 @@ from solvers.base import Budget, Solver
 from solvers.goals import solve_goals, surrogate
 from solvers.greedy import Greedy
 from solvers.placement import Placed, defragment, place
+from solvers.policies.base import Known, Scheduler, narrowed, not_chosen
 from solvers.waiting import SpelledOut
 
 
@@ -63,10 +64,24 @@ class Outcome:
     placed: Placed
     decisions: tuple[Decision, ...]
     violations: tuple[Violation, ...]
-    greedy_objective: int
+    greedy_objective: int  # 0 where a published policy decided
     placed_score: float  # in units of the last goal
     given_up: frozenset[int]  # jobs whose promise could not be kept
     admission: Admission | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answered:
+    """A round's answer, placed but not checked. ``broken`` is what was wrong with it before."""
+
+    statement: Statement
+    solution: Solution
+    goals: tuple[GoalResult, ...]
+    placed: Placed
+    given_up: frozenset[int] = frozenset()
+    greedy_objective: int = 0
+    admission: Admission | None = None
+    broken: tuple[Violation, ...] = ()
 
 
 def _no_mark(_phase: str) -> None:
@@ -79,8 +94,11 @@ def plan_round(
     solver: Solver,
     budget: Budget,
     mark: Callable[[str], None] = _no_mark,
+    scheduler: Scheduler | None = None,
 ) -> Outcome:
     """Decide a round: state it, solve it, place it, check it, explain it.
+
+    With a ``scheduler`` that decides, and ``solver`` is not asked: the objective measures what it chose.
 
     ``mark`` is called with the name of each phase as it ends (build, greedy, solve, place, check).
     Only the solver is bound by the budget's time: placement's effort is bounded by itself, so that a
@@ -88,6 +106,18 @@ def plan_round(
     The answer is never worth less than greedy's on the same problem, by the objective as stated and,
     where both had to bend to the blocks that are free, by what was placed.
     """
+    if scheduler is not None:
+        answered = _scheduled(snapshot, policy, scheduler, budget, mark)
+    else:
+        answered = _solved(snapshot, policy, solver, budget, mark)
+    mark("place")
+    return _checked(snapshot, answered, mark)
+
+
+def _solved(
+    snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget, mark: Callable[[str], None]
+) -> _Answered:
+    """Return the solver's answer to the round's statement, placed."""
     admission = None
     statement = state(snapshot, policy, admission)
     mark("build")
@@ -105,25 +135,60 @@ def plan_round(
         bound=max(solved.solution.bound, objective),
     )  # fmt: skip
     problem, given_up = _release_unplaced(problem, solution, given_up)
-    statement = replace(statement, problem=problem)
-    mark("place")
+    return _Answered(
+        statement=replace(statement, problem=problem), solution=solution, goals=solved.results,
+        placed=placed, given_up=given_up, greedy_objective=greedy.objective, admission=admission,
+    )  # fmt: skip
+
+
+def _scheduled(
+    snapshot: Snapshot, policy: Policy, scheduler: Scheduler, budget: Budget,
+    mark: Callable[[str], None],
+) -> _Answered:  # fmt: skip
+    """Return what a published policy chooses, placed on the GPU types and counts that it chose.
+
+    Its bound is the trivial one, since nothing was proven.
+    """
+    statement = state(snapshot, policy, published=True)
+    mark("build")
+    decided = scheduler.decide(snapshot, policy, statement.problem, budget.seed)
+    measured = solve_goals(statement, Known(decided.solution), budget, decided.solution)
+    mark("solve")
+    absent = {**statement.absent, **not_chosen(statement.problem, decided)}
+    broken = violations(statement.problem, decided.solution)
+    problem, solution = narrowed(statement.problem, measured.solution)
+    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled)
+    placed = _defragmented(snapshot, problem, policy, placed, budget)
+    solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
+    return _Answered(
+        statement=replace(statement, problem=problem, absent=absent), solution=solution,
+        goals=measured.results, placed=placed, broken=tuple(broken),
+    )  # fmt: skip
+
+
+def _checked(snapshot: Snapshot, answered: _Answered, mark: Callable[[str], None]) -> Outcome:
+    """Return the outcome: checked, explained and, where no rule is broken, decided job by job."""
+    statement, solution, placed = answered.statement, answered.solution, answered.placed
+    problem, given_up = statement.problem, answered.given_up
     broken = [
+        *answered.broken,
         *held_twice(snapshot),
         *violations(problem, solution),
         *placement_violations(snapshot, problem, solution, placed.placement),
     ]
     reasons = explain(snapshot, problem, solution, placed.unplaced, given_up, statement.absent)
     decisions = (
-        decide(snapshot, statement, solution, placed.placement, reasons, admission)
+        decide(snapshot, statement, solution, placed.placement, reasons, answered.admission)
         if not broken
         else []
     )
     mark("check")
     return Outcome(
-        problem=problem, solution=solution, goals=solved.results, placed=placed,
-        decisions=tuple(decisions), violations=tuple(broken), greedy_objective=greedy.objective,
+        problem=problem, solution=solution, goals=answered.goals, placed=placed,
+        decisions=tuple(decisions), violations=tuple(broken),
+        greedy_objective=answered.greedy_objective,
         placed_score=score(problem, solution, placed.placement), given_up=given_up,
-        admission=admission,
+        admission=answered.admission,
     )  # fmt: skip
 
 
@@ -139,6 +204,13 @@ def _place(
         placed = max(
             (placed, other), key=lambda p: score(problem, p.solution, p.placement)
         )  # on equal scores the solver's
+    return _defragmented(snapshot, problem, policy, placed, budget)
+
+
+def _defragmented(
+    snapshot: Snapshot, problem: Problem, policy: Policy, placed: Placed, budget: Budget
+) -> Placed:
+    """Return ``placed`` with fragmentation mended, in the rounds that look for it."""
     every = policy.defragment_every_rounds
     if every and snapshot.round_number % every == 0:
         placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled)
@@ -167,7 +239,7 @@ def _keep_promises(
     of greatest total weight that greedy finds; the round is stated anew without the others.
     """
     solver, problem = SpelledOut(Greedy()), surrogate(statement)
-    greedy = solver.solve(problem, budget)
+    greedy = solver.solve(problem, budget, _witness(statement, problem))
     if greedy.has_answer:
         return statement, frozenset(), greedy
     heaviest = problem.weight.max(initial=1.0)
@@ -183,9 +255,22 @@ def _keep_promises(
     given_up = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
     statement = state(snapshot, policy, admission, waived=given_up)
     relaxed = surrogate(statement)
-    choice = _carried(problem, relaxed, np.where(must_run, kept.choice, -1))
-    hint = replace(kept, choice=choice, objective=objective_of(relaxed, choice), bound=math.inf)
+    hint = _witness(statement, relaxed)
+    if hint is None:
+        others = kept.choice if len(problem.idle_row) else -1  # waiting may use what is short
+        choice = _carried(problem, relaxed, np.where(must_run, kept.choice, others))
+        hint = replace(kept, choice=choice, objective=objective_of(relaxed, choice), bound=math.inf)
     return statement, given_up, solver.solve(relaxed, budget, hint)
+
+
+def _witness(statement: Statement, problem: Problem) -> Solution | None:
+    """Return the answer that the rules packed for the jobs that must run, if they had to."""
+    if statement.witness is None:
+        return None
+    return Solution(
+        status=SolveStatus.FEASIBLE, choice=statement.witness, solver="packing", bound=math.inf,
+        objective=objective_of(problem, statement.witness),
+    )  # fmt: skip
 
 
 def _carried(before: Problem, after: Problem, choice: Ints) -> Ints:

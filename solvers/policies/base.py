@@ -9,11 +9,16 @@ import numpy as np
 
 from formulation.columns import first_draft
 from formulation.draft import Draft
+from formulation.information import Information, estimates
 from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.promises import PHYSICAL
+from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import Snapshot
+from formulation.solution import Solution
 from formulation.tables import Ints, ranges
+from solvers.answers import answer, trivial_bound
+from solvers.base import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,8 +86,9 @@ def carried(draft: Draft, problem: Problem, choice: Ints) -> Ints:
     return found
 
 
-def narrowed(problem: Problem, choice: Ints) -> Problem:
-    """Return ``problem`` with no column but those of ``choice``, so that placement cannot choose others."""
+def narrowed(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
+    """Return both with no column but the chosen ones, so that placement cannot choose others."""
+    choice = solution.choice
     runs = choice >= 0
     kept = choice[runs]
     uses = np.diff(problem.usage_start)[kept]
@@ -90,7 +96,7 @@ def narrowed(problem: Problem, choice: Ints) -> Problem:
     job_start = np.append(0, np.cumsum(runs)).astype(np.int64)
     counted = runs[problem.idle_job]
     idle = np.bincount(problem.idle_job[counted], minlength=len(runs))
-    return replace(
+    left = replace(
         problem,
         job_start=job_start, cell=problem.cell[kept], value=problem.value[kept],
         restart_price=problem.restart_price[kept],
@@ -100,3 +106,75 @@ def narrowed(problem: Problem, choice: Ints) -> Problem:
         must_run=problem.must_run & runs,
         current=np.where(runs & (choice == problem.current), job_start[:-1], -1),
     )  # fmt: skip
+    return left, replace(solution, choice=np.where(runs, job_start[:-1], -1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decided:
+    """What a policy decided: an answer to the true problem, and the jobs whose choice does not truly run."""
+
+    solution: Solution
+    dropped: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """A published policy and the information that it may see: by default the estimates as they are."""
+
+    published: Published
+    information: Information = estimates
+
+    def decide(
+        self, snapshot: Snapshot, policy: Policy, problem: Problem, seed: int = 0
+    ) -> Decided:
+        """Return what the policy chooses, carried over to ``problem``, which states the true snapshot.
+
+        Its bound is the trivial one: the policy proves nothing.
+        """
+        view = seen(self.information(snapshot), policy, seed)
+        chosen = self.published.choose(view)
+        choice = carried(view.draft, problem, chosen)
+        return Decided(
+            solution=answer(
+                problem, choice, bound=trivial_bound(problem), solver=self.published.name, seed=seed
+            ),
+            dropped=frozenset(np.flatnonzero((chosen >= 0) & (choice < 0)).tolist()),
+        )
+
+
+def not_chosen(problem: Problem, decided: Decided) -> dict[int, Reason]:
+    """Return a reason for each job that could run but was not chosen."""
+    name = decided.solution.solver
+    plain = Reason(
+        code=ReasonCode.NOT_CHOSEN,
+        message=f"the scheduling policy {name} gave it no GPUs this round",
+        next_step=f"wait for its turn under {name}, or choose another scheduler",
+    )
+    misled = Reason(
+        code=ReasonCode.NOT_CHOSEN,
+        message=f"the scheduling policy {name} chose GPUs on which it does not run, by what it could see",
+        next_step="let the policy see better estimates, or choose another scheduler",
+    )
+    could = (decided.solution.choice < 0) & (np.diff(problem.job_start) > 0)
+    return {
+        job: misled if job in decided.dropped else plain for job in np.flatnonzero(could).tolist()
+    }
+
+
+class Known:
+    """A solver whose answer is known beforehand, so that goals can be measured on it."""
+
+    def __init__(self, solution: Solution) -> None:
+        self._solution = solution
+
+    @property
+    def name(self) -> str:
+        """Return the name of who answered."""
+        return self._solution.solver
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Return the answer measured by the values of ``problem``."""
+        return answer(
+            problem, self._solution.choice, bound=trivial_bound(problem), solver=self.name,
+            seed=budget.seed,
+        )  # fmt: skip

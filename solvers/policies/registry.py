@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from formulation.errors import InvalidInput
-from solvers.policies.base import Published
+from solvers.policies.base import Published, Scheduler
 
 _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported when asked for
     "fcfs": ("solvers.policies.fcfs", "Fcfs", {}),
@@ -72,3 +72,12 @@ def published(name: str) -> Published:
         raise InvalidInput("scheduler", f"unknown {name!r}; choose one of {', '.join(names())}")
     module, cls, arguments = _CLASSES[name]
     return cast(Published, getattr(importlib.import_module(module), cls)(**arguments))
+
+
+def scheduler_of(name: str) -> Scheduler | None:
+    """Return the scheduler of that name, which sees the estimates as they are; None for the empty name.
+
+    Raises:
+        InvalidInput: no policy has that name.
+    """
+    return Scheduler(published=published(name)) if name else None

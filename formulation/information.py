@@ -1,0 +1,155 @@
+"""What a policy may know: pure functions from a snapshot to the same snapshot with other estimates.
+
+Which information a policy sees is chosen beside it and is never part of it, so that what is due to the
+policy and what to its information can be told apart. Jobs still run at their true rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.snapshot import BEST_FOUND, Estimates, Snapshot, Source
+from formulation.tables import Bools, Floats, Ints, Table
+
+Information = Callable[[Snapshot], Snapshot]
+
+COUNTS: Final = (1, 2, 4, 8, 16)
+"""The five GPU counts that Arena measures (section 2.3)."""
+
+
+def estimates(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot as it is: every estimate, whatever its source."""
+    return snapshot
+
+
+def optimum(snapshot: Snapshot) -> Snapshot:
+    """Return what a full search measured and nothing else, which is what Arena calls the AP optimum.
+
+    Rows of a plan that a full search chose (``BEST_FOUND``) stay; where a workload has none, its measured
+    rows stay.
+    """
+    e = snapshot.estimates
+    searched = e.pipeline_degree == BEST_FOUND
+    has_searched = np.zeros(len(snapshot.workloads), dtype=np.bool_)
+    has_searched[e.workload[searched]] = True
+    measured = (e.source == Source.MEASURED) & ~has_searched[e.workload]
+    return _with(snapshot, _rows(e, searched | measured))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DpMemory(Table):
+    """Peak memory of each GPU under pure data parallelism; a row names its workload and GPUs once."""
+
+    INDEX: ClassVar[str] = "data-parallel runs"
+    workload: tuple[str, ...]  # Workload.key
+    gpus: Ints  # the degree of data parallelism
+    memory_bytes: Floats  # inf: it was tried and ran out of memory
+
+
+def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) -> Information:
+    """Return the optimum behind the memory gate of data parallelism, as Arena's artifact has it.
+
+    The artifact has no times of data-parallel runs: a count runs at the optimum's time, but only where
+    ``safety`` x the memory of data parallelism is at most ``fraction`` x the GPU's. A workload and count
+    that the table lacks, or that ran out of memory, is infeasible on every type.
+    """
+    if not (safety > 0 and fraction > 0):
+        raise InvalidInput("data_parallel", "safety and fraction must be positive")
+
+    def gated(snapshot: Snapshot) -> Snapshot:
+        seen = optimum(snapshot)
+        pairs = zip(memory.workload, memory.gpus.tolist(), strict=True)
+        known = dict(zip(pairs, memory.memory_bytes.tolist(), strict=True))
+        e, keys = seen.estimates, [w.key for w in seen.workloads]
+        need = np.array(
+            [
+                known.get((keys[workload], gpus), np.inf)
+                for workload, gpus in zip(e.workload.tolist(), e.gpus.tolist(), strict=True)
+            ],
+            dtype=np.float64,
+        )
+        have = np.array([t.memory_bytes for t in seen.gpu_types], dtype=np.float64)[e.gpu_type]
+        fits = safety * need <= fraction * have
+        return _with(seen, replace(e, iter_time_s=np.where(fits, e.iter_time_s, np.inf)))
+
+    return gated
+
+
+def single_gpu(measured_counts: int = 1) -> Information:
+    """Return Sia's bootstrapping: of the five counts the first ``measured_counts`` are measured.
+
+    Beyond the largest measured count that runs, throughput is extrapolated linearly in the number of
+    GPUs, for each (workload, type): with one count, single-GPU throughput x GPUs (Arena section 2.3, where k
+    goes from 1 to 5). Left open there, and chosen here: where no measured count runs, because the model
+    is too large, the least count that does run is measured instead; without it nothing at all
+    would be known of that model. A count is measured at its best plan and shape. Only counts that the
+    optimum's table has are extrapolated to, in every shape alike, whether they truly run or not.
+
+    Raises:
+        InvalidInput: ``measured_counts`` is not one of 1 to 5.
+    """
+    if not 1 <= measured_counts <= len(COUNTS):
+        raise InvalidInput("measured_counts", f"must lie in [1, {len(COUNTS)}]")
+    largest = COUNTS[measured_counts - 1]
+
+    def extrapolated(snapshot: Snapshot) -> Snapshot:
+        return _with(snapshot, _linear_beyond(optimum(snapshot).estimates, largest))
+
+    return extrapolated
+
+
+def _linear_beyond(e: Estimates, largest: int) -> Estimates:
+    """Return the rows with larger counts than ``largest`` at linear speed-up."""
+    order = np.lexsort((e.iter_time_s, e.gpus, e.gpu_type, e.workload))
+    e = _rows(e, order)
+    pair = _group(e.workload, e.gpu_type)
+    runs = np.isfinite(e.iter_time_s)
+    base = _base_rows(pair, e.gpus, runs, largest)  # by pair; -1: nothing runs
+    mine = base[pair] if len(pair) else base
+    beyond = (mine >= 0) & (e.gpus > np.maximum(largest, e.gpus[mine]))
+    linear_s = e.iter_time_s[mine] * e.gpus[mine] / e.gpus
+    return replace(
+        e, iter_time_s=np.where(beyond, linear_s, e.iter_time_s),
+        source=np.where(beyond, int(Source.ANALYTIC), e.source),
+    )  # fmt: skip
+
+
+def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
+    """Return the row from which each pair is extrapolated, int64[pairs]; -1: none of its rows runs.
+
+    Rows are sorted by pair, then count, then time. It is the fastest of the largest count up to
+    ``largest`` that runs, else that of the least count that does.
+    """
+    pairs = int(pair.max(initial=-1)) + 1
+    found = np.full(pairs, -1, dtype=np.int64)
+    for row in np.flatnonzero(runs).tolist():
+        has = int(found[pair[row]])
+        if has < 0 or (gpus[row] <= largest and gpus[row] > gpus[has]):
+            found[pair[row]] = row
+    return found
+
+
+def _group(*keys: Ints) -> Ints:
+    """Return a number for each distinct combination of sorted ``keys``, rising, int64[rows]."""
+    new = np.zeros(len(keys[0]), dtype=np.int64)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return np.cumsum(new)
+
+
+def _rows(e: Estimates, which: Bools | Ints) -> Estimates:
+    return Estimates(
+        workload=e.workload[which], gpu_type=e.gpu_type[which], gpus=e.gpus[which], nodes=e.nodes[which],
+        pipeline_degree=e.pipeline_degree[which], plan=e.plan[which],
+        iter_time_s=e.iter_time_s[which], source=e.source[which],
+    )  # fmt: skip
+
+
+def _with(snapshot: Snapshot, e: Estimates) -> Snapshot:
+    """Return the snapshot with these estimates, in the order that snapshots keep."""
+    order = np.lexsort((e.nodes, e.plan, e.pipeline_degree, e.gpus, e.gpu_type, e.workload))
+    return replace(snapshot, estimates=_rows(e, order))
