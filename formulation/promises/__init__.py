@@ -1,7 +1,8 @@
 """Promises and limits, one rule a function: what jobs are owed and what a round may not do.
 
-A rule is ``Draft -> Draft``. Rules that drop columns come before those that mark jobs, and rows come last,
-because each sees what the ones before it left.
+A rule is ``Draft -> Draft``. Rules that drop columns come before those that mark launched jobs, then come
+rows, then the rules that mark waiting jobs, which pack them into what all rows leave: each sees what those
+before it left.
 """
 
 from __future__ import annotations
@@ -10,12 +11,38 @@ from collections.abc import Callable
 from typing import Final
 
 from formulation.draft import Draft
+from formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
 from formulation.promises.launched import launched_jobs_run
+from formulation.promises.pins import avoided_nodes, pinned_type
+from formulation.promises.queues import (
+    guaranteed_jobs_within_quota_start,
+    long_waits_are_reserved,
+    queues_launch_in_order,
+)
+from formulation.promises.quotas import (
+    guaranteed_jobs_stay_within_quota,
+    tenants_borrow_within_limits,
+    unlent_quota_is_kept,
+)
+from formulation.promises.stability import changes_are_capped, jobs_run_their_minimum_time
 
 Rule = Callable[[Draft], Draft]
 
-PHYSICAL: Final[tuple[Rule, ...]] = ()
+PHYSICAL: Final[tuple[Rule, ...]] = (pinned_type, avoided_nodes)
 """What no policy can do otherwise: where a job may run at all."""
 
-PROMISES: Final[tuple[Rule, ...]] = (launched_jobs_run,)
+PROMISES: Final[tuple[Rule, ...]] = (
+    guaranteed_jobs_are_as_fast_as_requested,
+    jobs_run_their_minimum_time,
+    launched_jobs_run,
+    guaranteed_jobs_stay_within_quota,
+    tenants_borrow_within_limits,
+    unlent_quota_is_kept,
+    changes_are_capped,
+    # These mark waiting jobs that fit beside all that was said before, so nothing may come after them that
+    # could take the room away: other columns' loss, other jobs' marks, other rows.
+    guaranteed_jobs_within_quota_start,
+    queues_launch_in_order,
+    long_waits_are_reserved,
+)
 """What jobs are owed and what a round may not do; published policies have rules of their own instead."""

@@ -153,8 +153,8 @@ def test_jobs_that_may_not_run_have_no_columns(state: JobState) -> None:
     assert len(stated(a_job("j", state=state)).cell) == 0
 
 
-def test_a_launched_guaranteed_job_must_run_and_a_waiting_one_need_not() -> None:
-    problem = stated(running(guaranteed=True), a_job("k", guaranteed=True), gangs=GANG)
+def test_a_launched_guaranteed_job_must_run_and_a_waiting_best_effort_one_need_not() -> None:
+    problem = stated(running(guaranteed=True), a_job("k"), gangs=GANG)
     assert problem.must_run.tolist() == [True, False]
 
 

@@ -1,0 +1,157 @@
+"""Guaranteed jobs are at least as fast as what they asked for (Morphling section 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from formulation.cells import Cells, build_cells
+from formulation.draft import Draft
+from formulation.problem import jobwise
+from formulation.promises.launched import launched
+from formulation.reasons import Reason, ReasonCode
+from formulation.snapshot import Hold, Snapshot
+from formulation.tables import Bools, Floats, Ints
+
+ROUNDING: Final = 1e-9
+"""Rates that differ by no more than this share are the same."""
+
+
+def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
+    """Drop the columns of guaranteed jobs that are slower than the request, here and in placement (Eq. 32).
+
+        x_c = 0  where r_c < F_j,    and no shape of a chosen c slower than F_j
+
+    A launched job whose columns are all slower now, because estimates or nodes have changed, keeps those no
+    slower than what it runs on; where some column reaches F_j it must take such a one. A launched job that
+    was placed on a slower shape is owed what it has. Source: Morphling sections 5.1 and 5.2.
+    """
+    owed = owed_a_rate(draft)
+    if not owed.any():
+        return draft
+    floor = request_rate(draft)
+    enough = draft.rate >= floor[draft.job] * (1 - ROUNDING)  # false where the floor is NaN
+    reached = jobwise(np.maximum, enough.astype(np.float64), draft.job_start) > 0
+    runs = launched(draft.snapshot)
+    behind = owed & runs & ~reached
+    stays = draft.current >= 0
+    present = np.zeros(len(draft.current))
+    present[stays] = draft.rate[draft.current[stays]]
+    keep = enough | (behind[draft.job] & (draft.rate >= present[draft.job]))
+    lost = np.flatnonzero(owed & ~runs & ~reached & draft.has_columns).tolist()
+    draft = draft.only(keep, {job: _unmet(draft, floor, job) for job in lost})
+    least = np.where(owed & reached, floor, 0.0)
+    for job in np.flatnonzero(owed & reached & runs & (draft.current >= 0)).tolist():
+        least[job] = min(least[job], _placed_rate(draft, job))
+    return replace(draft, least_rate=np.maximum(draft.least_rate, least))
+
+
+def owed_a_rate(draft: Draft) -> Bools:
+    """Return which jobs are guaranteed, and not waived, bool[jobs]."""
+    return draft.snapshot.jobs.guaranteed & draft.promisable
+
+
+def request_rate(draft: Draft) -> Floats:
+    """Return F_j, samples/s of what was requested, float64[jobs] (Eq. 32); 0: nothing was guaranteed.
+
+        F_j = max { r_c : n_c = requested GPUs, t_c = requested type }
+            = min over types t of that, where the type is free: any type honours the request
+
+    Rates are those of the whole cluster, with the nodes that are away: a guarantee does not shrink with them.
+    NaN: no Cell has what was requested.
+    """
+    found = np.zeros(len(draft.current))
+    cells = _cells_of_all_nodes(draft)
+    for jobs, workload, gpus, kind in _requests(draft):
+        found[jobs] = _rate_of_request(cells, workload, gpus, kind)
+    return found
+
+
+def min_demand(draft: Draft) -> Ints:
+    """Return the fewest GPUs of each type that reach the request's rate, int64[jobs, types] (Eq. 33).
+
+        D_jt = min( requested GPUs, min { n_c : t_c = t, r_c >= F_j } )
+
+    Never above the request in any dimension (Morphling section 5.2); 0 for jobs without a guarantee.
+    """
+    types = len(draft.snapshot.gpu_types)
+    found = np.zeros((len(draft.current), types), dtype=np.int64)
+    cells = _cells_of_all_nodes(draft)
+    for jobs, workload, gpus, kind in _requests(draft):
+        floor = _rate_of_request(cells, workload, gpus, kind)
+        reach = (cells.workload == workload) & (cells.rate >= floor * (1 - ROUNDING))
+        least = np.full(types, gpus, dtype=np.int64)
+        np.minimum.at(least, cells.gpu_type[reach], cells.gpus[reach])
+        found[jobs] = least
+    return found
+
+
+def _cells_of_all_nodes(draft: Draft) -> Cells:
+    nodes = draft.snapshot.nodes
+    if nodes.schedulable.all() or not owed_a_rate(draft).any():
+        return draft.cells
+    whole = replace(nodes, schedulable=np.ones(len(nodes), dtype=np.bool_))
+    return build_cells(replace(draft.snapshot, nodes=whole))
+
+
+def _requests(draft: Draft) -> Iterator[tuple[Ints, int, int, int]]:
+    """Yield (jobs, workload, requested GPUs, requested type) for each request that guaranteed jobs share."""
+    owed, jobs = np.flatnonzero(owed_a_rate(draft)), draft.snapshot.jobs
+    keys = np.stack([jobs.workload[owed], jobs.requested_gpus[owed], jobs.requested_type[owed]])
+    unique, which = np.unique(keys, axis=1, return_inverse=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    bounds = np.searchsorted(which.ravel()[order], np.arange(unique.shape[1] + 1))
+    for k, (workload, gpus, kind) in enumerate(unique.T.tolist()):
+        yield owed[order[bounds[k] : bounds[k + 1]]], workload, gpus, kind
+
+
+def _rate_of_request(cells: Cells, workload: int, gpus: int, kind: int) -> float:
+    mine = (cells.workload == workload) & (cells.gpus == gpus)
+    if kind >= 0:
+        mine &= cells.gpu_type == kind
+    types = set(cells.gpu_type[mine].tolist())
+    return min(
+        (float(cells.rate[mine & (cells.gpu_type == t)].max()) for t in types), default=float("nan")
+    )
+
+
+def _placed_rate(draft: Draft, job: int) -> float:
+    """Return samples/s of a launched job's current Cell over the nodes that it owns."""
+    nodes = _nodes_owned(draft.snapshot, job)
+    cell = int(draft.cell[draft.current[job]])
+    return draft.cells.rate_on(cell, nodes) if nodes else float(draft.cells.rate[cell])
+
+
+def _nodes_owned(snapshot: Snapshot, job: int) -> int:
+    a = snapshot.allocations
+    return len(np.unique(a.node[(a.job == job) & (a.hold != Hold.RELEASING)]))
+
+
+def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
+    """Explain a guaranteed job without a column as fast as its request."""
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    kind, gpus = int(jobs.requested_type[job]), int(jobs.requested_gpus[job])
+    request = f"{gpus} x {snapshot.gpu_types[kind].name if kind >= 0 else 'any type'}"
+    key = snapshot.workloads[int(jobs.workload[job])].key
+    if np.isnan(floor[job]):
+        return Reason(
+            code=ReasonCode.GUARANTEE_UNMET,
+            message=f"it is guaranteed what {request} would give, but no Cell of {key} has that",
+            next_step=f"add a Cell of {key} for {request}, or request what is known",
+            evidence=(("request", request), ("workload", key)),
+        )
+    mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    best = float(draft.rate[mine].max())
+    return Reason(
+        code=ReasonCode.GUARANTEE_UNMET,
+        message=f"it is guaranteed the {floor[job]:.6g} samples/s of {request}; the fastest Cell that it"
+        f" may have now gives {best:.6g}",
+        next_step="bring lost nodes back, add Cells, or request less",
+        evidence=(
+            ("request", request), ("guaranteed samples/s", f"{floor[job]:.6g}"),
+            ("best samples/s", f"{best:.6g}"),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,264 @@
+"""An assignment of columns that grows job by job: the proof that marked jobs can run beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from formulation.draft import Draft, RowUse
+from formulation.problem import CHANGES_ROW
+from formulation.promises.launched import launched
+from formulation.tables import Floats, Ints
+
+NOWHERE: Final = np.iinfo(np.int64).max
+"""GPUs that a job needs of a type on which it has no column."""
+
+Release = tuple[int, int]
+"""(job, the column that it takes instead; -1: it waits)."""
+
+
+class Packing:
+    """Which column each seated job takes, and what of every row is left.
+
+    The launched jobs that must run are seated first, on their smallest columns where running jobs may be
+    changed at will, else as they are. ``sound`` says whether they fit together; if not, nothing may be
+    promised to anybody else. The other launched jobs are seated as far as there is room; they yield to jobs
+    of a lower queue number than theirs in ``queue`` (float64[jobs]). So whatever ``take`` accepts can run
+    together: all rows are counted, blocks of GPUs on nodes are not.
+    """
+
+    def __init__(self, draft: Draft, queue: Floats) -> None:
+        self.draft = draft
+        self._types = len(draft.snapshot.gpu_types)
+        self._capacity = draft.snapshot.schedulable_gpus()
+        self.column = np.full(len(draft.current), -1, dtype=np.int64)
+        self.free: list[int] = [*self._capacity.tolist(), *(row.capacity for row in draft.rows)]
+        self._queue: list[float] = queue.tolist()
+        self._idle: dict[int, dict[int, int]] = {}
+        self._capped = any(row.name == CHANGES_ROW for row in draft.rows)
+        self._index_rows()
+        self.need = self._smallest()
+        self._yields: list[dict[float, int]] = [{} for _ in range(self._types)]
+        self._soft: set[int] = set()
+        self.sound = self._seat_launched() and min(self.free, default=0) >= 0
+
+    def _index_rows(self) -> None:
+        types, rows = self._types, self.draft.rows
+        column = np.concatenate([np.zeros(0, np.int64), *(r.column for r in rows)])
+        order = np.argsort(column, kind="stable")
+        index = [np.full(len(r.column), types + k, np.int64) for k, r in enumerate(rows)]
+        self._row = np.concatenate([np.zeros(0, np.int64), *index])[order]
+        self._amount = np.concatenate([np.zeros(0, np.int64), *(r.amount for r in rows)])[order]
+        self._start = np.searchsorted(column[order], np.arange(len(self.draft.cell) + 1))
+        for k, r in enumerate(rows):
+            self.free[types + k] -= int(r.idle_amount.sum())
+            for job, amount in zip(r.idle_job.tolist(), r.idle_amount.tolist(), strict=True):
+                self._idle.setdefault(job, {})[types + k] = amount
+
+    def _smallest(self) -> Ints:
+        """Return the fewest GPUs that each job needs of each type, int64[jobs, types]."""
+        need = np.full((len(self.column), self._types), NOWHERE)
+        np.minimum.at(need, (self.draft.job, self.draft.gpu_type), self.draft.gpus)
+        return need
+
+    def _seat_launched(self) -> bool:
+        """Seat the jobs that must run, then the other launched ones; return whether the former all fit."""
+        draft, current = self.draft, self.draft.current
+        must = np.flatnonzero(draft.must_run)
+        told = draft.witness if draft.witness is not None else np.full(len(current), -1)
+        for job in must[
+            np.lexsort((-self.need[must].min(axis=1, initial=NOWHERE), current[must] < 0))
+        ].tolist():
+            stays, column = int(current[job]), int(told[job])
+            if column < 0 or not self.fits(job, column):
+                column = self._shrunk(job) if stays >= 0 else self.smallest_fit(job)
+            if column < 0 or not (self.fits(job, column) or stays == column):
+                return False
+            self.seat(job, column)
+        soft = np.flatnonzero(launched(draft.snapshot) & ~draft.must_run & (current >= 0))
+        for job in soft[np.lexsort((soft, np.array(self._queue)[soft]))].tolist():
+            column = self._shrunk(job)
+            if self.fits(job, column):
+                self.seat(job, column)
+                self._soft.add(job)
+                yields = self._yields[self._type(column)]
+                queue = self._queue[job]
+                yields[queue] = yields.get(queue, 0) + self._gpus(column)
+        return True
+
+    def _shrunk(self, job: int) -> int:
+        """Return the smallest column of a running job on its type that fits; the current one under a cap."""
+        stays = int(self.draft.current[job])
+        if self._capped:
+            return stays
+        for column in self._by_size(job):
+            if self._type(column) == self._type(stays) and self.fits(job, column):
+                return column
+        return stays
+
+    def _type(self, column: int) -> int:
+        return int(self.draft.gpu_type[column])
+
+    def _gpus(self, column: int) -> int:
+        return int(self.draft.gpus[column])
+
+    def _by_size(self, job: int) -> list[int]:
+        """Return the columns of ``job``, smallest share of their type first, then fastest."""
+        draft = self.draft
+
+        def order(column: int) -> tuple[float, float, int]:
+            share = self._gpus(column) / max(1, int(self._capacity[self._type(column)]))
+            return share, -float(draft.rate[column]), column
+
+        return sorted(range(int(draft.job_start[job]), int(draft.job_start[job + 1])), key=order)
+
+    def use(self, job: int, column: int) -> dict[int, int]:
+        """Return row -> what ``column`` uses more than ``job`` does by waiting."""
+        span = slice(int(self._start[column]), int(self._start[column + 1]))
+        found = dict(zip(self._row[span].tolist(), self._amount[span].tolist(), strict=True))
+        found[self._type(column)] = self._gpus(column)
+        for row, amount in self._idle.get(job, {}).items():
+            found[row] = found.get(row, 0) - amount
+        return found
+
+    def fits(self, job: int, column: int) -> bool:
+        """Return whether ``job``, which has no seat, may take ``column`` beside those seated."""
+        return all(a <= 0 or a <= self.free[row] for row, a in self.use(job, column).items())
+
+    def seat(self, job: int, column: int) -> None:
+        """Give ``job`` its column; -1 takes it away."""
+        for sign, c in ((1, int(self.column[job])), (-1, column)):
+            if c >= 0:
+                for row, amount in self.use(job, c).items():
+                    self.free[row] += sign * amount
+        self.column[job] = column
+
+    def smallest_fit(self, job: int) -> int:
+        """Return the smallest column of ``job`` that fits; -1: none does."""
+        return next((c for c in self._by_size(job) if self.fits(job, c)), -1)
+
+    def take(self, job: int) -> bool:
+        """Seat the waiting ``job`` on its smallest column that can be had; return whether one can.
+
+        Launched jobs that need not run are left without a seat for it if their queue's number is higher.
+        """
+        queue = self._queue[job]
+        if not any(
+            need <= self.free[t] + self._releasable(t, queue)
+            for t, need in enumerate(self.need[job].tolist())
+        ):
+            return False
+        column = self.smallest_fit(job)
+        if column >= 0:
+            self.seat(job, column)
+            return True
+        return any(
+            self._make_room(job, column, queue)
+            for column in self._by_size(job)
+            if self._lacks_gpus(job, column)
+        )
+
+    def lacks_gpus(self, job: int) -> bool:
+        """Return whether some column of ``job`` lacks nothing but GPUs."""
+        return any(self._lacks_gpus(job, column) for column in self._by_size(job))
+
+    def _lacks_gpus(self, job: int, column: int) -> bool:
+        return all(
+            amount <= max(0, self.free[row])
+            for row, amount in self.use(job, column).items()
+            if row >= self._types
+        )
+
+    def _releasable(self, kind: int, queue: float) -> int:
+        """Return GPUs of a type that others can give to a job of this queue, at most."""
+        if self._capped:
+            return int(self._capacity[kind])
+        return sum(gpus for theirs, gpus in self._yields[kind].items() if theirs > queue)
+
+    def _make_room(self, job: int, column: int, queue: float) -> bool:
+        """Seat ``job`` on ``column`` once others have given it GPUs; nothing changes where that fails."""
+        before: list[Release] = []
+        for other, instead in self._releases(self._type(column), queue):
+            before.append((other, int(self.column[other])))
+            self.seat(other, instead)
+            if min(self.free[self._types :], default=0) < 0:
+                break
+            if self.fits(job, column):
+                self.seat(job, column)
+                for gone, was in before:
+                    self._forget(gone, was)
+                return True
+        for other, was in reversed(before):
+            self.seat(other, was)
+        return False
+
+    def _forget(self, job: int, was: int) -> None:
+        """Count what a job that was seated on ``was`` and yielded has given; it may still shrink no more."""
+        if job in self._soft:
+            self._yields[self._type(was)][self._queue[job]] -= self._gpus(was)
+            if self.column[job] < 0:
+                self._soft.discard(job)
+            else:
+                now = int(self.column[job])
+                self._yields[self._type(now)][self._queue[job]] += self._gpus(now)
+
+    def _releases(self, kind: int, queue: float) -> Iterator[Release]:
+        """Yield what launched jobs can give of a type: the lowest queue and the latest first.
+
+        Where few jobs may be changed, those that give most come first, and jobs may also be shrunk.
+        """
+        found: list[tuple[float, float, int, int]] = []
+        for job in sorted(self._soft):
+            column = int(self.column[job])
+            if self._type(column) == kind and self._queue[job] > queue:
+                first = -self._gpus(column) if self._capped else -self._queue[job]
+                found.append((first, -float(self.draft.snapshot.jobs.since_s[job]), job, -1))
+        if self._capped:
+            yielding = {job for *_, job, _ in found}
+            for job in np.flatnonzero(
+                (self.column >= 0) & (self.column == self.draft.current)
+            ).tolist():
+                column = int(self.column[job])
+                if self._type(column) == kind and job not in yielding:
+                    small = self._smallest_of_type(job, kind)
+                    if self._gpus(small) < self._gpus(column):
+                        found.append((self._gpus(small) - self._gpus(column), 0.0, job, small))
+        for *_, job, instead in sorted(found):
+            yield job, instead
+
+    def _smallest_of_type(self, job: int, kind: int) -> int:
+        return next(c for c in self._by_size(job) if self._type(c) == kind)
+
+    def restore(self) -> None:
+        """Put running jobs back on their current columns wherever these still fit."""
+        moved = (self.column >= 0) & (self.draft.current >= 0) & (self.column != self.draft.current)
+        for job in np.flatnonzero(moved).tolist():
+            small = int(self.column[job])
+            self.seat(job, -1)
+            current = int(self.draft.current[job])
+            self.seat(job, current if self.fits(job, current) else small)
+        for yields in self._yields:
+            yields.clear()
+        for job in self._soft:
+            column, queue = int(self.column[job]), self._queue[job]
+            yields = self._yields[self._type(column)]
+            yields[queue] = yields.get(queue, 0) + self._gpus(column)
+
+    def add_row(self, row: RowUse) -> None:
+        """Count one more row from now on; those seated must fit it. It has no idle use."""
+        self.draft = replace(self.draft, rows=(*self.draft.rows, row))
+        self.free.append(row.capacity)
+        column = np.concatenate(
+            [np.repeat(np.arange(len(self._start) - 1), np.diff(self._start)), row.column]
+        )
+        index = np.append(self._row, np.full(len(row.column), len(self.free) - 1))
+        amount = np.append(self._amount, row.amount)
+        order = np.argsort(column, kind="stable")
+        self._row, self._amount = index[order], amount[order]
+        self._start = np.searchsorted(column[order], np.arange(len(self._start)))
+        used = np.zeros(len(self.draft.cell), dtype=np.int64)
+        used[row.column] = row.amount
+        self.free[-1] -= int(used[self.column[self.column >= 0]].sum())

@@ -1,0 +1,118 @@
+"""Where a job may run at all: its pinned type, and the nodes that it avoids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.reasons import Reason, ReasonCode
+from formulation.snapshot import Hold, Snapshot
+from formulation.tables import Bools, Ints
+
+
+def pinned_type(draft: Draft) -> Draft:
+    """Keep of a pinned job only columns on the type that it asks for (Eq. 30).
+
+    A pinned job that asks for no type is free to run on any.
+    """
+    jobs = draft.snapshot.jobs
+    pinned = jobs.pinned_type & (jobs.requested_type >= 0)
+    if not pinned.any():
+        return draft
+    keep = ~pinned[draft.job] | (draft.gpu_type == jobs.requested_type[draft.job])
+    lost = _losers(draft, keep)
+    return draft.only(keep, {job: _no_cell_on_pin(draft.snapshot, job) for job in lost})
+
+
+def avoided_nodes(draft: Draft) -> Draft:
+    """Keep only columns whose GPUs fit on the type's schedulable nodes that the job does not avoid (Eq. 31).
+
+    A job that owns GPUs of a node which it now avoids cannot stay as it is: wherever it goes, it restarts.
+    """
+    snapshot = draft.snapshot
+    if not len(snapshot.avoids):
+        return draft
+    room = _room(snapshot)
+    keep = draft.gpus <= room[draft.job, draft.gpu_type]
+    why = {job: _contradiction(draft, room, job) for job in _losers(draft, keep)}
+    draft = draft.only(keep, why)
+    leaves = _sits_on_avoided(snapshot)
+    return replace(draft, current=np.where(leaves, -1, draft.current))
+
+
+def _losers(draft: Draft, keep: Bools) -> list[int]:
+    """Return the jobs that have columns, none of which is kept."""
+    kept = np.bincount(draft.job[keep], minlength=len(draft.current))
+    found: list[int] = np.flatnonzero(draft.has_columns & (kept == 0)).tolist()
+    return found
+
+
+def _room(snapshot: Snapshot) -> Ints:
+    """Return the schedulable GPUs that each job does not avoid, int64[jobs, types]."""
+    nodes, avoids = snapshot.nodes, snapshot.avoids
+    room = np.tile(snapshot.schedulable_gpus(), (len(snapshot.jobs), 1))
+    pairs = np.unique(np.stack([avoids.job, avoids.node]), axis=1)
+    job, node = pairs[:, nodes.schedulable[pairs[1]]]
+    np.subtract.at(room, (job, nodes.gpu_type[node]), nodes.gpus[node])
+    return room
+
+
+def _sits_on_avoided(snapshot: Snapshot) -> Bools:
+    """Return which jobs own a GPU, held or reserved, of a node that they avoid, bool[jobs]."""
+    a, nodes = snapshot.allocations, len(snapshot.nodes)
+    own = (a.hold != Hold.RELEASING) & (a.job >= 0)
+    avoided = snapshot.avoids.job * nodes + snapshot.avoids.node
+    out = np.zeros(len(snapshot.jobs), dtype=np.bool_)
+    out[a.job[own][np.isin(a.job[own] * nodes + a.node[own], avoided)]] = True
+    return out
+
+
+def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
+    """Explain a job without a column on its pinned type: nodes are away, or no Cell will ever fit."""
+    e, jobs = snapshot.estimates, snapshot.jobs
+    pin = int(jobs.requested_type[job])
+    name, workload = snapshot.gpu_types[pin].name, int(jobs.workload[job])
+    mine = (e.workload == workload) & (e.gpu_type == pin) & np.isfinite(e.iter_time_s)
+    whole = int(snapshot.nodes.gpus[snapshot.nodes.gpu_type == pin].sum())
+    now, key = int(snapshot.schedulable_gpus()[pin]), snapshot.workloads[workload].key
+    evidence = (("pinned type", name), ("workload", key), (f"schedulable {name}", str(now)))
+    if np.any(e.gpus[mine] <= whole):
+        return Reason(
+            code=ReasonCode.NODES_AWAY,
+            message=f"it is pinned to {name}, of which {now} of {whole} GPUs are schedulable: too few",
+            next_step="start the agents of those nodes, undrain them, or unpin the job",
+            evidence=evidence,
+        )
+    least = f"needs at least {int(e.gpus[mine].min())}" if mine.any() else "has no Cell there"
+    return Reason(
+        code=ReasonCode.PINS_CONTRADICT,
+        message=f"it is pinned to {name}, of which there are {whole} GPUs, but {key} {least}",
+        next_step=f"unpin the job, or add Cells of {key} on {name}",
+        evidence=evidence,
+    )
+
+
+def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
+    """Explain a job whose Cells all need more GPUs than are left beside the nodes that it avoids."""
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    kinds, gpus = draft.gpu_type[mine], draft.gpus[mine]
+    whole = snapshot.schedulable_gpus()
+    left = "; ".join(
+        f"needs {int(gpus[kinds == t].min())} x {snapshot.gpu_types[t].name}, of whose {int(whole[t])} GPUs"
+        f" it does not avoid {int(room[job, t])}"
+        for t in sorted(set(kinds.tolist()))
+    )
+    nodes = sorted(
+        {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == job].tolist()}
+    )
+    pin = int(jobs.requested_type[job]) if jobs.pinned_type[job] else -1
+    pinned = f"is pinned to {snapshot.gpu_types[pin].name} and " if pin >= 0 else ""
+    return Reason(
+        code=ReasonCode.PINS_CONTRADICT,
+        message=f"it {pinned}avoids {len(nodes)} nodes, which leaves too few GPUs: it {left}",
+        next_step="let it run on more nodes" + (", or unpin its type" if pinned else ""),
+        evidence=(("avoided nodes", " ".join(nodes[:16])), ("needs", left)),
+    )

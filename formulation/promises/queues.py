@@ -1,0 +1,149 @@
+"""Who is started first: guaranteed jobs within their quota, then jobs by queue and time of arrival."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.promises.guarantee import owed_a_rate
+from formulation.promises.launched import launched
+from formulation.promises.packing import Packing
+from formulation.promises.reservation import ReservedFor, overdue, reservation
+from formulation.reasons import Reason, ReasonCode
+from formulation.tables import Bools, Floats
+
+
+def guaranteed_jobs_within_quota_start(draft: Draft) -> Draft:
+    """Mark the waiting guaranteed jobs that fit into the remaining quota, in order of submission.
+
+    As many as a packing at minimum demand finds room for beside all jobs that must run already, so
+    never at the cost of a launched promise; best-effort jobs give way. Source: Morphling section 5.2,
+    Algorithm 1, lines 2 and 3.
+    """
+    starts = np.flatnonzero(_startable(draft) & owed_a_rate(draft))
+    if not len(starts):
+        return draft
+    packing = Packing(draft, _everyone_yields_to(draft, starts.tolist()))
+    order = starts[np.argsort(draft.snapshot.jobs.submit_s[starts], kind="stable")].tolist()
+    return _marked(draft, packing, [job for job in order if packing.sound and packing.take(job)])
+
+
+def queues_launch_in_order(draft: Draft) -> Draft:
+    """Start waiting jobs by queue, then by time of arrival, as far as they fit (Eq. 39).
+
+    A job fits where its smallest column does beside the launched jobs that must run, on their smallest,
+    other launched jobs of its queue or a higher one, and the jobs started before it; launched best-effort
+    jobs of lower queues give way. The first that does not fit blocks: later jobs of its queue are still
+    tried, jobs of lower queues are not launched, or only opportunistically (they give way later). The
+    first blocked job that has waited ``reserve_after_s`` has GPUs reserved for it, which those after it
+    may only backfill. Sources: Arena section 3.5; Crius section 6.1 (opportunistic execution).
+    """
+    policy = draft.policy
+    starts = np.flatnonzero(_startable(draft))
+    if not policy.queue_order or not len(starts):
+        return draft
+    queue = effective_queue(draft)
+    packing = Packing(draft, queue)
+    if not packing.sound:
+        return draft
+    order = np.lexsort((starts, draft.snapshot.jobs.queued_s[starts], queue[starts]))
+    taken: list[int] = []
+    blocked, reserved, late = -1, ReservedFor(draft), overdue(draft)
+    for job in starts[order].tolist():
+        if blocked >= 0 and queue[job] > queue[blocked]:
+            break
+        if packing.take(job):
+            taken.append(job)
+        elif (blocked < 0 or not reserved.row) and packing.lacks_gpus(job):
+            blocked = job if blocked < 0 else blocked
+            if not reserved.row and late[job]:
+                past = _gives_way(draft, queue > queue[job])
+                reserved = reservation(_marked(draft, packing, taken), packing, job, past)
+    draft = _marked(reserved.on(draft), packing, taken)
+    if blocked < 0:
+        return draft
+    return _behind(draft, queue > queue[blocked], blocked, int(queue[blocked]))
+
+
+def long_waits_are_reserved(draft: Draft) -> Draft:
+    """Start the jobs that have waited ``reserve_after_s``, first come first served; reserve for the next.
+
+    Without ``queue_order``. Those that fit beside the jobs that must run do start; the first that does not
+    has GPUs reserved, which others may only backfill (EASY backfilling, Lifka 1995).
+    """
+    starts = np.flatnonzero(_startable(draft) & overdue(draft))
+    if draft.policy.queue_order or not len(starts):
+        return draft
+    packing = Packing(draft, _everyone_yields_to(draft, starts.tolist()))
+    if not packing.sound:
+        return draft
+    taken: list[int] = []
+    reserved = ReservedFor(draft)
+    for job in starts[np.argsort(draft.snapshot.jobs.queued_s[starts], kind="stable")].tolist():
+        if packing.take(job):
+            taken.append(job)
+        elif packing.lacks_gpus(job):
+            nobody = np.zeros(len(draft.current), dtype=np.bool_)
+            reserved = reservation(_marked(draft, packing, taken), packing, job, nobody)
+            break
+    return _marked(reserved.on(draft), packing, taken)
+
+
+def effective_queue(draft: Draft) -> Floats:
+    """Return each job's queue after promotion, float64[jobs] (Eq. 39); inf: it gives way to anybody.
+
+        max(1, queue_j - floor(waited_j / promote_after))
+
+    A launched job keeps the promotion that it had when its allocation began. One that was started past a
+    blocked job is behind all others. Source: Arena section 3.5.
+    """
+    jobs = draft.snapshot.jobs
+    runs = launched(draft.snapshot)
+    until_s = np.where(runs & (jobs.since_s > 0), jobs.since_s, draft.snapshot.now_s)
+    steps = np.floor(np.maximum(0.0, until_s - jobs.queued_s) / draft.policy.promote_after_s)
+    queue = np.maximum(1.0, jobs.queue - steps)
+    return np.where(runs & jobs.opportunistic, np.inf, queue)
+
+
+def _startable(draft: Draft) -> Bools:
+    """Return which waiting jobs may be marked: some weight, a column, and no promise that was waived."""
+    waits = ~launched(draft.snapshot) & draft.has_columns & ~draft.must_run
+    return waits & (draft.weight > 0) & draft.promisable
+
+
+def _everyone_yields_to(draft: Draft, jobs: list[int]) -> Floats:
+    queue = np.ones(len(draft.current))
+    queue[jobs] = 0.0
+    return queue
+
+
+def _gives_way(draft: Draft, behind: Bools) -> Bools:
+    """Return which waiting jobs of lower queues may be started past a blocked one, bool[jobs]."""
+    waits = ~launched(draft.snapshot) & ~draft.must_run & behind
+    return waits & ~draft.snapshot.jobs.guaranteed & draft.policy.opportunistic
+
+
+def _marked(draft: Draft, packing: Packing, taken: list[int]) -> Draft:
+    """Return the draft in which the jobs ``taken`` must run, with the packing as its witness."""
+    if not packing.sound:
+        return draft
+    must_run = np.array(draft.must_run)
+    must_run[taken] = True
+    return replace(draft, must_run=must_run, witness=np.array(packing.column))
+
+
+def _behind(draft: Draft, lower: Bools, blocked: int, queue: int) -> Draft:
+    """Drop the columns of waiting jobs of lower queues, or mark the jobs as opportunistic."""
+    past = _gives_way(draft, lower)
+    out = ~launched(draft.snapshot) & ~draft.must_run & lower & draft.has_columns & ~past
+    name = draft.snapshot.jobs.name[blocked]
+    reason = Reason(
+        code=ReasonCode.BEHIND_QUEUE,
+        message=f"{name} of queue {queue} is blocked; until it starts, no job of a lower queue does",
+        next_step="wait for that job, raise this one's queue, or let lower queues run opportunistically",
+        evidence=(("blocked job", name), ("its queue", str(queue))),
+    )
+    draft = draft.without(dict.fromkeys(np.flatnonzero(out).tolist(), reason))
+    return replace(draft, opportunistic=draft.opportunistic | past)

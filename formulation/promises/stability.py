@@ -1,0 +1,49 @@
+"""Running jobs are left alone: a minimum run time, and a cap on changes a round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.draft import Draft, RowUse
+from formulation.problem import CHANGES_ROW
+from formulation.promises.launched import launched
+
+
+def jobs_run_their_minimum_time(draft: Draft) -> Draft:
+    """Let a job whose allocation is younger than ``min_run_s`` keep its column and its GPUs (Eq. 34).
+
+        x_c = 1  for the current c of j, where now - since_j < min_run_s
+
+    A job that cannot stay (its node is lost or avoided, or its column breaks its guarantee) is not bound.
+    """
+    jobs, least_s = draft.snapshot.jobs, draft.policy.min_run_s
+    if least_s <= 0:
+        return draft
+    young = (jobs.since_s > 0) & (draft.snapshot.now_s - jobs.since_s < least_s)
+    bound = young & launched(draft.snapshot) & (draft.current >= 0) & draft.promisable
+    if not bound.any():
+        return draft
+    draft = draft.only(~(bound[draft.job] & draft.starts))
+    return replace(draft, must_run=draft.must_run | bound, movable=draft.movable & ~bound)
+
+
+def changes_are_capped(draft: Draft) -> Draft:
+    """Change at most ``max_changes`` running jobs: move, resize or suspend them (Eq. 35).
+
+        sum_j sum_{c of j, c not current} x_c  +  sum_j [j waits]  <=  max_changes
+
+    over the jobs j that could stay as they are. Placement counts its moves within a column against the
+    same row.
+    """
+    if draft.policy.max_changes < 0:
+        return draft
+    stays = draft.current >= 0
+    column = np.flatnonzero(stays[draft.job] & draft.starts)
+    idle = np.flatnonzero(stays)
+    row = RowUse(
+        name=CHANGES_ROW, capacity=draft.policy.max_changes, column=column,
+        amount=np.ones_like(column), idle_job=idle, idle_amount=np.ones_like(idle),
+    )  # fmt: skip
+    return replace(draft, rows=(*draft.rows, row))
