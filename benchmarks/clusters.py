@@ -14,9 +14,13 @@ NODES_PER_RACK = 16
 Cluster = tuple[list[GpuType], list[NodeSpec]]
 
 
-def arena_table1() -> Cluster:
-    """Return the simulated cluster of Crius, Table 1: 320 GPUs of each of four types, 1,280 in all."""
-    return cluster([(A100, 80), (V100, 20), (A40, 160), (A10, 160)])
+def arena_table1(share: float = 1.0) -> Cluster:
+    """Return the simulated cluster of Crius, Table 1: 320 GPUs of each of four types, 1,280 in all.
+
+    ``share``: so much of each type's nodes, at least one.
+    """
+    counts = ((A100, 80), (V100, 20), (A40, 160), (A10, 160))
+    return cluster([(kind, max(1, round(share * nodes))) for kind, nodes in counts])
 
 
 def tiny() -> Cluster:

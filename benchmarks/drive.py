@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from benchmarks.stack import Stack
+from formulation.codec import decode
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import GpuType
+from formulation.snapshot import GpuType, Snapshot
 from service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 
@@ -81,6 +82,18 @@ def replay(stack: Stack, name: str, **options: object) -> scheduler_pb2.Round:
         summary_only=True,
     )
     return stack.scheduler.ReplayRound(request, timeout=120).round
+
+
+def snapshot_of(stack: Stack, name: str) -> Snapshot:
+    """Return the snapshot that a stored round decided on."""
+    request = scheduler_pb2.ReplayRoundRequest(
+        name=name, options=scheduler_pb2.RoundOptions(solver="greedy"), summary_only=True,
+        with_snapshot=True,
+    )  # fmt: skip
+    snapshot = decode(stack.scheduler.ReplayRound(request, timeout=120).snapshot)
+    if not isinstance(snapshot, Snapshot):
+        raise TypeError(f"{name} has no snapshot")
+    return snapshot
 
 
 def settle(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:

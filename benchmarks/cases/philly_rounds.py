@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks.clusters import arena_table1
-from benchmarks.data import data_dir
-from benchmarks.drive import (
-    CLUSTER,
-    add_estimates,
-    make_cluster,
-    replay,
-    schedule,
-    settle,
-    submit,
-)
-from benchmarks.fleet import Fleet
-from benchmarks.progress import steps
-from benchmarks.registry import Report, Skip, case
+from benchmarks.drive import replay
+from benchmarks.philly import driven, philly
+from benchmarks.registry import Report, case
 from benchmarks.stack import running
-from service.importing.profiles import read_profiles
-from service.importing.trace import Arrival, read_trace
-
-ROUND_S = 300.0
-
-
-def _found(file: Path | None, name: str) -> Path:
-    folder = data_dir()
-    chosen = file or (folder / "arena" / name if folder else None)
-    if chosen is None or not chosen.is_file():
-        raise Skip(f"{chosen or name} is absent: pass it, or set TESSERA_DATA")
-    return chosen
-
-
-def _due(todo: list[Arrival], now_s: float) -> list[Arrival]:
-    """Take the arrivals up to ``now_s`` off the front of ``todo``."""
-    count = sum(1 for a in todo if a.arrival_s <= now_s)
-    due, todo[:] = todo[:count], todo[count:]
-    return due
 
 
 @case(
@@ -66,44 +35,23 @@ def philly_rounds(
     Each committed round's snapshot is solved again by greedy. ``rounds_below_greedy`` counts the rounds in
     which the ILP's objective, or what was placed of it, is below greedy's. Agents train 300 s between rounds.
     """
-    estimates = read_profiles(_found(profiles, "alpa_optimal.csv"))
-    arrivals = [  # the objective knows no deadlines, and the trace's lie on its own clock
-        Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))
-        for a in read_trace(_found(trace, "trace_philly.csv"), limit=jobs)
-    ]
+    work = philly(trace, profiles, jobs)
     table: list[dict[str, float]] = []
     below, broken = 0, 0
-    types, nodes = arena_table1()
     with running() as stack:
-        make_cluster(stack, types, nodes)
-        add_estimates(stack, estimates)
-        with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
-            now_s, todo, done = 0.0, sorted(arrivals, key=lambda a: a.arrival_s), ["first"]
-            for _ in steps(rounds, "rounds"):
-                arrived = _due(todo, now_s)
-                while not arrived and not done and (todo or fleet.busy()):
-                    done = fleet.advance(ROUND_S)
-                    now_s += ROUND_S
-                    arrived = _due(todo, now_s)
-                if not arrived and not done:
-                    break  # the trace is over
-                submit(stack, [a.spec for a in arrived])
-                settle(stack, [] if done == ["first"] else done)
-                ilp = schedule(stack, deadline_s, seed=seed)
-                settle(stack)
-                done = []
-                greedy = replay(stack, ilp.name, solver="greedy")
-                worse = min(
-                    ilp.objective - greedy.objective, ilp.placed_score - greedy.placed_score
-                )
-                below += worse < -1e-9 * max(1.0, greedy.objective)
-                broken += len(ilp.violations) + len(greedy.violations) + (not ilp.verified)
-                table.append(
-                    {"round": int(ilp.name.rpartition("/")[2]), "hours": now_s / 3600,
-                     "ilp": ilp.objective, "greedy": greedy.objective, "gap": ilp.gap,
-                     "placed": ilp.placed_score, "greedy_placed": greedy.placed_score,
-                     "running": ilp.running, "waiting": ilp.waiting, "solve_s": ilp.seconds["solve"]}
-                )  # fmt: skip
+        for ilp, now_s in driven(
+            stack, arena_table1(), work, rounds=rounds, deadline_s=deadline_s, seed=seed
+        ):
+            greedy = replay(stack, ilp.name, solver="greedy")
+            worse = min(ilp.objective - greedy.objective, ilp.placed_score - greedy.placed_score)
+            below += worse < -1e-9 * max(1.0, greedy.objective)
+            broken += len(ilp.violations) + len(greedy.violations) + (not ilp.verified)
+            table.append(
+                {"round": int(ilp.name.rpartition("/")[2]), "hours": now_s / 3600,
+                 "ilp": ilp.objective, "greedy": greedy.objective, "gap": ilp.gap,
+                 "placed": ilp.placed_score, "greedy_placed": greedy.placed_score,
+                 "running": ilp.running, "waiting": ilp.waiting, "solve_s": ilp.seconds["solve"]}
+            )  # fmt: skip
     shares = [row["greedy"] / row["ilp"] for row in table if row["ilp"]]
     return Report(
         seed=seed,
