@@ -86,12 +86,26 @@ def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
 
 def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
     """Return a job's schedule as JSON's plain values."""
-    return [asdict(leg) for leg in legs]
+    return [
+        {
+            "start_s": _finite(leg.start_s), "end_s": _finite(leg.end_s), "gpu_type": leg.gpu_type,
+            "gpus": leg.gpus, "pipeline_degree": leg.pipeline_degree, "plan": leg.plan,
+        }
+        for leg in legs
+    ]  # fmt: skip
+
+
+def _finite(value: float) -> float | str:
+    """Return a number, or as text if JSON has none for it; PostgreSQL and Python read either back."""
+    return value if math.isfinite(value) else str(value)
 
 
 def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
     """Return the schedule that ``certificate_plain`` wrote."""
-    return tuple(LegRecord(**leg) for leg in plain)
+    return tuple(
+        LegRecord(**leg | {"start_s": float(leg["start_s"]), "end_s": float(leg["end_s"])})
+        for leg in plain
+    )
 
 
 def pack(snapshot: Snapshot) -> bytes:

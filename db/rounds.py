@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from db.documents import (
 )
 from db.engine import Database
 from db.guard import JobNow, NodeNow, World, event_of, skipped
+from db.promises import Promise, legs_by_job, record_promises
 from db.rows import cluster_id
 from db.turn import Change, NewCell, Turn
 from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
@@ -68,9 +69,11 @@ VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot)
 
 _INSERT_DECISIONS = sa.text("""
 INSERT INTO decisions
-    (cluster_id, round, job, ordinal, kind, allocation, reason, restart_price, skipped)
+    (cluster_id, round, job, ordinal, kind, allocation, reason, restart_price, skipped, admitted,
+    opportunistic)
 SELECT :cluster, :number, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(job text,
-    ordinal bigint, kind text, allocation jsonb, reason jsonb, restart_price float8, skipped text)
+    ordinal bigint, kind text, allocation jsonb, reason jsonb, restart_price float8, skipped text,
+    admitted boolean, opportunistic boolean)
 """)
 
 _ROUND = sa.text("""
@@ -79,7 +82,7 @@ WHERE c.name = :name AND r.number = :number
 """)
 
 _DECISIONS = sa.text("""
-SELECT job, kind, allocation, reason, restart_price, skipped FROM decisions
+SELECT job, kind, allocation, reason, restart_price, skipped, admitted, opportunistic FROM decisions
 WHERE cluster_id = :cluster AND round = :number ORDER BY ordinal
 """)
 
@@ -152,7 +155,10 @@ def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
         for i, decision in enumerate(decisions)
         if i not in skips and (change := _change(snapshot, decision, world)) is not None
     ]
+    promises = _promises(turn, commit, world, skips)
+    turn.lock([row.job for row in promises] + [change.job for change in changes])
     turn.apply(changes)
+    record_promises(connection, promises)
     turn.end()
     records = tuple(decision_record(snapshot, d, skips.get(i, "")) for i, d in enumerate(decisions))
     summary = _summary(
@@ -212,6 +218,35 @@ def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | No
     )  # fmt: skip
 
 
+def _promises(
+    turn: _Round, commit: RoundCommit, world: World, skips: Mapping[int, str]
+) -> list[Promise]:
+    """Return what the round says of jobs beside their GPUs, where that is new.
+
+    Only of decisions that hold: what a user changed during the solve is decided anew. Their jobs are as
+    in the snapshot, because only rounds promise, and whatever withdraws a promise makes a new version.
+    """
+    snapshot = commit.snapshot
+    before, after = legs_by_job(snapshot, snapshot.legs), legs_by_job(snapshot, commit.legs)
+    found = []
+    for i, d in enumerate(commit.decisions):
+        rejected = d.kind is DecisionKind.REJECT
+        admitted, passed = d.admitted and not rejected, d.opportunistic and d.gang is not None
+        legs = after.get(d.job, []) if admitted else []
+        then = bool(snapshot.jobs.admitted[d.job]), bool(snapshot.jobs.opportunistic[d.job])
+        same = then == (admitted, passed) and legs == before.get(d.job, [])
+        if i in skips or (same and not rejected):
+            continue
+        found.append(
+            Promise(
+                job=world.jobs[snapshot.jobs.name[d.job]].key, admitted=admitted,
+                opportunistic=passed, certificate=legs, round=turn.number,
+                rejected=d.reason if rejected else None,
+            )
+        )  # fmt: skip
+    return found
+
+
 def _states_after(
     snapshot: Snapshot, decisions: Sequence[Decision], world: World, changes: Sequence[Change]
 ) -> list[JobState]:
@@ -241,6 +276,7 @@ def _decision_row(ordinal: int, record: DecisionRecord) -> dict[str, object]:
         "job": record.job, "ordinal": ordinal, "kind": record.kind,
         "allocation": allocation_plain(record.allocation), "reason": reason_plain(record.reason),
         "restart_price": str(record.restart_price), "skipped": record.skipped,
+        "admitted": record.admitted, "opportunistic": record.opportunistic,
     }  # fmt: skip
 
 
@@ -263,7 +299,7 @@ def get_round(connection: sa.Connection, cluster: str, number: int) -> RoundReco
         DecisionRecord(
             job=d.job, kind=d.kind, allocation=allocation_from(d.allocation),
             reason=reason_from(d.reason), restart_price=d.restart_price, applied=not d.skipped,
-            skipped=d.skipped,
+            skipped=d.skipped, admitted=d.admitted, opportunistic=d.opportunistic,
         )
         for d in found
     )  # fmt: skip

@@ -109,7 +109,7 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
     (SELECT coalesce(json_agg(n.name ORDER BY n.name), '[]') FROM job_avoids v
         JOIN nodes n ON n.id = v.node_id WHERE v.job_id = j.id) AS avoid_nodes,
     c.name AS cluster, w.model, w.params, w.global_batch, t.name AS cell_type,
-    p.name AS cell_plan, c.decided_round,
+    p.name AS cell_plan,
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
     extract(epoch FROM j.ended_at)::float8 AS ended_s
@@ -130,7 +130,7 @@ JOBS_AFTER = sa.text(
 )
 
 _REASONS = sa.text("""
-SELECT j.id, d.reason FROM jobs j JOIN clusters c ON c.id = j.cluster_id
+SELECT j.id, d.reason, d.round FROM jobs j JOIN clusters c ON c.id = j.cluster_id
 JOIN decisions d ON d.cluster_id = c.id AND d.round = c.decided_round AND d.job = j.name
 WHERE j.id = ANY(:ids) AND d.reason IS NOT NULL
 """)
@@ -180,7 +180,7 @@ def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
     )  # fmt: skip
 
 
-def job_record(row: Row, shares: Shares, reason: Reason | None) -> JobRecord:
+def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: int) -> JobRecord:
     """Map a row of ``JOBS_NAMED``."""
     return JobRecord(
         cluster=row["cluster"], spec=job_spec(row), version=row["version"],
@@ -189,7 +189,7 @@ def job_record(row: Row, shares: Shares, reason: Reason | None) -> JobRecord:
         iterations_done=row["iterations_done"], generation=row["generation"],
         retries=row["retries"], last_error=row["last_error"],
         allocation=allocation_record(row, shares), reason=reason,
-        reason_round=row["decided_round"] if reason else 0,
+        reason_round=reason_round,
         admitted=row["admitted"], certificate=certificate_from(row["certificate"]),
         opportunistic=row["opportunistic"], service_gpu_s=row["held_gpu_s"],
         queued_s=row["queued_s"],
@@ -202,18 +202,30 @@ def job_records(
     """Run one of the queries of jobs; return (key, record) in order of submission."""
     rows = connection.execute(query, values).mappings().all()
     shares = shares_of(connection, [row["id"] for row in rows if row["cell_gpus"] is not None])
-    reasons = _reasons(connection, [row["id"] for row in rows if row["state"] in _WAITING])
+    reasons = _reasons(connection, rows)
     return [
-        (row["id"], job_record(row, shares.get(row["id"], ()), reasons.get(row["id"])))
+        (row["id"], job_record(row, shares.get(row["id"], ()), *reasons.get(row["id"], (None, 0))))
         for row in rows
     ]
 
 
-def _reasons(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, Reason | None]:
-    """Return why the last round that was not refused left each of ``jobs`` waiting, where it says."""
-    if not jobs:
-        return {}
-    return {job: reason_from(plain) for job, plain in connection.execute(_REASONS, {"ids": jobs})}
+def _reasons(
+    connection: sa.Connection, rows: Sequence[Row]
+) -> dict[int, tuple[Reason | None, int]]:
+    """Return why jobs do not run, where that is known, and the round that said so.
+
+    For a rejected job the round that rejected it, for one that waits the last that was not refused.
+    """
+    found = {
+        row["id"]: (reason_from(row["rejection"]["reason"]), int(row["rejection"]["round"]))
+        for row in rows
+        if row["rejection"] is not None
+    }
+    waiting = [row["id"] for row in rows if row["state"] in _WAITING]
+    if waiting:
+        for job, plain, number in connection.execute(_REASONS, {"ids": waiting}):
+            found[job] = (reason_from(plain), number)
+    return found
 
 
 def jobs_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[JobRecord]:

@@ -204,6 +204,7 @@ jobs = sa.Table(
     _flag("admitted"),
     sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
     _flag("opportunistic"),
+    sa.Column("rejection", JSONB),  # the round and the reason of a rejected job
     # the Cell it runs on and the node whose agent reports for the gang
     _ref("cell_type_id", "gpu_types.id", nullable=True),
     sa.Column("cell_gpus", sa.BigInteger),
@@ -231,6 +232,7 @@ jobs = sa.Table(
     sa.CheckConstraint("service_gpu_s >= 0 AND service_gpu_s < 'Infinity'", name="service"),
     sa.CheckConstraint("jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
                        name="certificate"),
+    sa.CheckConstraint("rejection IS NULL OR state = 'rejected'", name="rejection"),
     sa.CheckConstraint("NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)),
                        name="opportunistic"),
 )  # fmt: skip

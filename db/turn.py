@@ -152,8 +152,7 @@ class Turn:
         """
         if not changes:
             return
-        ids = [change.job for change in changes]
-        self.connection.execute(_LOCK_JOBS, {"ids": ids})
+        self.lock([change.job for change in changes])
         losing = [c.job for c in changes if c.cell is not None or c.after not in ACTIVE]
         self._release(losing)
         self.connection.execute(_ADVANCE, {"rows": dumps([_row(c) for c in changes])})
@@ -162,6 +161,10 @@ class Turn:
         ]
         self.connection.execute(_RECORD, {"rows": dumps(history)})
         self._reserve(changes)
+
+    def lock(self, jobs: Sequence[int]) -> None:
+        """Lock rows of jobs in the one order; all that a turn will change, before it changes the first."""
+        self.connection.execute(_LOCK_JOBS, {"ids": list(jobs)})
 
     def settle(self) -> None:
         """Give free GPUs to who waits for them, and let jobs that have left be gone."""

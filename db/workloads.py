@@ -98,25 +98,26 @@ def require_fit(
     A cluster without any node yet takes every job.
 
     Raises:
-        InvalidInput: unknown type; more GPUs requested than there are; or every Cell is too large.
+        InvalidInput: unknown type; a type pinned on which it has no Cells; more GPUs requested than there
+            are; or every Cell is too large.
     """
     types = require_types(
         connection, cluster, {job.requested_type for job in jobs if job.requested_type}
     )
     total = sum(row.gpus for row in types.values())
-    if total == 0:
-        return
     needs: dict[int, dict[str, int]] = {}
     keys = sorted(set(workload_ids.values()))
     for workload, gpu_type, least in connection.execute(_SMALLEST, {"workloads": keys}):
         needs.setdefault(workload, {})[gpu_type] = least
     for job in jobs:
+        smallest = _on_pinned_type(job, needs.get(workload_ids[job.workload], {}))
+        if total == 0:
+            continue
         if job.requested_gpus > total:
             raise InvalidInput(
                 f"jobs/{job.name}.requested_gpus",
                 f"asks for {job.requested_gpus} GPUs, the whole cluster has {total}",
             )
-        smallest = needs.get(workload_ids[job.workload], {})
         if smallest and all(least > types[name].gpus for name, least in smallest.items()):
             text = ", ".join(
                 f"{least} x {name} (of {types[name].gpus})" for name, least in smallest.items()
@@ -125,6 +126,26 @@ def require_fit(
                 f"jobs/{job.name}.workload",
                 f"its smallest Cells exceed the cluster: it needs {text}; add Cells with fewer GPUs",
             )
+
+
+def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
+    """Return the smallest Cell by type, on the type that the job demands if it demands one.
+
+    A workload that has no Cells at all may get them later.
+    """
+    if not job.pinned_type:
+        return smallest
+    if not job.requested_type:
+        raise InvalidInput(
+            f"jobs/{job.name}.pinned_type", "there is no type to pin: set requested_type as well"
+        )
+    if smallest and job.requested_type not in smallest:
+        raise InvalidInput(
+            f"jobs/{job.name}.requested_type",
+            f"{job.requested_type} is pinned, and {job.workload.model} has no Cells on it; it has some"
+            f" on {', '.join(smallest)}: pin one of these, or add Cells",
+        )
+    return {name: least for name, least in smallest.items() if name == job.requested_type}
 
 
 def upsert_estimates(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from db import inventory, workloads
+from db import inventory, pins, workloads
 from db import tenants as settings
 from db.documents import dumps
 from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
@@ -31,19 +31,21 @@ UPDATABLE = frozenset(
     {
         "iterations", "requested_gpus", "requested_type", "tenant", "queue", "weight",
         "guaranteed", "movable", "deadline_s", "restart_s", "labels", "command", "max_retries",
+        "pinned_type", "avoid_nodes",
     }
 )  # fmt: skip
 """Fields of a job that may change after it was submitted; its name and its workload may not."""
 
 _JOB_COLUMNS = """
     name text, workload_id bigint, iterations bigint, requested_gpus bigint, requested_type text,
-    tenant text, queue bigint, weight float8, guaranteed boolean, movable boolean,
+    pinned_type boolean, tenant text, queue bigint, weight float8, guaranteed boolean, movable boolean,
     deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint
 """
 
 _SUBMIT = sa.text(f"""
-INSERT INTO jobs (cluster_id, name, workload_id, iterations, requested_gpus, requested_type, tenant,
-    queue, weight, guaranteed, movable, deadline_s, restart_s, labels, command, max_retries)
+INSERT INTO jobs (cluster_id, name, workload_id, iterations, requested_gpus, requested_type,
+    pinned_type, tenant, queue, weight, guaranteed, movable, deadline_s, restart_s, labels, command,
+    max_retries)
 SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({_JOB_COLUMNS})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
@@ -99,10 +101,11 @@ class PostgresWriter:
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(repeated)}")
         workload_ids = workloads.ensure(self._connection, key, {job.workload for job in jobs})
         workloads.require_fit(self._connection, key, jobs, workload_ids)
+        pins.require_future(self._connection, jobs)
         rows = []
         for job in jobs:
             row = asdict(job)
-            del row["workload"]
+            del row["workload"], row["avoid_nodes"]
             row["workload_id"] = workload_ids[job.workload]
             for real in ("deadline_s", "weight", "restart_s"):  # JSON knows no infinity
                 row[real] = str(row[real])
@@ -110,6 +113,7 @@ class PostgresWriter:
         found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
+        pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
         order = {name: i for i, name in enumerate(names)}
         records = jobs_named(self._connection, key, names)
         return sorted(records, key=lambda record: order[record.spec.name])
@@ -127,15 +131,20 @@ class PostgresWriter:
         if unknown := set(fields) - UPDATABLE:
             allowed = ", ".join(sorted(UPDATABLE))
             raise InvalidInput("fields", f"{min(unknown)} cannot change; these can: {allowed}")
-        if spec.requested_type and "requested_type" in fields:
-            workloads.require_types(self._connection, turn.cluster, {spec.requested_type})
+        old = jobs_named(self._connection, turn.cluster, [spec.name])[0].spec
+        new = replace(old, **{field: getattr(spec, field) for field in fields})
+        pins.require_change(self._connection, turn.cluster, new, fields)
         if fields:
-            values = {field: getattr(spec, field) for field in fields}
+            values = {f: getattr(new, f) for f in fields if f != "avoid_nodes"}
             for document in {"labels", "command"} & values.keys():
                 values[document] = dumps(values[document])
-            assignments = ", ".join(f"{field} = :{field}" for field in values)  # names: UPDATABLE
-            update = f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = :job"  # noqa: S608
+            if not pins.keeps_promise(old, new):
+                values |= {"admitted": False, "certificate": "[]"}
+            assignments = "".join(f"{field} = :{field}, " for field in values)  # names: UPDATABLE
+            update = f"UPDATE jobs SET {assignments}version = version + 1 WHERE id = :job"  # noqa: S608
             self._connection.execute(sa.text(update), values | {"job": job})
+        if "avoid_nodes" in fields:
+            pins.put_avoids(self._connection, turn.cluster, [new])
         return jobs_named(self._connection, turn.cluster, [spec.name])[0]
 
     def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:

@@ -19,11 +19,11 @@ from db.store import PostgresStore
 from db.tables import metadata
 from db.writer import PostgresWriter
 from formulation.check import held_twice
-from formulation.decisions import Decision
-from formulation.errors import NotAllowed, RoundSuperseded
+from formulation.decisions import Decision, DecisionKind
+from formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
 from formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, allowed
 from formulation.placement import current_gangs
-from formulation.resources import Desired, NodeSpec, ObservedGang, Request
+from formulation.resources import Desired, NodeSpec, ObservedGang, Request, TenantSpec
 from formulation.snapshot import STATES, Hold, Snapshot
 from tests.support.stored import (
     C,
@@ -40,12 +40,15 @@ from tests.support.stored import (
 
 NODES, GPUS = 3, 4
 
+LATE_S = 4e9
+"""The deadline of every job when it is submitted, seconds since 1970."""
+
 USERS_EVENTS = (JobEvent.RELEASE, JobEvent.HOLD, JobEvent.CANCEL)
 
 OFTEN = {
     "obey": 4, "fetch": 1, "act": 2, "reap": 3, "report": 5, "catch_up": 4, "progress": 2,
-    "late": 2, "round": 4, "plan": 2, "commit": 2, "user_event": 2, "reweigh": 1, "drain": 1,
-    "lose": 1, "come_back": 2, "restart_agent": 1, "submit": 1,
+    "late": 2, "round": 4, "plan": 2, "commit": 2, "user_event": 2, "reweigh": 1, "hurry": 1,
+    "drain": 1, "lose": 1, "come_back": 2, "restart_agent": 1, "submit": 1, "tenants": 1,
 }  # fmt: skip
 """What happens, and how often."""
 
@@ -98,6 +101,10 @@ class World:
         self.jobs: list[str] = []
         self.wanted: dict[str, JobEvent] = {}  # the last that its user asked of a job
         self.planned: tuple[Snapshot, list[Decision], Request] | None = None
+        self.avoids: dict[str, tuple[str, ...]] = {}
+        self.promised: dict[str, bool] = {}  # by the last round that decided on the job
+        self.served: dict[str, float] = {}
+        self.tenants: dict[str, TenantSpec] = {}
 
     def request(self) -> Request:
         self.requests += 1
@@ -110,7 +117,8 @@ class World:
             "round": lambda: self.round(pick), "commit": self.commit,
             "user_event": lambda: self.user_event(pick, USERS_EVENTS[pick % 3]),
             "late": lambda: self.late(node, pick),
-            "reweigh": lambda: self.reweigh(pick), "submit": lambda: self.submit(1 + pick % 8),
+            "reweigh": lambda: self.reweigh(pick), "submit": lambda: self.submit(1 + pick % 8, node),
+            "hurry": lambda: self.hurry(pick), "tenants": lambda: self.set_tenants(pick),
             "drain": lambda: self.drain(node, draining=pick % 3 == 0),
         }  # fmt: skip
         on_node: dict[str, Callable[[str], None]] = {
@@ -125,9 +133,11 @@ class World:
 
     # What users do.
 
-    def submit(self, gpus: int) -> None:
+    def submit(self, gpus: int, avoids: str = "") -> None:
         name, request = f"j{len(self.jobs)}", self.request()
-        spec = a_spec(name, requested_gpus=gpus, iterations=100)
+        self.avoids[name] = (avoids,) if avoids else ()
+        spec = a_spec(name, requested_gpus=gpus, iterations=100, deadline_s=LATE_S,
+                      avoid_nodes=self.avoids[name])  # fmt: skip
 
         def work(writer: PostgresWriter) -> bytes:
             return writer.submit_jobs(C, [spec])[0].spec.name.encode()
@@ -145,6 +155,36 @@ class World:
             with pytest.raises(NotAllowed):
                 happen(self.store, name, event)
 
+    def hurry(self, pick: int) -> None:
+        """A user moves a deadline: an earlier one ends the promise of a later one."""
+        name = self.jobs[pick % len(self.jobs)]
+        found, deadline_s = job(self.store, name), LATE_S - pick
+        spec = a_spec(name, deadline_s=deadline_s)
+        if found.ended_s is None:
+            do(self.store, lambda w: w.update_job(C, spec, ["deadline_s"], None))
+            kept = deadline_s >= found.spec.deadline_s
+            self.promised[name] = kept and self.promised.get(name, False)
+
+    def set_tenants(self, pick: int) -> None:
+        """An administrator sets one of three tenants' quotas, or forgets one."""
+        name, gpus = f"t{pick % 3}", pick % (NODES * GPUS + 2)
+        if pick % 5 == 0 and name in self.tenants:
+            do(self.store, lambda w: w.delete_tenants(C, [name]))
+            del self.tenants[name]
+        else:
+            tenant = TenantSpec(name=name, weight=pick % 4, quotas={("", "a100")[pick % 2]: gpus})
+            wanted = self.tenants | {name: tenant}
+            typed = sum(t.quotas.get("a100", 0) for t in wanted.values())
+            everything = typed + sum(t.quotas.get("", 0) for t in wanted.values())
+            if max(typed, everything) > NODES * GPUS:
+                with pytest.raises(InvalidInput, match=f"{NODES * GPUS}"):
+                    do(self.store, lambda w: w.upsert_tenants(C, [tenant]))
+            else:
+                do(self.store, lambda w: w.upsert_tenants(C, [tenant]))
+                self.tenants = wanted
+        stored = self.store.list_tenants(C)
+        assert stored == [self.tenants[key] for key in sorted(self.tenants)]
+
     def reweigh(self, pick: int) -> None:
         spec = a_spec(self.jobs[pick % len(self.jobs)], weight=2.0)
         try:
@@ -161,7 +201,7 @@ class World:
         lost = self.store.expire(C)
         assert all(job(self.store, name).state not in ACTIVE for name in lost)
         snapshot = self.store.snapshot(C)
-        decisions = a_random_round(snapshot, np.random.default_rng(seed))
+        decisions = a_random_round(snapshot, np.random.default_rng(seed), rejects=0.05)
         self.planned = (snapshot, decisions, self.request())
 
     def commit(self) -> None:
@@ -178,6 +218,9 @@ class World:
             assert commit(self.store, snapshot, *decisions, request=request) == record
             assert self.store.replayed_round(request) == record
             assert self.store.get_cluster(C).last_round == cluster.last_round + 1
+            for d in record.decisions:
+                if d.applied:
+                    self.promised[d.job] = d.admitted and d.kind != DecisionKind.REJECT
         self.planned = None
 
     def round(self, pick: int) -> None:
@@ -313,6 +356,23 @@ class World:
                 if gang.occupies:  # then the store knows it
                     assert {(node, g) for g in gang.gpus} <= holders
 
+    def promises_and_service_are_remembered(self) -> None:
+        """Only rounds promise; service grows while a job has GPUs, and only then."""
+        jobs = self.store.snapshot(C).jobs
+        active = np.array([STATES[state] in ACTIVE for state in jobs.state.tolist()], np.bool_)
+        assert ((jobs.since_s > 0) == active).all()
+        assert (jobs.queued_s >= jobs.submit_s).all()
+        assert not (jobs.opportunistic & ~active).any()
+        for name, admitted, served, runs in zip(
+            jobs.name, jobs.admitted.tolist(), jobs.service_gpu_s.tolist(), active.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            assert admitted == self.promised.get(name, False), name
+            assert served > self.served.get(name, -1.0) or (
+                not runs and served == self.served[name]
+            )
+            self.served[name] = served
+
     def users_get_what_they_asked_for(self) -> None:
         now = states(self.store)
         assert list(now) == self.jobs, now
@@ -332,6 +392,11 @@ class World:
         assert not [n for n, state in states(self.store).items() if state in LEAVING]
         hold = self.store.snapshot(C).allocations.hold
         assert (hold == Hold.HELD).all()
+        snapshot = self.store.snapshot(C)
+        avoided = zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True)
+        assert [(snapshot.jobs.name[j], snapshot.nodes.name[n]) for j, n in avoided] == [
+            (name, node) for name in snapshot.jobs.name for node in self.avoids[name]
+        ]
         for name in self.jobs:
             state = JobState.QUEUED
             for entry in self.store.job_history(C, name):
@@ -356,4 +421,5 @@ def test_nothing_that_happens_breaks_the_stores_promises(
         world.happens(name, node, pick)
         world.gpus_are_held_once_and_by_who_owns_them()
         world.users_get_what_they_asked_for()
+        world.promises_and_service_are_remembered()
     world.catches_up()

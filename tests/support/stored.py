@@ -29,7 +29,7 @@ from formulation.resources import (
     RoundRecord,
     RoundSummary,
 )
-from formulation.snapshot import STATES, GpuType, Snapshot, Source, Workload
+from formulation.snapshot import NO_LEGS, STATES, GpuType, Legs, Snapshot, Source, Workload
 
 C = "lab"
 """The cluster of these tests."""
@@ -129,21 +129,37 @@ def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
     return RoundSummary(**fields | overrides)
 
 
+def a_leg(snapshot: Snapshot, job: str, start_s: float = 1e9, end_s: float = 2e9, gpus: int = 1,
+          gpu_type: str = "") -> Legs:  # fmt: skip
+    """Return the certificate of one leg."""
+    kind = [t.name for t in snapshot.gpu_types].index(gpu_type) if gpu_type else 0
+    return Legs(
+        job=np.array([snapshot.jobs.name.index(job)]), start_s=np.array([start_s]),
+        end_s=np.array([end_s]), gpu_type=np.array([kind]), gpus=np.array([gpus]),
+        pipeline_degree=np.array([1]), plan=np.array([0]),
+    )  # fmt: skip
+
+
 def commit(
-    store: PostgresStore, snapshot: Snapshot, *decisions: Decision, request: Request | None = None
-) -> RoundRecord:
+    store: PostgresStore, snapshot: Snapshot, *decisions: Decision, request: Request | None = None,
+    legs: Legs = NO_LEGS,
+) -> RoundRecord:  # fmt: skip
     """Commit the decisions that were taken on ``snapshot``."""
     return store.commit(
         RoundCommit(
-            snapshot=snapshot, decisions=decisions, summary=a_summary(snapshot), request=request
+            snapshot=snapshot, decisions=decisions, summary=a_summary(snapshot), request=request,
+            legs=legs,
         )
     )  # fmt: skip
 
 
-def a_random_round(snapshot: Snapshot, rng: np.random.Generator) -> list[Decision]:
+def a_random_round(
+    snapshot: Snapshot, rng: np.random.Generator, rejects: float = 0.0
+) -> list[Decision]:
     """Return what a scheduler gone mad decides: legal for each job, but at random.
 
-    A job may be given GPUs that any other gives up in the same round, its own among them.
+    A job may be given GPUs that any other gives up in the same round, its own among them. Of the queued
+    jobs that get none the share ``rejects`` is rejected. Promises are drawn, too.
     """
     decisions: list[Decision] = []
     jobs, gangs = snapshot.jobs, current_gangs(snapshot)
@@ -170,10 +186,15 @@ def a_random_round(snapshot: Snapshot, rng: np.random.Generator) -> list[Decisio
             kind = DecisionKind.RESIZE if j in gangs else DecisionKind.START
             decisions.append(start(snapshot, name, chosen, kind))
         else:
-            decisions.append(
-                wait(snapshot, name, DecisionKind.SUSPEND if j in gangs else DecisionKind.WAIT)
-            )
-    return decisions
+            kind = DecisionKind.SUSPEND if j in gangs else DecisionKind.WAIT
+            if STATES[int(jobs.state[j])] is JobState.QUEUED and rng.random() < rejects:
+                kind = DecisionKind.REJECT
+            decisions.append(wait(snapshot, name, kind))
+    return [
+        replace(d, admitted=bool(rng.random() < 0.5),
+                opportunistic=d.gang is not None and bool(rng.random() < 0.5))
+        for d in decisions
+    ]  # fmt: skip
 
 
 def run(store: PostgresStore, **jobs: Members) -> RoundRecord:

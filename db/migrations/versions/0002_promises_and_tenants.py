@@ -21,6 +21,7 @@ CHECKS = {
         "since": "(since_at IS NOT NULL) = (state IN ('running', 'starting'))",
         "service": "service_gpu_s >= 0 AND service_gpu_s < 'Infinity'",
         "certificate": ("jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')"),
+        "rejection": "rejection IS NULL OR state = 'rejected'",
         "opportunistic": "NOT opportunistic OR state IN ('running', 'starting')",
     },
 }
@@ -51,6 +52,7 @@ def upgrade() -> None:
         "certificate", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False
     )
     op.add_column("jobs", certificate)
+    op.add_column("jobs", sa.Column("rejection", postgresql.JSONB()))
     for name in MOMENTS:
         op.add_column("jobs", sa.Column(name, postgresql.TIMESTAMP(timezone=True)))
     op.execute("""
@@ -121,7 +123,7 @@ def downgrade() -> None:
     for table, checks in CHECKS.items():
         for name in checks:
             op.drop_constraint(op.f(f"ck_{table}_{name}"), table)
-    for name in (*MOMENTS, "certificate"):
+    for name in (*MOMENTS, "certificate", "rejection"):
         op.drop_column("jobs", name)
     for columns in (REALS, FLAGS):
         for table, names in columns.items():

@@ -1,0 +1,105 @@
+"""What a job demands beside GPUs: a type, nodes to avoid, a deadline; and which changes keep a promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from db import workloads
+from db.documents import dumps
+from formulation.errors import InvalidInput
+from formulation.resources import JobSpec
+
+_NOW_S = sa.text("SELECT extract(epoch FROM now())::float8")
+
+_DROP_AVOIDS = sa.text("""
+DELETE FROM job_avoids v USING jobs j
+WHERE j.id = v.job_id AND j.cluster_id = :cluster AND j.name = ANY(:jobs)
+""")
+
+_PUT_AVOIDS = sa.text("""
+INSERT INTO job_avoids (job_id, node_id)
+SELECT j.id, n.id FROM json_to_recordset(CAST(:rows AS json)) AS r(job text, node text)
+JOIN jobs j ON j.cluster_id = :cluster AND j.name = r.job
+JOIN nodes n ON n.cluster_id = :cluster AND n.name = r.node
+""")
+
+_KNOWN = sa.text("SELECT name FROM nodes WHERE cluster_id = :cluster AND name = ANY(:names)")
+
+_FITS = frozenset({"requested_type", "pinned_type", "requested_gpus"})
+"""Fields on which it depends whether a job can ever run."""
+
+
+def require_future(connection: sa.Connection, jobs: Sequence[JobSpec]) -> None:
+    """Check that no deadline has passed, by the database's clock. Raises InvalidInput."""
+    earliest = min(jobs, key=lambda job: job.deadline_s, default=None)
+    if earliest is None or earliest.deadline_s == math.inf:
+        return
+    past_s = connection.execute(_NOW_S).scalar_one() - earliest.deadline_s
+    if past_s >= 0:
+        raise InvalidInput(
+            f"jobs/{earliest.name}.deadline",
+            f"lies {past_s:.0f} s in the past by the database's clock; give a later one, or none",
+        )
+
+
+def require_change(
+    connection: sa.Connection, cluster: int, job: JobSpec, fields: Collection[str]
+) -> None:
+    """Check the fields of a job that are about to change. Raises InvalidInput."""
+    if _FITS & set(fields):
+        keys = workloads.ensure(connection, cluster, {job.workload})
+        workloads.require_fit(connection, cluster, [job], keys)
+    if "deadline_s" in fields:
+        require_future(connection, [job])
+
+
+def put_avoids(connection: sa.Connection, cluster: int, jobs: Sequence[JobSpec]) -> None:
+    """Replace the nodes that stored jobs avoid.
+
+    Raises:
+        InvalidInput: a node that the cluster does not have.
+    """
+    if not jobs:
+        return
+    names = sorted({node for job in jobs for node in job.avoid_nodes})
+    known = set(connection.execute(_KNOWN, {"cluster": cluster, "names": names}).scalars())
+    for job in jobs:
+        if unknown := set(job.avoid_nodes) - known:
+            raise InvalidInput(
+                f"jobs/{job.name}.avoid_nodes",
+                f"the cluster has no node {min(unknown)}; name nodes that it has",
+            )
+    values = {"cluster": cluster, "jobs": [job.name for job in jobs]}
+    connection.execute(_DROP_AVOIDS, values)
+    rows = [
+        {"job": job.name, "node": node} for job in jobs for node in sorted(set(job.avoid_nodes))
+    ]
+    if rows:
+        connection.execute(_PUT_AVOIDS, values | {"rows": dumps(rows)})
+
+
+def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
+    """Return whether the schedule that met the deadline before a change meets it afterwards too.
+
+    It does if the job asks for no more: no earlier deadline, no more iterations, no new demand. If not,
+    the promise is withdrawn, and the next round decides anew.
+    """
+    pinned = not after.pinned_type or (
+        before.pinned_type and before.requested_type == after.requested_type
+    )
+    guarantee = not after.guaranteed or (
+        before.guaranteed
+        and (before.requested_gpus, before.requested_type)
+        == (after.requested_gpus, after.requested_type)
+    )
+    return (
+        math.isfinite(after.deadline_s)
+        and after.deadline_s >= before.deadline_s
+        and after.iterations <= before.iterations
+        and set(after.avoid_nodes) <= set(before.avoid_nodes)
+        and pinned
+        and guarantee
+    )

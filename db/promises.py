@@ -1,0 +1,65 @@
+"""What a round says of jobs beside their GPUs: promised deadlines, certificates, rejections."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.documents import certificate_plain, dumps, reason_plain
+from formulation.reasons import Reason
+from formulation.resources import LegRecord
+from formulation.snapshot import Legs, Snapshot
+
+_RECORD = sa.text("""
+UPDATE jobs j SET admitted = c.admitted, opportunistic = c.opportunistic,
+    certificate = c.certificate, rejection = c.rejection
+FROM json_to_recordset(CAST(:rows AS json)) AS c(
+    id bigint, admitted boolean, opportunistic boolean, certificate jsonb, rejection jsonb
+)
+WHERE j.id = c.id
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What is said of a job, by its key. ``rejected``: why it can never run."""
+
+    job: int
+    admitted: bool
+    opportunistic: bool
+    certificate: Sequence[LegRecord]
+    round: int
+    rejected: Reason | None = None
+
+
+def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> None:
+    """Write the promises in one statement; no job gets a new version by it."""
+    rows = [
+        {
+            "id": p.job, "admitted": p.admitted, "opportunistic": p.opportunistic,
+            "certificate": certificate_plain(p.certificate),
+            "rejection": {"round": p.round, "reason": reason_plain(p.rejected)}
+            if p.rejected is not None else None,
+        }
+        for p in promises
+    ]  # fmt: skip
+    if rows:
+        connection.execute(_RECORD, {"rows": dumps(rows)})
+
+
+def legs_by_job(snapshot: Snapshot, legs: Legs) -> dict[int, list[LegRecord]]:
+    """Return the legs of each job (its index) that has any, by names, in their order."""
+    found: dict[int, list[LegRecord]] = defaultdict(list)
+    columns = (legs.start_s, legs.end_s, legs.gpu_type, legs.gpus, legs.pipeline_degree, legs.plan)
+    rows = zip(legs.job.tolist(), *(column.tolist() for column in columns), strict=True)
+    for job, start_s, end_s, gpu_type, gpus, degree, plan in rows:
+        found[job].append(
+            LegRecord(
+                start_s=start_s, end_s=end_s, gpu_type=snapshot.gpu_types[gpu_type].name, gpus=gpus,
+                pipeline_degree=degree, plan=snapshot.plans[plan],
+            )
+        )  # fmt: skip
+    return dict(found)
