@@ -15,7 +15,13 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from formulation.errors import NotFound, TesseraError
-from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
+from tessera.v1 import (
+    clusters_pb2_grpc,
+    estimates_pb2_grpc,
+    jobs_pb2_grpc,
+    scheduler_pb2_grpc,
+    tenants_pb2_grpc,
+)
 
 DEADLINE_S: Final = 60.0
 """Deadline of a call that has no ``--deadline`` of its own."""
@@ -88,7 +94,7 @@ _Page = TypeVar("_Page", bound=Page)
 
 
 class Client:
-    """The four services of one server, over one channel."""
+    """The services of one server, over one channel."""
 
     def __init__(self, channel: grpc.Channel, server: str) -> None:
         self.server = server
@@ -96,6 +102,7 @@ class Client:
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
         self.jobs = jobs_pb2_grpc.JobsStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        self.tenants = tenants_pb2_grpc.TenantsStub(channel)
 
     def call(
         self,

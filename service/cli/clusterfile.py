@@ -1,4 +1,4 @@
-"""Cluster files: GPU types and nodes as YAML; the format is described in ``service/cli/README.md``."""
+"""Cluster files: GPU types, nodes and tenants as YAML; ``service/cli/README.md`` has the format."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from formulation.errors import InvalidInput
-from service.cli import limits, options
+from service.cli import limits, options, tenantfile
 from service.cli.yamlfile import Mapping, documents
 from tessera.v1.clusters_pb2 import GpuType, Node
+from tessera.v1.tenants_pb2 import Tenant
 
-KEYS: Final = ("name", "gpu_types", "nodes")
+KEYS: Final = ("name", "gpu_types", "nodes", "tenants")
+GPU_TYPE_KEYS: Final = ("memory", "dollars_per_hour", "watts")
 MAX_NODES: Final = 100_000
 NODE_KEYS: Final = ("name", "count", "gpu_type", "gpus", "rack", "nodes_per_rack")
 
@@ -26,6 +28,7 @@ class ClusterFile:
     name: str
     gpu_types: tuple[GpuType, ...]
     nodes: tuple[Node, ...]
+    tenants: tuple[Tenant, ...] = ()
 
 
 DEFAULT: Final = """\
@@ -59,16 +62,36 @@ def read_cluster(text: str, source: str) -> ClusterFile:
         if node.name in seen:
             raise InvalidInput(top.at("nodes"), f"the node {node.name} occurs twice")
         seen.add(node.name)
-    return ClusterFile(name=top.text("name"), gpu_types=types, nodes=nodes)
+    tenants = tuple(tenantfile.tenants_of(top))
+    for tenant in tenants:
+        for kind in tenant.quotas:
+            if kind not in ("", *known):
+                where = f"{top.at('tenants')}: {tenant.name}: quotas"
+                choices = ", ".join((*known, tenantfile.ANY))
+                raise InvalidInput(where, f"{kind!r} is not among {choices}")
+    return ClusterFile(
+        name=top.text("name"), gpu_types=types, nodes=nodes,
+        tenants=tenants,
+    )  # fmt: skip
 
 
 def _gpu_types(top: Mapping) -> Iterator[GpuType]:
     value = top.raw("gpu_types")
     if not isinstance(value, dict):
         raise InvalidInput(top.at("gpu_types"), "must map types to memory, e.g. {a100: 40GiB}")
-    for name, memory in value.items():
+    for name, said in value.items():
         where = f"{top.at('gpu_types')}: {name}"
-        yield GpuType(name=str(name), memory_bytes=options.size_bytes(where, str(memory)))
+        if not isinstance(said, dict):
+            yield GpuType(name=str(name), memory_bytes=options.size_bytes(where, str(said)))
+            continue
+        kind = Mapping(where, said, GPU_TYPE_KEYS)
+        if "memory" not in kind:
+            raise InvalidInput(where, "needs 'memory', e.g. 40GiB")
+        yield GpuType(
+            name=str(name), memory_bytes=options.size_bytes(kind.at("memory"), kind.text("memory")),
+            dollars_per_hour=kind.real("dollars_per_hour", 0.0, limits.MAX_DOLLARS_PER_HOUR),
+            watts=kind.real("watts", 0.0, limits.MAX_WATTS),
+        )  # fmt: skip
 
 
 def _nodes(where: str, item: object, known: list[str]) -> Iterator[Node]:

@@ -22,6 +22,7 @@ from service.cli.options import (
     ValidateOnly,
 )
 from service.cli.render import Column, age, line, note, number, show_facts, show_list, show_message
+from service.cli.tenants import apply_tenants
 from tessera.v1 import clusters_pb2
 
 GIB: Final = 2**30
@@ -74,13 +75,14 @@ def apply(
     ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:  # fmt: skip
-    """Create a cluster or change it: its GPU types, then its nodes (all or none of each)."""
+    """Create a cluster or change it: its GPU types, its nodes, its tenants (all or none of each)."""
     described = read_cluster(yamlfile.read(file), file)
     name = parent(cluster or described.name or DEFAULT_CLUSTER)
     with connect(server) as client:
         found = apply_cluster(client, name, described, validate_only=validate_only)
     show_list(clusters_pb2.ListClustersResponse(clusters=[found]), [found], CLUSTERS, output)
     what = f"{len(described.gpu_types)} GPU types, {len(described.nodes):,} nodes"
+    what += f", {len(described.tenants):,} tenants" if described.tenants else ""
     note(f"{what}: valid, nothing changed" if validate_only else f"{what} applied")
 
 
@@ -96,9 +98,7 @@ def get(
     if output is Output.NAME:
         line(found.name)
     elif not show_message(found, output):
-        memory = ", ".join(
-            f"{t.name} ({number(t.memory_bytes / GIB)} GiB)" for t in found.gpu_types
-        )
+        memory = ", ".join(f"{t.name} ({_gpu_type(t)})" for t in found.gpu_types)
         show_facts((
             ("cluster", found.name), ("GPU types", memory), ("nodes", number(found.nodes)),
             ("GPUs", number(found.gpus)), ("last round", short(found.last_round)),
@@ -166,16 +166,14 @@ def undrain(
 def apply_cluster(
     client: Client, name: str, described: ClusterFile, *, validate_only: bool
 ) -> clusters_pb2.Cluster:
-    """Create or change a cluster and its nodes, and return it.
+    """Create or change a cluster, its nodes and its tenants, and return it.
 
-    With ``validate_only`` the nodes are checked on the server only where it knows their types already.
+    With ``validate_only`` the nodes are checked on the server only where it knows their types already, and
+    the tenants not at all: their quotas are held against nodes that are stored.
     """
-    kinds = [
-        clusters_pb2.GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in described.gpu_types
-    ]
     upsert = clusters_pb2.UpsertClusterRequest(
-        cluster=clusters_pb2.Cluster(name=name, gpu_types=kinds), validate_only=validate_only,
-        request_id=new_request_id(),
+        cluster=clusters_pb2.Cluster(name=name, gpu_types=described.gpu_types),
+        validate_only=validate_only, request_id=new_request_id(),
     )  # fmt: skip
     found = client.call(client.clusters.UpsertCluster, upsert)
     if validate_only and not _known_types(client, name) >= {n.gpu_type for n in described.nodes}:
@@ -192,6 +190,8 @@ def apply_cluster(
             ],
         )  # fmt: skip
         client.call(client.clusters.UpsertNodes, nodes)
+    if described.tenants and not validate_only:
+        apply_tenants(client, name, described.tenants, validate_only=False)
     return found if validate_only else _get(client, name)
 
 
@@ -211,6 +211,15 @@ def _get(client: Client, name: str) -> clusters_pb2.Cluster:
 
 def _show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
     show_list(clusters_pb2.ListNodesResponse(nodes=nodes), nodes, NODES, output)
+
+
+def _gpu_type(kind: clusters_pb2.GpuType) -> str:
+    said = [f"{number(kind.memory_bytes / GIB)} GiB"]
+    if kind.dollars_per_hour:
+        said.append(f"${number(kind.dollars_per_hour)}/h")
+    if kind.watts:
+        said.append(f"{number(kind.watts)} W")
+    return ", ".join(said)
 
 
 def _heard(silent_s: float) -> str:

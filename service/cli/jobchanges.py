@@ -17,6 +17,7 @@ from service.cli.names import full_name, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
+    AvoidNode,
     Cluster,
     Deadline,
     JobName,
@@ -54,22 +55,28 @@ def update(
     pinned: Annotated[bool | None, typer.Option("--pinned/--movable", help="Whether moves may mend"
                                                 " fragmentation.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
+    pin_type: Annotated[bool | None, typer.Option("--pin-type/--any-type", help="Whether the GPU type"
+                                                  " that it asks for is a demand.")] = None,
+    avoid_node: AvoidNode = None,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:  # fmt: skip
-    """Change a job's weight, priority, deadline, labels, or whether it may be moved."""
+    """Change a job's weight, priority, deadline, labels, nodes that it avoids, and what is pinned."""
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
     given: dict[str, object] = {
         "weight": weight, "priority": priority, "deadline": deadline, "pinned": pinned,
-        "labels": label,
+        "labels": label, "pinned_gpu_type": pin_type, "avoid_nodes": avoid_node,
     }  # fmt: skip
     paths = [path for path, value in given.items() if value is not None]
     if not paths:
         raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
-                           " --pinned, --movable")  # fmt: skip
+                           " --pinned, --movable, --pin-type, --any-type, --avoid-node")  # fmt: skip
     job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
+    job.pinned_gpu_type = bool(pin_type)
+    if avoid_node != ["none"]:
+        job.avoid_nodes.extend(full_name(cluster, "nodes", node) for node in avoid_node or [])
     job.labels.update(options.labels("--label", label))
     if deadline is not None and deadline != "none":
         job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))

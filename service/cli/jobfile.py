@@ -8,13 +8,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from formulation.errors import InvalidInput
 from service.cli import limits, options
+from service.cli.names import full_name
 from service.cli.yamlfile import Mapping, documents
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 KEYS: Final = (
     "name", "model", "params", "global_batch", "iterations", "gpus", "gpu_type", "tenant",
     "priority", "weight", "guaranteed", "restart", "deadline", "pinned", "labels", "command",
-    "max_retries",
+    "max_retries", "pin_type", "avoid_nodes",
 )  # fmt: skip
 """What a job in a file may say."""
 
@@ -24,8 +25,12 @@ MAX_JOBS: Final = 10_000
 """Jobs that one SubmitJobs call takes."""
 
 
-def read_jobs(text: str, source: str, now: Timestamp) -> list[jobs_pb2.SubmitJobRequest]:
+def read_jobs(
+    text: str, source: str, now: Timestamp, cluster: str = options.DEFAULT_CLUSTER
+) -> list[jobs_pb2.SubmitJobRequest]:
     """Return the jobs of a file, in order. Each document is a job, a list of jobs, or ``{defaults, jobs}``.
+
+    Ids of nodes are of ``cluster``; deadlines that count from now, from ``now``.
 
     Raises:
         InvalidInput: names the file, the job and the key, and says what is allowed.
@@ -34,17 +39,17 @@ def read_jobs(text: str, source: str, now: Timestamp) -> list[jobs_pb2.SubmitJob
     jobs = []
     for number, document in enumerate(found):
         where = source if len(found) == 1 else f"{source}: document {number + 1}"
-        jobs += _document(where, document, now)
+        jobs += [_job(job, now, cluster) for job in _document(where, document)]
     if not jobs:
         raise InvalidInput(source, "holds no jobs")
     return jobs
 
 
-def _document(where: str, document: object, now: Timestamp) -> list[jobs_pb2.SubmitJobRequest]:
+def _document(where: str, document: object) -> list[Mapping]:
     if isinstance(document, list):
         document = {"jobs": document}
     if not isinstance(document, dict) or not {"jobs", "defaults"} & document.keys():
-        return [_job(Mapping(where, document, KEYS), now)]
+        return [Mapping(where, document, KEYS)]
     top = Mapping(where, document, ("defaults", "jobs"))
     defaults = document.get("defaults") or {}
     Mapping(top.at("defaults"), defaults, [key for key in KEYS if key != "name"])
@@ -52,14 +57,19 @@ def _document(where: str, document: object, now: Timestamp) -> list[jobs_pb2.Sub
     for at, item in top.items("jobs"):
         Mapping(at, item, KEYS)
         merged = {**defaults, **item} if isinstance(item, dict) else item
-        found.append(_job(Mapping(at, merged, KEYS), now))
+        found.append(Mapping(at, merged, KEYS))
     return found
 
 
-def _job(job: Mapping, now: Timestamp) -> jobs_pb2.SubmitJobRequest:
+def _job(job: Mapping, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
     for key in REQUIRED:
         if key not in job:
             raise InvalidInput(job.where, f"needs {key!r}; every job has {', '.join(REQUIRED)}")
+    if job.flag("pin_type") and "gpu_type" not in job:
+        raise InvalidInput(job.at("pin_type"), "pins the type that 'gpu_type' names: give both")
+    avoided = job.texts("avoid_nodes")
+    if len(avoided) > limits.MAX_AVOIDED:
+        raise InvalidInput(job.at("avoid_nodes"), f"must be at most {limits.MAX_AVOIDED} nodes")
     found = jobs_pb2.Job(
         workload=estimates_pb2.Workload(
             model=job.text("model"), params=job.text("params"),
@@ -71,7 +81,8 @@ def _job(job: Mapping, now: Timestamp) -> jobs_pb2.SubmitJobRequest:
         priority=job.whole("priority", 1, limits.MAX_PRIORITY),
         weight=job.real("weight", limits.MIN_WEIGHT, limits.MAX_WEIGHT),
         guaranteed=job.flag("guaranteed"), pinned=job.flag("pinned"), labels=job.labels("labels"),
-        command=job.texts("command"),
+        command=job.texts("command"), pinned_gpu_type=job.flag("pin_type"),
+        avoid_nodes=[full_name(cluster, "nodes", node) for node in avoided],
     )  # fmt: skip
     if "restart" in job:
         found.restart.CopyFrom(options.duration(job.seconds("restart")))

@@ -18,6 +18,7 @@ from service.cli.names import full_name, parent, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
+    AvoidNode,
     Cluster,
     Deadline,
     JobName,
@@ -70,6 +71,10 @@ def submit(
     gpu_type: Annotated[
         str, typer.Option(help="The GPU type asked for; rounds may choose another.")
     ] = "",
+    pin_type: Annotated[
+        bool, typer.Option("--pin-type", help="--gpu-type is a demand: it runs there, or waits.")
+    ] = False,
+    avoid_node: AvoidNode = None,
     tenant: Annotated[str, typer.Option(help="Who it is accounted to.")] = "",
     priority: Priority = None,
     weight: Weight = None,
@@ -93,14 +98,17 @@ def submit(
         workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch or 0),
         iterations=iterations or 0, requested_gpus=gpus or 0, requested_gpu_type=gpu_type,
         tenant=tenant, priority=priority or 0, weight=weight or 0.0, guaranteed=guaranteed,
-        pinned=pinned, labels=options.labels("--label", label),
+        pinned=pinned, labels=options.labels("--label", label), pinned_gpu_type=pin_type,
+        avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
         command=_words(command), max_retries=max_retries,
     )  # fmt: skip
     if restart:
         job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
     if deadline is not None:
         job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
-    requests = _requests(name, job, file or [])
+    if pin_type and not gpu_type:
+        raise InvalidInput("--pin-type", "pins the type that --gpu-type names: give both")
+    requests = _requests(name, job, file or [], cluster)
     if watch and (len(requests) != 1 or validate_only):
         raise InvalidInput("--watch", "follows one submitted job; use `tessera jobs --watch`")
     with connect(server) as client:
@@ -184,7 +192,9 @@ def changes(
         pause()
 
 
-def _requests(name: str, job: jobs_pb2.Job, files: list[str]) -> list[jobs_pb2.SubmitJobRequest]:
+def _requests(
+    name: str, job: jobs_pb2.Job, files: list[str], cluster: str
+) -> list[jobs_pb2.SubmitJobRequest]:
     """Return what to submit: the job of the options, or the jobs of the files."""
     if not files:
         asked = {
@@ -198,7 +208,11 @@ def _requests(name: str, job: jobs_pb2.Job, files: list[str]) -> list[jobs_pb2.S
         return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
     if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
         raise InvalidInput("submit", "takes a job from options or jobs from --file, not both")
-    found = [r for file in files for r in jobfile.read_jobs(yamlfile.read(file), file, now())]
+    found = [
+        request
+        for file in files
+        for request in jobfile.read_jobs(yamlfile.read(file), file, now(), cluster)
+    ]
     if len(found) > jobfile.MAX_JOBS:
         raise InvalidInput(
             "submit",

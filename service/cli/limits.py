@@ -19,6 +19,13 @@ MAX_WEIGHT: Final = 1e6
 MAX_RETRIES: Final = 1000
 MAX_SEED: Final = 2**31 - 1
 MAX_DEFRAGMENT_EVERY: Final = 10**6
+MAX_CHANGES: Final = 10**6
+MAX_FAIRNESS_LEVELS: Final = 1000
+MAX_AVOIDED: Final = 256
+MAX_DOLLARS_PER_HOUR: Final = 1e6
+MAX_WATTS: Final = 1e6
+MAX_TENANT_WEIGHT: Final = 1e6
+MAX_QUOTA: Final = 10**7
 MAX_DURATION_S: Final = 315_576_000_000
 """Ten thousand years: what google.protobuf.Duration can hold."""
 MAX_ROWS: Final = 10**9

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from service.cli import clusters, jobchanges, jobs, rounds
+from service.cli import clusters, jobchanges, jobs, rounds, tenants
 from service.cli.client import CallFailed, Exit
 from service.cli.render import complain, line
 
@@ -166,7 +166,7 @@ def top(
     """Tessera schedules the training of large models on clusters of different GPUs."""
 
 
-for _module in (jobs, jobchanges, rounds, clusters):
+for _module in (jobs, jobchanges, rounds, clusters, tenants):
     _module.add(app)
 
 

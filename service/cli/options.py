@@ -46,7 +46,7 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its 
 Priority = Annotated[
     int | None,
     typer.Option(min=1, max=limits.MAX_PRIORITY,
-                 help="Queue, 1 before 2. Kept with the job; no objective uses it yet."),
+                 help="Queue, 1 before 2; counts in rounds with --queue-order or --queue-weights."),
 ]  # fmt: skip
 Weight = Annotated[
     float | None,
@@ -55,9 +55,13 @@ Weight = Annotated[
 ]  # fmt: skip
 Deadline = Annotated[
     str | None,
-    typer.Option(help="A time (RFC 3339), or from now, e.g. 6h; `update` takes 'none' too. Kept with the job;"
-                      " no objective uses it yet."),
+    typer.Option(help="A time (RFC 3339), or from now, e.g. 6h; `update` takes 'none' too. Rounds with"
+                      " --deadlines promise it, or say why not and what could be met."),
 ]  # fmt: skip
+AvoidNode = Annotated[
+    list[str] | None,
+    typer.Option(help="A node that it must not run on; repeatable; `update` takes 'none' too."),
+]
 
 _SECONDS: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {

@@ -9,7 +9,7 @@ import grpc
 import typer
 
 from formulation.errors import InvalidInput
-from service.cli import limits, options
+from service.cli import options
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
 from service.cli.names import full_name, parent
 from service.cli.options import (
@@ -21,19 +21,16 @@ from service.cli.options import (
     Server,
 )
 from service.cli.render import line, note, show_list, show_message
+from service.cli.roundoptions import over, with_round_options
 from service.cli.roundview import round_columns, show_replay, show_round
 from tessera.v1 import scheduler_pb2
 
 DEADLINE: Final = "60s"
 
 Number = Annotated[str, typer.Argument(metavar="ROUND", help="A round's number, or its full name.")]
-Objective = Annotated[str, typer.Option(help="What is maximised; 'throughput' by default.")]
-Solver = Annotated[str, typer.Option(help="portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")]
-Gap = Annotated[float, typer.Option(help="Stop at this gap to the bound; 0: 1e-4.")]
-Seed = Annotated[
-    int | None, typer.Option(min=0, max=limits.MAX_SEED, help="Seed of whatever is random.")
+Deadline = Annotated[
+    str, typer.Option(help="The call's, not jobs'; the solver uses what it leaves.")
 ]
-Deadline = Annotated[str, typer.Option(help="The call's deadline; the solver uses what it leaves.")]
 Everything = Annotated[
     bool, typer.Option("--all", "-a", help="Also decisions that change nothing (keep, wait).")
 ]
@@ -42,7 +39,7 @@ Everything = Annotated[
 def add(app: typer.Typer) -> None:
     """Add the commands on rounds."""
     panel = "Rounds"
-    group = typer.Typer(help="Decide a round now and commit it; or `round show ROUND`.")
+    group = typer.Typer()
     group.callback(invoke_without_command=True)(schedule)
     group.command("show")(show)
     app.add_typer(group, name="round", rich_help_panel=panel)
@@ -50,29 +47,12 @@ def add(app: typer.Typer) -> None:
     app.command("replay", rich_help_panel=panel)(replay)
 
 
+@with_round_options
 def schedule(
     context: typer.Context,
+    named: scheduler_pb2.RoundOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but commit nothing.")] = False,
-    objective: Objective = "",
-    raw_throughput: Annotated[
-        bool, typer.Option("--raw-throughput", help="Sum samples/s as they are, not normalised.")
-    ] = False,
-    solver: Solver = "",
-    gap: Gap = 0.0,
-    seed: Seed = None,
-    solve_limit: Annotated[str, typer.Option(help="Solve for at most this long, e.g. 5s.")] = "",
     deadline: Deadline = DEADLINE,
-    restart_horizon: Annotated[
-        str, typer.Option(help="Over what a restart must pay off; by default 1h.")
-    ] = "",
-    defragment_every: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=limits.MAX_DEFRAGMENT_EVERY,
-            help="Rounds between defragmentations; 0: never.",
-        ),
-    ] = None,
     everything: Everything = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -81,17 +61,8 @@ def schedule(
     """Decide a round now and commit it; or `round show ROUND` to look at one."""
     if context.invoked_subcommand is not None:
         return
-    chosen = scheduler_pb2.RoundOptions(
-        objective=objective, raw_throughput=raw_throughput, solver=solver, gap=gap, seed=seed or 0,
-        defragment_every_rounds=defragment_every,
-    )  # fmt: skip
-    if solve_limit:
-        chosen.solve_limit.CopyFrom(options.duration(options.seconds("--solve-limit", solve_limit)))
-    if restart_horizon:
-        horizon_s = options.seconds("--restart-horizon", restart_horizon)
-        chosen.restart_horizon.CopyFrom(options.duration(horizon_s))
     request = scheduler_pb2.ScheduleRequest(
-        parent=parent(cluster), options=chosen, dry_run=dry_run, request_id=new_request_id()
+        parent=parent(cluster), options=named, dry_run=dry_run, request_id=new_request_id()
     )
     deadline_s = options.seconds("--deadline", deadline)
     with connect(server) as client:
@@ -154,12 +125,10 @@ def list_rounds(
         note("no rounds yet: `tessera round` decides one now")
 
 
+@with_round_options
 def replay(
     number: Number,
-    objective: Objective = "",
-    solver: Solver = "",
-    gap: Gap = 0.0,
-    seed: Seed = None,
+    named: scheduler_pb2.RoundOptions,
     save_snapshot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep what the round was decided on (JSON).")
     ] = None,
@@ -178,12 +147,10 @@ def replay(
         before = client.call(
             client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name, summary_only=True)
         )
-        changed = bool(objective or solver or gap or seed is not None)
+        changed = bool(named.ListFields())
         if changed:  # what is not named stays as recorded
             request.options.CopyFrom(before.options)
-            given = scheduler_pb2.RoundOptions(objective=objective, solver=solver, gap=gap)
-            request.options.MergeFrom(given)
-            request.options.seed = before.options.seed if seed is None else seed
+            over(request.options, named)
         found = client.call(
             client.scheduler.ReplayRound, request, options.seconds("--deadline", deadline)
         )

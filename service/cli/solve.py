@@ -12,11 +12,12 @@ from formulation.errors import InvalidInput
 from formulation.snapshot import Snapshot
 from service.cli import options
 from service.cli.options import Output, OutputOption
-from service.cli.rounds import DEADLINE, Everything, Gap, Objective, Seed, Solver, show_decided
+from service.cli.roundoptions import with_round_options
+from service.cli.rounds import DEADLINE, Everything, show_decided
 from service.clock import SystemClock
 from service.loop import decide_again
-from service.rounds import RoundOptions
-from service.rpc.convert.rounds import of_round
+from service.rpc.convert.rounds import of_round, to_options
+from tessera.v1 import scheduler_pb2
 
 
 def add(app: typer.Typer) -> None:
@@ -24,24 +25,18 @@ def add(app: typer.Typer) -> None:
     app.command("solve", rich_help_panel="Rounds")(solve)
 
 
+@with_round_options
 def solve(
     snapshot: Annotated[
         Path, typer.Argument(metavar="FILE", help="As `replay --save-snapshot` wrote it.")
     ],
-    objective: Objective = "",
-    solver: Solver = "",
-    gap: Gap = 0.0,
-    seed: Seed = None,
+    named: scheduler_pb2.RoundOptions,
     deadline: Annotated[str, typer.Option(help="How long the solver may take.")] = DEADLINE,
     everything: Everything = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Decide a saved snapshot here, with no server: to share a round, or to try a solver on it."""
-    default, clock = RoundOptions(), SystemClock()
-    chosen = RoundOptions(
-        objective=objective or default.objective, solver=solver or default.solver,
-        gap=gap or default.gap, seed=seed or 0,
-    )  # fmt: skip
+    """Decide a saved snapshot here, with no server: to share a round, or to try a policy on it."""
+    chosen, clock = to_options("options", named), SystemClock()
     end_s = clock.monotonic_s() + options.seconds("--deadline", deadline)
     found = decide_again(
         _read(snapshot), chosen, clock, remaining_s=lambda: end_s - clock.monotonic_s(),

@@ -1,0 +1,181 @@
+"""What a round may be asked to do, as options that ``round``, ``replay`` and ``solve`` share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+
+from formulation.errors import InvalidInput
+from formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
+from formulation.policy import Policy
+from service.cli import limits, options
+from tessera.v1 import scheduler_pb2
+
+NEVER: Final = "never"
+
+GRAMMAR: Final = f"""\
+An objective is a name ({", ".join(OBJECTIVES)}),
+a sum of names such as '0.7*throughput + 0.3*jct', or stages in order: 'max-min within 5% then throughput'
+makes the worst-off jobs as well off as can be, then gives away up to 5 % of that for throughput. The names
+{", ".join(LEXICOGRAPHIC)} compare job by job and have no sum.
+
+What no option names is as recorded with the round that is replayed, else as the server's standing policy
+has it (`TESSERA_POLICY`), else the default.
+
+Example: tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h
+"""
+"""Part of the help of every command that decides a round."""
+
+
+class Deadlines(StrEnum):
+    """How deadlines are treated."""
+
+    AUTO = "auto"
+    IGNORE = "ignore"
+    MYOPIC = "myopic"
+    LOOK_AHEAD = "look-ahead"
+
+
+class CostOf(StrEnum):
+    """What the objective ``cost`` counts."""
+
+    DOLLARS = "dollars"
+    WATTS = "watts"
+
+
+def _option(panel: str, text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **rest)
+
+
+_OBJECTIVE, _DEADLINES, _QUEUES = "Objective", "Deadlines", "Queues"
+_LIMITS, _SOLVING = "Limits on changes", "Solving"
+
+Text: TypeAlias = str | None
+Flag: TypeAlias = bool | None
+Whole: TypeAlias = int | None
+Real: TypeAlias = float | None
+
+
+def asked(
+    *,
+    objective: Annotated[Text, _option(
+        _OBJECTIVE, "What is best, e.g. throughput (default) or 'deadline then jct'; see above.")] = None,
+    scheduler: Annotated[Text, _option(
+        _OBJECTIVE, "A published policy decides instead, e.g. fcfs; '': none (default).")] = None,
+    raw_throughput: Annotated[Flag, _option(
+        _OBJECTIVE, "Sum samples/s as they are, or normalised by job (default).",
+        "--raw-throughput/--normalised-throughput")] = None,
+    queue_weights: Annotated[Text, _option(
+        _OBJECTIVE, "Factors on weights by queue, e.g. 1:4,2:1; others have 1.")] = None,
+    restart_horizon: Annotated[Text, _option(
+        _OBJECTIVE, "Over what a restart must pay off; by default 1h.")] = None,
+    max_restart_share: Annotated[Real, _option(
+        _OBJECTIVE, "A restart never costs more of a Cell's value; by default 0.9.",
+        min=0.0, max=1.0)] = None,
+    cost_of: Annotated[CostOf | None, _option(
+        _OBJECTIVE, "What cost counts; by default dollars.")] = None,
+    rate_floor: Annotated[Real, _option(
+        _OBJECTIVE, "cost runs no job below this share of its usual rate; by default 0.5.",
+        min=0.0, max=1.0)] = None,
+    fairness_levels: Annotated[Whole, _option(
+        _OBJECTIVE, "How many of the worst-off jobs a fairness objective settles; by default 4.",
+        min=1, max=limits.MAX_FAIRNESS_LEVELS)] = None,
+    deadlines: Annotated[Deadlines | None, _option(
+        _DEADLINES, "Promise jobs' deadlines round by round or by a plan over rounds to come; auto"
+        " (default): look-ahead if the objective names deadline, else ignore.")] = None,
+    round_length: Annotated[Text, _option(
+        _DEADLINES, "Time to the next round; by default the server's period, else 300s.")] = None,
+    queue_order: Annotated[Flag, _option(
+        _QUEUES, "Launch by queue (`--priority`) and arrival, not by value alone.",
+        "--queue-order/--no-queue-order")] = None,
+    promote_after: Annotated[Text, _option(
+        _QUEUES, "A job that has waited so long, e.g. 2h, counts as one queue higher; never (default).")
+    ] = None,
+    opportunistic: Annotated[Flag, _option(
+        _QUEUES, "With --queue-order: start jobs past a blocked one, suspend them once it fits.",
+        "--opportunistic/--no-opportunistic")] = None,
+    reserve_after: Annotated[Text, _option(
+        _QUEUES, "Reserve GPUs for the first job that has waited so long; never (default).")] = None,
+    run_to_completion: Annotated[Flag, _option(
+        _LIMITS, "No launched job is suspended.", "--run-to-completion/--preempt")] = None,
+    min_run: Annotated[Text, _option(
+        _LIMITS, "No job is moved, resized or suspended before it has run so long.")] = None,
+    max_changes: Annotated[Whole, _option(
+        _LIMITS, "At most so many running jobs are moved, resized or suspended; -1: any number.",
+        min=-1, max=limits.MAX_CHANGES)] = None,
+    defragment_every: Annotated[Whole, _option(
+        _LIMITS, "Rounds between defragmentations; 0: never.",
+        min=0, max=limits.MAX_DEFRAGMENT_EVERY)] = None,
+    solver: Annotated[Text, _option(
+        _SOLVING, "portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")] = None,
+    gap: Annotated[Real, _option(_SOLVING, "Stop at this gap to the bound; by default 1e-4.")] = None,
+    seed: Annotated[Whole, _option(
+        _SOLVING, "Seed of whatever is random.", min=0, max=limits.MAX_SEED)] = None,
+    solve_limit: Annotated[Text, _option(
+        _SOLVING, "Solve for at most this long, e.g. 5s.")] = None,
+) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    """Return the options that were named, and no others.
+
+    Raises:
+        InvalidInput: one of them is none, by its name on the command line.
+    """
+    _check("--objective", lambda: parse(objective or "throughput"))
+    _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
+    found = scheduler_pb2.RoundOptions(
+        objective=objective, scheduler=scheduler, raw_throughput=raw_throughput,
+        queue_weights=queue_weights, max_restart_share=max_restart_share, cost_of=cost_of,
+        rate_floor=rate_floor, fairness_levels=fairness_levels, queue_order=queue_order,
+        opportunistic=opportunistic, run_to_completion=run_to_completion, max_changes=max_changes,
+        defragment_every_rounds=defragment_every, solver=solver, gap=gap, seed=seed,
+        deadlines="" if deadlines is Deadlines.AUTO else deadlines,
+    )  # fmt: skip
+    for option, length, duration in (
+        ("--restart-horizon", restart_horizon, found.restart_horizon),
+        ("--round-length", round_length, found.round),
+        ("--promote-after", promote_after, found.promote_after),
+        ("--reserve-after", reserve_after, found.reserve_after),
+        ("--min-run", min_run, found.min_run),
+        ("--solve-limit", solve_limit, found.solve_limit),
+    ):
+        if length == NEVER and option in ("--promote-after", "--reserve-after"):
+            duration.FromSeconds(limits.MAX_DURATION_S)
+        elif length:
+            duration.CopyFrom(options.duration(options.seconds(option, length)))
+    return found
+
+
+def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions) -> None:
+    """Let what is ``named`` take the place of what was ``recorded``."""
+    for known, value in named.ListFields():
+        if known.message_type is not None:  # a Duration would else be merged part by part
+            getattr(recorded, known.name).CopyFrom(value)
+    recorded.MergeFrom(named)
+
+
+def with_round_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with all options of ``asked`` in place of its parameter ``named``."""
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    shared = inspect.signature(asked, eval_str=True).parameters
+    del own["named"]
+
+    def run(**given: Any) -> None:
+        command(named=asked(**{name: given.pop(name) for name in shared}), **given)
+
+    run.__name__, run.__module__ = command.__name__, command.__module__
+    run.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{GRAMMAR}"
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=keyword) for p in (*own.values(), *shared.values())]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _check(option: str, read: Callable[[], object]) -> None:
+    try:
+        read()
+    except InvalidInput as wrong:
+        raise InvalidInput(option, wrong.problem) from wrong

@@ -1,0 +1,62 @@
+"""Tenants' settings as YAML, in a file of their own or in a cluster's; see ``service/cli/README.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from formulation.errors import InvalidInput
+from service.cli import limits
+from service.cli.yamlfile import Mapping, documents
+from tessera.v1.tenants_pb2 import Tenant
+
+KEYS: Final = ("weight", "quotas", "borrow_gpus", "keeps_idle_quota")
+ANY: Final = "any"
+"""In ``quotas``: GPUs of any type."""
+
+
+def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
+    """Return the tenants of a file, named by their ids.
+
+    Raises:
+        InvalidInput: names the file, the place and the key, and says what is allowed.
+    """
+    found = documents(text, source)
+    if len(found) != 1:
+        raise InvalidInput(source, f"must hold one document with tenants, not {len(found)}")
+    tenants = tuple(tenants_of(Mapping(source, found[0], ("tenants",))))
+    if not tenants:
+        raise InvalidInput(source, "holds no tenants; name them, e.g. tenants: {nlp: {weight: 2}}")
+    return tenants
+
+
+def tenants_of(top: Mapping) -> Iterator[Tenant]:
+    """Yield the tenants under the key ``tenants``; none where it is absent."""
+    value = top.raw("tenants")
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            top.at("tenants"), "must map tenants to settings, e.g. {nlp: {weight: 2}}"
+        )
+    for name, settings in value.items():
+        yield _tenant(str(name), Mapping(f"{top.at('tenants')}: {name}", settings or {}, KEYS))
+
+
+def _tenant(name: str, settings: Mapping) -> Tenant:
+    found = Tenant(name=name, keeps_idle_quota=settings.flag("keeps_idle_quota"))
+    if "weight" in settings:
+        found.weight = settings.real("weight", 0.0, limits.MAX_TENANT_WEIGHT)
+    if "borrow_gpus" in settings:
+        found.borrow_gpus = settings.whole("borrow_gpus", 0, limits.MAX_QUOTA)
+    quotas = settings.raw("quotas")
+    if quotas is not None and not isinstance(quotas, dict):
+        raise InvalidInput(
+            settings.at("quotas"), f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY}: 16}}"
+        )
+    if quotas:
+        entry = Mapping(settings.at("quotas"), quotas, list(quotas))
+        for kind in quotas:
+            gpus = entry.whole(kind, 0, limits.MAX_QUOTA)
+            found.quotas["" if kind == ANY else str(kind)] = gpus
+    return found

@@ -1,0 +1,110 @@
+"""Commands on tenants: their weights, quotas, and what they borrow and lend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Final
+
+import typer
+
+from service.cli import tenantfile, yamlfile
+from service.cli.client import Client, connect, new_request_id
+from service.cli.names import full_name, parent, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+)
+from service.cli.render import Column, note, number, show_list
+from tessera.v1 import tenants_pb2
+
+TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
+    Column("TENANT", lambda t: short(t.name)),
+    Column("WEIGHT", lambda t: number(t.weight), right=True),
+    Column("QUOTAS", lambda t: _quotas(t)),
+    Column("BORROWS", lambda t: str(t.borrow_gpus) if t.HasField("borrow_gpus") else "any number"),
+    Column("LENDS", lambda t: "no" if t.keeps_idle_quota else "yes"),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands on tenants."""
+    group = typer.Typer(help="Say what tenants are entitled to.", no_args_is_help=True)
+    group.command("apply")(apply)
+    group.command("list")(list_tenants)
+    group.command("delete")(delete)
+    app.add_typer(group, name="tenants", rich_help_panel="Clusters")
+
+
+def apply(
+    file: Annotated[str, typer.Option("--file", "-f", help="YAML of tenants; '-' for stdin.")],
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create tenants, or replace all settings of those that there are; all or none."""
+    described = tenantfile.read_tenants(yamlfile.read(file), file)
+    with connect(server) as client:
+        found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
+    show_list(found, found.tenants, TENANTS, output)
+    what = "1 tenant" if len(described) == 1 else f"{len(described):,} tenants"
+    note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
+
+
+def list_tenants(
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the tenants that have settings, by name."""
+    with connect(server) as client:
+        request = tenants_pb2.ListTenantsRequest(parent=parent(cluster))
+        pages = client.pages(client.tenants.ListTenants, request)
+        found = list(chain.from_iterable(page.tenants for page in pages))
+    show_list(tenants_pb2.ListTenantsResponse(tenants=found), found, TENANTS, output)
+    if not found:
+        note(
+            "no tenant has settings: each has weight 1 and no limits; `tessera tenants apply` sets some"
+        )
+
+
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Ids or full names.")],
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+) -> None:
+    """Forget the settings of tenants; their jobs stay, with weight 1 and no limits."""
+    request = tenants_pb2.DeleteTenantsRequest(
+        parent=parent(cluster), names=[full_name(cluster, "tenants", name) for name in names],
+        validate_only=validate_only, request_id=new_request_id(),
+    )  # fmt: skip
+    with connect(server) as client:
+        client.call(client.tenants.DeleteTenants, request)
+    note("valid; nothing changed" if validate_only else f"deleted: {', '.join(map(short, names))}")
+
+
+def apply_tenants(
+    client: Client, cluster: str, described: Sequence[tenants_pb2.Tenant], *, validate_only: bool
+) -> tenants_pb2.UpsertTenantsResponse:
+    """Create or replace tenants of ``cluster`` (its full name) that are named by their ids."""
+    request = tenants_pb2.UpsertTenantsRequest(
+        parent=cluster, validate_only=validate_only, request_id=new_request_id()
+    )
+    for tenant in described:
+        added = request.tenants.add()
+        added.CopyFrom(tenant)
+        added.name = full_name(cluster, "tenants", tenant.name)
+    return client.call(client.tenants.UpsertTenants, request)
+
+
+def _quotas(tenant: tenants_pb2.Tenant) -> str:
+    return ", ".join(
+        f"{gpus} of {kind or 'any type'}" for kind, gpus in sorted(tenant.quotas.items())
+    )
