@@ -126,7 +126,10 @@ def _solved(
     solved = solve_goals(statement, solver, budget, greedy)
     mark("solve")
     stated = surrogate(statement)
-    placed = _place(snapshot, stated, policy, (solved.on(stated), greedy), budget)
+    placed = _place(
+        snapshot, stated, policy, (solved.on(stated), greedy), budget,
+        lambda choice: solved.standing(statement, choice),
+    )  # fmt: skip
     problem = statement.problem
     choice = placed.solution.choice
     objective = objective_of(problem, choice)
@@ -137,7 +140,8 @@ def _solved(
     problem, given_up = _release_unplaced(problem, solution, given_up)
     return _Answered(
         statement=replace(statement, problem=problem), solution=solution, goals=solved.results,
-        placed=placed, given_up=given_up, greedy_objective=greedy.objective, admission=admission,
+        placed=placed, given_up=given_up, admission=admission,
+        greedy_objective=objective_of(statement.problem, greedy.choice),
     )  # fmt: skip
 
 
@@ -195,15 +199,23 @@ def _checked(snapshot: Snapshot, answered: _Answered, mark: Callable[[str], None
 def _place(
     snapshot: Snapshot, problem: Problem, policy: Policy,
     answers: tuple[Solution, Solution], budget: Budget,
+    standing: Callable[[Ints], tuple[float, ...]],
 ) -> Placed:  # fmt: skip
-    """Return the first answer placed, or the second (greedy's) where that is worth more once placed."""
+    """Return the first answer placed, or the second (greedy's) where that is worth more once placed.
+
+    With several goals ``standing`` compares choices by them; the score decides between equals.
+    """
+
+    def worth(placed: Placed) -> tuple[float, ...]:
+        mine = score(problem, placed.solution, placed.placement)
+        return *standing(placed.solution.choice), mine
+
     solution, greedy = answers
     placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled)
-    if score(problem, placed.solution, placed.placement) * problem.scale < greedy.objective:
+    *stands, mine = worth(placed)
+    if (*stands, mine * problem.scale) < (*standing(greedy.choice), greedy.objective):
         other = place(snapshot, problem, greedy, deadline_expired=budget.cancelled)
-        placed = max(
-            (placed, other), key=lambda p: score(problem, p.solution, p.placement)
-        )  # on equal scores the solver's
+        placed = max((placed, other), key=worth)  # on equal scores the solver's
     return _defragmented(snapshot, problem, policy, placed, budget)
 
 

@@ -33,6 +33,8 @@ _TOLERANCE = 1e-6
 """Margins closer than this, in the LP's units, are equal (HiGHS works to 1e-7)."""
 _MOST_ENTERING = 1000
 """Jobs that may enter a column in a round, but for ties: the first prices are too low for most."""
+_MOST_MUST_RUN = 5000
+"""Columns of must-run jobs that are all present from the first round, though an answer is known."""
 _CLOSE = 0.01
 """Stop generating columns once the bound is this share of the wanted gap above the LP's optimum."""
 
@@ -128,11 +130,14 @@ def _first_columns(problem: Problem, start: Ints | None) -> Bools:
     """Return the start's columns, all of must-run jobs, and the densest that fill the cluster twice.
 
     Density is value per share of capacity, one column a job. With all columns of the must-run jobs
-    present, an infeasible LP proves that they do not fit.
+    present, an infeasible LP proves that they do not fit; where ``start`` shows that they do, those of
+    very many (rows that count who waits make almost every job one) come in as they are asked for.
     """
     possible = lonely_fit(problem)
     chosen = problem.must_run[problem.column_job] & possible
     if start is not None:
+        if chosen.sum() > _MOST_MUST_RUN:
+            chosen[:] = False
         chosen[start[start >= 0]] = True
     size = shares(problem) @ usage_matrix(problem)
     density = np.where(possible, problem.value / np.maximum(size, 1e-9), -np.inf)
