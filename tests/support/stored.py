@@ -22,6 +22,7 @@ from formulation.resources import (
     EstimateRecord,
     JobRecord,
     JobSpec,
+    LegRecord,
     NodeSpec,
     ObservedGang,
     Request,
@@ -129,15 +130,26 @@ def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
     return RoundSummary(**fields | overrides)
 
 
-def a_leg(snapshot: Snapshot, job: str, start_s: float = 1e9, end_s: float = 2e9, gpus: int = 1,
-          gpu_type: str = "") -> Legs:  # fmt: skip
-    """Return the certificate of one leg."""
-    kind = [t.name for t in snapshot.gpu_types].index(gpu_type) if gpu_type else 0
+def a_leg(**overrides: Any) -> LegRecord:
+    fields: dict[str, Any] = {
+        "start_s": 1e9, "end_s": 2e9, "gpu_type": "a100", "gpus": 1, "pipeline_degree": 1, "plan": "",
+    }  # fmt: skip
+    return LegRecord(**fields | overrides)
+
+
+def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
+    """Return the certificates of jobs by name."""
+    rows = [(snapshot.jobs.name.index(job), leg) for job, legs in jobs.items() for leg in legs]
+    types = [t.name for t in snapshot.gpu_types]
     return Legs(
-        job=np.array([snapshot.jobs.name.index(job)]), start_s=np.array([start_s]),
-        end_s=np.array([end_s]), gpu_type=np.array([kind]), gpus=np.array([gpus]),
-        pipeline_degree=np.array([1]), plan=np.array([0]),
-    )  # fmt: skip
+        job=np.array([job for job, _ in rows], np.int64),
+        start_s=np.array([leg.start_s for _, leg in rows]),
+        end_s=np.array([leg.end_s for _, leg in rows]),
+        gpu_type=np.array([types.index(leg.gpu_type) for _, leg in rows], np.int64),
+        gpus=np.array([leg.gpus for _, leg in rows], np.int64),
+        pipeline_degree=np.array([leg.pipeline_degree for _, leg in rows], np.int64),
+        plan=np.array([snapshot.plans.index(leg.plan) for _, leg in rows], np.int64),
+    )
 
 
 def commit(

@@ -1,0 +1,233 @@
+"""Promised deadlines, certificates and rejections: what a round says of jobs beside their GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.decisions import DecisionKind
+from formulation.goals import GoalResult
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import RoundCommit
+from formulation.snapshot import NO_LEGS
+from service.rounds import RoundOptions
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_leg,
+    a_spec,
+    a_summary,
+    agent_reports,
+    agents_report,
+    commit,
+    do,
+    execute,
+    happen,
+    job,
+    legs_of,
+    run,
+    start,
+    states,
+    submit,
+    wait,
+)
+
+A0 = "a100-0"
+
+LATE_S = 4e9
+
+
+@pytest.fixture
+def promised(store: PostgresStore) -> PostgresStore:
+    """Return a store where the deadlines of a, which runs, and b, which waits, are promised."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, *(a_spec(name, deadline_s=LATE_S) for name in "abc"))
+    snapshot = store.snapshot(C)
+    commit(
+        store, snapshot,
+        replace(start(snapshot, "a", [(A0, [0])]), admitted=True),
+        replace(wait(snapshot, "b"), admitted=True),
+        wait(snapshot, "c"),
+        legs=legs_of(snapshot, a=[a_leg()], b=[a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf)]),
+    )  # fmt: skip
+    return store
+
+
+def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresStore) -> None:
+    a, b, c = (job(promised, name) for name in "abc")
+    assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
+    assert b.certificate == (a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf))
+    assert (len(a.certificate), c.certificate) == (1, ())
+    assert (a.version, b.version, c.version) == (2, 1, 1)  # a was started; promises count for none
+    assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
+
+
+def test_the_next_round_reads_the_promises(promised: PostgresStore) -> None:
+    found = promised.snapshot(C)
+    assert found.jobs.admitted.tolist() == [True, True, False]
+    assert found.legs.job.tolist() == [0, 1, 1]
+    assert found.legs.start_s.tolist() == [1e9, 1e9, 2e9]
+    assert found.legs.end_s.tolist() == [2e9, 2e9, math.inf]
+    assert found.legs.gpus.tolist() == [1, 2, 1]
+
+
+def test_times_of_a_schedule_come_back_to_the_bit(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", deadline_s=LATE_S))
+    snapshot = store.snapshot(C)
+    times = (1763726400.1 + 1 / 3, 1763726400.1 + 2 / 3)
+    commit(store, snapshot, replace(wait(snapshot, "a"), admitted=True),
+           legs=legs_of(snapshot, a=[a_leg(start_s=times[0], end_s=times[1])]))  # fmt: skip
+    found = store.snapshot(C).legs
+    assert (found.start_s[0], found.end_s[0]) == times
+
+
+def test_a_promise_that_is_not_renewed_ends_with_its_schedule(promised: PostgresStore) -> None:
+    snapshot = promised.snapshot(C)
+    a = replace(wait(snapshot, "a", DecisionKind.SUSPEND), admitted=True)
+    commit(promised, snapshot, a, wait(snapshot, "b"), legs=snapshot.legs)
+    assert (job(promised, "a").admitted, job(promised, "b").admitted) == (True, False)
+    assert (len(job(promised, "a").certificate), job(promised, "b").certificate) == (1, ())
+
+
+def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
+    promised: PostgresStore,
+) -> None:
+    snapshot = promised.snapshot(C)
+    do(promised, lambda w: w.update_job(C, a_spec("b", weight=2.0), ["weight"], None))
+    record = commit(
+        promised, snapshot, wait(snapshot, "b"), replace(wait(snapshot, "c"), admitted=True),
+        legs=legs_of(snapshot, c=[a_leg()]),
+    )  # fmt: skip
+    assert [d.applied for d in record.decisions] == [False, True]
+    assert (job(promised, "b").admitted, len(job(promised, "b").certificate)) == (True, 2)
+    assert (job(promised, "c").admitted, len(job(promised, "c").certificate)) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"deadline_s": LATE_S + 1}, True),
+        ({"deadline_s": LATE_S - 1}, False),
+        ({"deadline_s": math.inf}, False),
+        ({"iterations": 999}, True),
+        ({"iterations": 1001}, False),
+        ({"requested_type": "a100"}, True),
+        ({"requested_type": "a100", "pinned_type": True}, False),
+        ({"avoid_nodes": (A0,)}, False),
+        ({"guaranteed": True}, False),
+        ({"weight": 3.0, "labels": {"k": "v"}}, True),
+    ],
+)
+def test_a_job_that_asks_for_more_is_no_longer_promised(
+    promised: PostgresStore, change: dict[str, object], kept: bool
+) -> None:
+    do(promised, lambda w: w.update_job(C, a_spec("b", **change), list(change), None))
+    found = job(promised, "b")
+    assert (found.admitted, len(found.certificate)) == ((True, 2) if kept else (False, 0))
+    assert job(promised, "a").admitted
+
+
+def test_a_schedule_on_a_type_that_is_gone_is_not_read(
+    promised: PostgresStore, database: Database
+) -> None:
+    execute(
+        database, "UPDATE jobs SET certificate = jsonb_set(certificate, '{0,gpu_type}', '\"k80\"')"
+    )
+    assert promised.snapshot(C).legs.gpus.tolist() == [1]
+    assert job(promised, "b").certificate[0].gpu_type == "k80"
+
+
+def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:
+    happen(promised, "b", JobEvent.CANCEL)
+    found = promised.snapshot(C)
+    assert [found.jobs.name[j] for j in found.legs.job] == ["a"]
+
+
+def test_a_refused_round_leaves_promises_alone(promised: PostgresStore) -> None:
+    snapshot = promised.snapshot(C)
+    summary = a_summary(snapshot, outcome="refused", verified=False)
+    promised.commit(RoundCommit(snapshot=snapshot, decisions=(), summary=summary, legs=NO_LEGS))
+    assert job(promised, "b").admitted
+
+
+def test_an_opportunistic_job_is_one_only_while_it_runs(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    snapshot = store.snapshot(C)
+    record = commit(
+        store, snapshot, replace(start(snapshot, "a", [(A0, [0])]), opportunistic=True),
+        wait(snapshot, "b"),
+    )  # fmt: skip
+    assert [d.opportunistic for d in record.decisions] == [True, False]
+    assert store.get_round(C, 1) == record
+    agents_report(store)
+    assert store.snapshot(C).jobs.opportunistic.tolist() == [True, False]
+    agent_reports(store, f"agent-{A0}", phase="failed")
+    assert job(store, "a").state is JobState.STOPPING
+    assert not job(store, "a").opportunistic
+
+
+def test_a_rejection_outlives_the_rounds_that_follow(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", deadline_s=LATE_S), a_spec("b"))
+    snapshot = store.snapshot(C)
+    rejected = replace(wait(snapshot, "a", DecisionKind.REJECT), admitted=True)
+    commit(store, snapshot, rejected, wait(snapshot, "b"), legs=legs_of(snapshot, a=[a_leg()]))
+    again = store.snapshot(C)
+    assert again.jobs.name == ("b",)
+    commit(store, again, wait(again, "b"))
+    found = job(store, "a")
+    assert (found.state, found.reason, found.reason_round) == (
+        JobState.REJECTED, rejected.reason, 1,
+    )  # fmt: skip
+    assert (found.last_error, found.admitted, found.certificate) == ("no GPU is free", False, ())
+    assert found.ended_s is not None
+    (event,) = store.job_history(C, "a")
+    assert (event.event, event.state) == ("reject", JobState.REJECTED)
+    assert event.detail == "reject: no GPU is free"
+    assert job(store, "b").reason_round == 2
+
+
+def test_only_a_queued_job_is_rejected(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    (decision,) = commit(store, snapshot, wait(snapshot, "a", DecisionKind.REJECT)).decisions
+    assert (decision.applied, decision.skipped) == (False, "a job that is running cannot reject")
+    assert (states(store), job(store, "a").reason) == ({"a": JobState.RUNNING}, None)
+
+
+def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresStore) -> None:
+    a_cluster(store)
+    snapshot = store.snapshot(C)
+    options = RoundOptions(
+        objective="throughput", queue_weights="1:4,2:1", promote_after_s=1800.0, max_changes=3,
+        queue_order=True,
+    )  # fmt: skip
+    flat = {name: getattr(options, name) for name in options.__dataclass_fields__ if name != "work"}
+    goals = (
+        GoalResult(name="deadline", unit="jobs", objective=3.0, bound=math.inf, gap=math.inf),
+        GoalResult(
+            name="throughput", unit="samples/s", objective=math.nan, bound=-math.inf, gap=0.0
+        ),
+    )
+    summary = a_summary(snapshot, goals=goals, options=flat)
+    store.commit(RoundCommit(snapshot=snapshot, decisions=(), summary=summary))
+    (found,) = store.list_rounds(C, 0, 1)
+    assert repr(found.goals) == repr(goals)  # NaN equals nothing
+    assert RoundOptions(**found.options) == options  # type: ignore[arg-type]  # as the loop does
+
+
+def test_rounds_of_a_release_without_goals_are_still_read(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    commit(store, store.snapshot(C))
+    execute(database, "UPDATE rounds SET summary = summary - 'goals'")
+    assert store.get_round(C, 1).summary.goals == ()
