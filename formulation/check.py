@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from formulation.lifecycle import SCHEDULABLE
-from formulation.placement import Placement, current_gangs
-from formulation.problem import Problem
+from formulation.placement import Gang, Placement, current_gangs
+from formulation.problem import CHANGES_ROW, Problem
 from formulation.snapshot import STATES, Hold, Snapshot
 from formulation.solution import Solution
 
@@ -69,7 +69,8 @@ def placement_violations(
     Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
     exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
     A job that keeps its Cell keeps its GPUs unless it is migrated; a pinned one is never migrated. No
-    job on a node that it avoids, or on a shape slower than what it was promised.
+    job on a node that it avoids, or on a shape slower than what it was promised. No more running jobs
+    changed than the round may change, those that are migrated with those that the solution changes.
     """
     found: list[Violation] = []
     holder: dict[tuple[int, int], str] = {}
@@ -128,7 +129,27 @@ def placement_violations(
                 bad("pinned", f"{name} may not be moved")
     for job in sorted(placement.migrated - set(placement.gangs)):
         bad("migrated", f"{problem.jobs[job]} is migrated but has no GPUs")
+    found.extend(_changes_over_cap(problem, solution, placement, now))
     return found
+
+
+def _changes_over_cap(
+    problem: Problem, solution: Solution, placement: Placement, now: dict[int, Gang]
+) -> list[Violation]:
+    """Return the violation of the cap on changes, if there is one. A move that lost GPUs force is free."""
+    caps = [row.capacity for row in problem.rows if row.name == CHANGES_ROW]
+    changed = 0
+    for job, column in enumerate(solution.choice.tolist()):
+        stays = int(problem.current[job])
+        if stays >= 0 and column != stays:
+            changed += 1
+        elif stays >= 0 and job in placement.migrated and job in now:
+            changed += now[job].gpus == int(problem.cells.gpus[problem.cell[stays]])
+    return [
+        Violation(rule="changes", detail=f"{changed} running jobs changed, {cap} allowed")
+        for cap in caps
+        if changed > cap
+    ]
 
 
 def held_twice(snapshot: Snapshot) -> list[Violation]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
 from formulation.lifecycle import SCHEDULABLE, JobState
-from formulation.problem import Problem
+from formulation.problem import CHANGES_ROW, Problem, jobwise
+from formulation.promises.quotas import HELD, KEPT, QUOTA
+from formulation.promises.reservation import RESERVED
 from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import STATES, Snapshot
 from formulation.solution import Solution
@@ -127,6 +130,7 @@ class _Offers:
     column: Ints  # int64[jobs]; -1: the job has no column
     cost: Floats  # float64[columns], problem integers
     free: Ints  # int64[rows]
+    limit: Ints  # int64[jobs], see _limits
 
 
 def _offers(problem: Problem, solution: Solution) -> _Offers:
@@ -137,13 +141,100 @@ def _offers(problem: Problem, solution: Solution) -> _Offers:
     some = np.flatnonzero(np.diff(problem.job_start) > 0)
     column = np.full(len(problem.jobs), -1, dtype=np.int64)
     column[some] = order[problem.job_start[some]]
-    return _Offers(column=column, cost=cost, free=problem.capacity - problem.used(solution.choice))
+    free = problem.capacity - problem.used(solution.choice)
+    return _Offers(column=column, cost=cost, free=free, limit=_limits(problem, free))
+
+
+_LIMITS: Final[dict[str, tuple[ReasonCode, str, str]]] = {
+    QUOTA: (
+        ReasonCode.QUOTA_SPENT,
+        "the quota of {what} for guaranteed jobs is {capacity} GPUs; {free} are left, and it is charged"
+        " {amount}",
+        "wait for a guaranteed job of the tenant to end, raise the quota, or run it as best effort",
+    ),
+    HELD: (
+        ReasonCode.QUOTA_SPENT,
+        "{what} may hold {capacity} GPUs, its quota and what it may borrow; {free} are left, and it needs"
+        " {amount}",
+        "wait for a job of the tenant to end, or let the tenant borrow more",
+    ),
+    KEPT: (
+        ReasonCode.QUOTA_SPENT,
+        "the quota of {what} is not lent: others may hold {capacity} GPUs; {free} are left, and it needs"
+        " {amount}",
+        "wait for a job of another tenant to end, or let the quota be lent",
+    ),
+    RESERVED: (
+        ReasonCode.RESERVED,
+        "GPUs are reserved for {what}, which has waited long: others may hold {capacity} beyond its start;"
+        " {free} are left, and it needs {amount}",
+        "wait for that job to start, or add Cells on which this one ends before",
+    ),
+}
+"""First part of a row's name -> the reason where that row is what holds a job back."""
+
+
+def _limited(problem: Problem, solution: Solution, offers: _Offers, job: int) -> Reason | None:
+    """Explain a job that a quota or a reservation holds back; None: it is something else.
+
+    It does where no column of the job finds room in such a row, or where such a row is most of what the
+    best offer costs and the offer does not pay.
+    """
+    entry, best = int(offers.limit[job]), int(offers.column[job])
+    if entry >= 0:
+        row, amount = int(problem.row[entry]), int(problem.amount[entry])
+    elif len(solution.prices) and problem.value[best] <= offers.cost[best]:
+        use, prices = problem.usage_of(best), solution.prices
+        row = max(use, key=lambda r: (prices[r] * use[r], -r))
+        amount = use[row]
+        if prices[row] <= 0:
+            return None
+    else:
+        return None
+    kind, _, what = problem.rows[row].name.partition("/")
+    if kind not in _LIMITS:
+        return None
+    code, message, next_step = _LIMITS[kind]
+    capacity, free = problem.rows[row].capacity, int(offers.free[row])
+    return Reason(
+        code=code, next_step=next_step,
+        message=message.format(what=what, capacity=capacity, free=free, amount=amount),
+        evidence=(
+            ("row", problem.rows[row].name), ("capacity", str(capacity)), ("free", str(free)),
+            ("needs", str(amount)),
+        ),
+    )  # fmt: skip
+
+
+def _limits(problem: Problem, free: Ints) -> Ints:
+    """Return, int64[jobs], an entry of the usage matrix by which a limit stops each column of a job; -1: none."""
+    found = np.full(len(problem.jobs), -1, dtype=np.int64)
+    limit = np.array(
+        [row.name.partition("/")[0] in _LIMITS for row in problem.rows], dtype=np.bool_
+    )
+    if not limit.any():
+        return found
+    entry = np.flatnonzero(limit[problem.row] & (problem.amount > free[problem.row]))
+    column = problem.usage_column[entry]
+    stopped = np.zeros(len(problem.cell))
+    stopped[column] = 1.0
+    found[problem.column_job[column[::-1]]] = entry[::-1]  # the first of each job
+    return np.where(jobwise(np.minimum, stopped, problem.job_start) > 0, found, -1)
 
 
 def _lost_out(problem: Problem, solution: Solution, offers: _Offers, job: int) -> Reason:
     """Explain a job that had columns but was not chosen, by prices where they are known."""
     column = int(offers.column[job])
     worth, cost = int(problem.value[column]) / problem.scale, offers.cost[column] / problem.scale
+    if problem.weight[job] <= 0:
+        return Reason(
+            code=ReasonCode.NO_WEIGHT,
+            message="its weight, with its tenant's and its queue's, is 0, so running it is worth nothing",
+            next_step="give the job, its tenant and its queue a positive weight",
+        )
+    limited = _limited(problem, solution, offers, job)
+    if limited is not None:
+        return limited
     if worth <= 0:
         return Reason(
             code=ReasonCode.NOT_WORTH_RESTART,
@@ -161,6 +252,13 @@ def _lost_out(problem: Problem, solution: Solution, offers: _Offers, job: int) -
     ]
     what = " + ".join(f"{amount} of {name}" for name, amount, _ in use)
     short = "; ".join(f"{name} has {left} free" for name, amount, left in use if amount > left)
+    spent = [
+        f"all {row.capacity} changes of running jobs that the round may make are spent"
+        for row, free in zip(problem.rows, offers.free.tolist(), strict=True)
+        if row.name == CHANGES_ROW and free <= 0
+    ]
+    if short and spent:
+        short = f"{short}; {spent[0]}"
     evidence = (
         ("offer", what),
         ("value", f"{worth:.6f}"),

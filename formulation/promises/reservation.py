@@ -44,8 +44,8 @@ def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> Reserv
     ``n`` is its smallest column on type ``t``; the shadow time is when the jobs that must run, at their
     current rates, have left so much. What ends before, or needs no more than what is spare then, delays
     nobody. Launched jobs that need not run give way when the time comes, so what they hold already counts
-    nothing, and jobs ``past`` (bool[jobs]) do not count at all. The row is added to ``packing``, whose running
-    jobs go back to their columns where there is room, because shrunk jobs end later. Source: EASY
+    nothing, and jobs ``past`` (bool[jobs]) do not count at all. The row is added to ``packing``, whose
+    running jobs go back to their columns where there is room, because shrunk jobs end later. Source: EASY
     backfilling (Lifka 1995).
     """
     packing.restore()

@@ -8,7 +8,7 @@ import numpy as np
 
 from formulation.check import migration_price, placed_value
 from formulation.placement import Gang, current_gangs
-from formulation.problem import Problem
+from formulation.problem import CHANGES_ROW, Problem
 from formulation.snapshot import Snapshot
 from solvers.placement.blocks import indices_of, mask_of
 from solvers.placement.free import FreeGpus, Spots
@@ -52,6 +52,14 @@ class Board:
         nobody = np.full(len(problem.jobs), -1, dtype=np.int64)
         self._spare: list[int] = (problem.capacity - problem.used(nobody)).tolist()
         self._some_idle = len(problem.idle_row) > 0
+        names = [row.name for row in problem.rows]
+        self._changes = names.index(CHANGES_ROW) if CHANGES_ROW in names else -1
+        self._watched = sorted({*problem.idle_row.tolist(), *({self._changes} - {-1})})
+        self._avoids: dict[int, frozenset[int]] = {}
+        for job, node in zip(
+            snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True
+        ):
+            self._avoids[job] = self._avoids.get(job, frozenset()) | {node}
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._worth: dict[tuple[int, int], float] = {}
 
@@ -75,6 +83,8 @@ class Board:
             self.on[node].add(job)
         for row, amount in self.usage(column):
             self._spare[row] -= amount
+        if self._changes >= 0 and self._is_a_move(job, column, spots):
+            self._spare[self._changes] -= 1
 
     def lift(self, job: int) -> Seat | None:
         """Take ``job`` off its GPUs; return the seat it had."""
@@ -86,7 +96,30 @@ class Board:
                 self.on[node].discard(job)
             for row, amount in self.usage(column):
                 self._spare[row] += amount
+            if self._changes >= 0 and self._is_a_move(job, column, spots):
+                self._spare[self._changes] += 1
         return seat
+
+    def _is_a_move(self, job: int, column: int, spots: Spots) -> bool:
+        """Return whether ``job``, which could stay where it is, keeps its Cell on other GPUs."""
+        now = self.now.get(job, ())
+        whole = sum(mask.bit_count() for _, mask in now) == self.gpus[column]
+        return column == self.current[job] and whole and spots != now
+
+    def job_of(self, column: int) -> int:
+        """Return the job of ``column``."""
+        return self._job[column]
+
+    def avoided(self, job: int) -> frozenset[int]:
+        """Return the nodes that ``job`` must not run on."""
+        return self._avoids.get(job, frozenset())
+
+    def overdraft(self) -> list[int]:
+        """Return by how much each row that counts who waits or moves is overdrawn; empty: there is none.
+
+        A change of the board is within the limits where it raises none of these.
+        """
+        return [max(0, -self._spare[row]) for row in self._watched]
 
     def reseat(self, seats: dict[int, Seat | None]) -> None:
         """Give these jobs these seats (None: it waits), whatever they have now."""
@@ -134,7 +167,7 @@ class Board:
         for layout in self.free.layouts(kind, gpus):
             if layout.nodes > max_nodes or not self.runs_on(column, layout.nodes):
                 continue
-            spots = self.free.find(kind, layout, near, aligned=aligned)
+            spots = self.free.find(kind, layout, near, aligned=aligned, avoid=self.avoided(job))
             if spots and len(spots) <= max_nodes and self.runs_on(column, len(spots)):
                 return spots
         return None

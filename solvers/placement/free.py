@@ -126,49 +126,65 @@ class FreeGpus:
         return self._layouts[key]
 
     def find(
-        self, gpu_type: int, layout: Layout, near: Mapping[int, int], *, aligned: bool = True
-    ) -> Spots | None:
+        self, gpu_type: int, layout: Layout, near: Mapping[int, int], *, aligned: bool = True,
+        avoid: frozenset[int] = frozenset(),
+    ) -> Spots | None:  # fmt: skip
         """Return the best free GPUs of this layout: one rack first, then the tightest fit.
 
-        ``near`` maps nodes on which the job is already to its GPUs there: these are preferred.
+        ``near`` maps nodes on which the job is already to its GPUs there: these are preferred. No node of
+        ``avoid`` is used.
         """
         if layout.nodes > len(self.of_type[gpu_type]):
             return None
+        if avoid:
+            near = {node: mask for node, mask in near.items() if node not in avoid}
         if layout.mixed:
-            return self._find_mixed(gpu_type, layout.rest, near)
+            return self._find_mixed(gpu_type, layout.rest, near, avoid)
         if layout.count == 0:
-            spot = self._share(gpu_type, layout.rest, near, aligned=aligned)
+            spot = self._share(gpu_type, layout.rest, near, aligned=aligned, without=avoid)
             return (spot,) if spot else None
         fallback: list[int] | None = None
-        for nodes in self._choices(gpu_type, layout, near, aligned):
+        for nodes in self._choices(gpu_type, layout, near, aligned, avoid):
             if not layout.rest:
                 return self._spots(nodes, layout, near, aligned)
             racks = frozenset(self.rack[node] for node in nodes)
             rest = self._share(
-                gpu_type, layout.rest, near, aligned=aligned, without=nodes, racks=racks
+                gpu_type,
+                layout.rest,
+                near,
+                aligned=aligned,
+                without=avoid.union(nodes),
+                racks=racks,
             )
             if rest:
                 return tuple(sorted((*self._spots(nodes, layout, near, aligned), rest)))
             fallback = fallback or nodes
         if fallback is None:
             return None
-        rest = self._share(gpu_type, layout.rest, near, aligned=aligned, without=fallback)
+        rest = self._share(
+            gpu_type, layout.rest, near, aligned=aligned, without=avoid.union(fallback)
+        )
         return (
             tuple(sorted((*self._spots(fallback, layout, near, aligned), rest))) if rest else None
         )
 
-    def _find_mixed(self, gpu_type: int, gpus: int, near: Mapping[int, int]) -> Spots | None:
+    def _find_mixed(
+        self, gpu_type: int, gpus: int, near: Mapping[int, int], avoid: frozenset[int]
+    ) -> Spots | None:
         """Take whole free nodes, largest first, then what is left on one node more."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
             bucket = self._buckets[gpu_type].get((size, signature((1 << size) - 1)), [])
-            chosen = sorted(bucket, key=lambda node: (node not in near, self.rack[node], node))
+            chosen = sorted(
+                (node for node in bucket if node not in avoid),
+                key=lambda node: (node not in near, self.rack[node], node),
+            )
             chosen = chosen[: gpus // size]
             nodes += chosen
             gpus -= size * len(chosen)
         whole = [(node, self.mask[node]) for node in nodes]
         if gpus:
-            rest = self._share(gpu_type, gpus, near, without=nodes)
+            rest = self._share(gpu_type, gpus, near, without=avoid.union(nodes))
             if rest is None:
                 return None
             whole.append(rest)
@@ -188,13 +204,12 @@ class FreeGpus:
 
     def _share(
         self, gpu_type: int, gpus: int, near: Mapping[int, int], *, aligned: bool = True,
-        without: list[int] | None = None, racks: frozenset[int] | None = None,
+        without: frozenset[int] = frozenset(), racks: frozenset[int] | None = None,
     ) -> tuple[int, int] | None:  # fmt: skip
         """Return the (node, mask) that a share of ``gpus`` fits tightest, an own node before others."""
-        banned = without or []
 
         def allowed(node: int) -> bool:
-            return node not in banned and (racks is None or self.rack[node] in racks)
+            return node not in without and (racks is None or self.rack[node] in racks)
 
         best: tuple[int, int, int] | None = None  # cost, free GPUs, node
         for node in near:
@@ -211,7 +226,7 @@ class FreeGpus:
                 cost, free = self._cost(bucket[0], gpus, taken), self.mask[bucket[0]].bit_count()
                 if best is not None and (cost, free) > best[:2]:
                     continue
-                node = bucket[0] if without is None else next(filter(allowed, bucket), -1)
+                node = next(filter(allowed, bucket), -1)
                 if node >= 0 and (best is None or (cost, free, node) < best):
                     best = (cost, free, node)
         return (best[2], self._take_on(best[2], gpus, near, aligned)) if best else None
@@ -222,8 +237,9 @@ class FreeGpus:
         return tuple((n, self._take_on(n, layout.each, near, aligned)) for n in sorted(nodes))
 
     def _choices(
-        self, gpu_type: int, layout: Layout, near: Mapping[int, int], aligned: bool
-    ) -> Iterator[list[int]]:
+        self, gpu_type: int, layout: Layout, near: Mapping[int, int], aligned: bool,
+        avoid: frozenset[int],
+    ) -> Iterator[list[int]]:  # fmt: skip
         """Yield sets of nodes for the equal shares of ``layout``: single racks, then several."""
         each, want = layout.each, layout.count
         racks: dict[int, list[tuple[bool, int, int]]] = {}  # rack -> (not own, cost, node)
@@ -234,7 +250,7 @@ class FreeGpus:
             taken = carve(first, each, aligned)
             if taken:
                 cost = self._cost(bucket[0], each, taken)
-                for node in bucket:
+                for node in bucket if not avoid else [n for n in bucket if n not in avoid]:
                     racks.setdefault(self.rack[node], []).append((node not in near, cost, node))
         if sum(map(len, racks.values())) < want:
             return

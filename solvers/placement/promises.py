@@ -16,6 +16,7 @@ from solvers.placement.search import (
     sitters,
     victim_order,
     victim_sets,
+    within,
 )
 
 
@@ -59,22 +60,27 @@ def fall_back(board: Board, job: int, wanted: dict[int, int]) -> Change | None:
 
     The last resort. First each promised job that can stays as it is: they own disjoint GPUs, so only
     those that lost theirs need room. Then only pinned ones stay; and then the same on the smallest
-    Cells that each has. All other jobs are seated in what is left, or wait.
+    Cells that each has. All other jobs are seated in what is left, or wait. Where all promised jobs do
+    not fit, a launched one is still seated before those that only start.
     """
     promised = [other for other in sorted(wanted) if board.must_run[other]]
+    launched = [other for other in promised if other in board.now]
     before: dict[int, Seat | None] = {
         other: board.seats.get(other) for other in sorted({job, *promised, *board.seats})
     }
+    limits = board.overdraft()
     change = None
-    for smallest, pinned_only in itertools.product((False, True), (False, True)):
+    groups = [promised, launched] if job in board.now and launched != promised else [promised]
+    for first, smallest, pinned_only in itertools.product(groups, (False, True), (False, True)):
         for other in before:
             board.lift(other)
-        if _all_seated(board, promised, wanted, smallest=smallest, pinned_only=pinned_only):
-            rest = [other for other in before if not board.must_run[other]]
+        if _all_seated(board, first, wanted, smallest=smallest, pinned_only=pinned_only):
+            rest = before.keys() - set(first)
             for other in sorted(rest, key=lambda o: victim_order(board, o, before[o])):
                 reseat_victim(board, other, before[other], displacing=True)
-            change = Change(0.0, {other: board.seats.get(other) for other in before})
-            break
+            if within(board, limits):
+                change = Change(0.0, {other: board.seats.get(other) for other in before})
+                break
     board.reseat(before)
     return change
 

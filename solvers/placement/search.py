@@ -68,17 +68,27 @@ def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | Non
     touched = [aim.job, *(job for job in victims if job != aim.job)]
     before = {job: board.seats.get(job) for job in touched}
     worth = sum(board.worth(job) for job in touched)
+    limits = board.overdraft()
     for job in touched:
         board.lift(job)
     change = None
-    if seat(board, aim) and all(
-        reseat_victim(board, job, before[job], aim.displacing)
-        for job in sorted(touched[1:], key=lambda job: victim_order(board, job, before[job]))
+    if (
+        seat(board, aim)
+        and all(
+            reseat_victim(board, job, before[job], aim.displacing)
+            for job in sorted(touched[1:], key=lambda job: victim_order(board, job, before[job]))
+        )
+        and within(board, limits)
     ):
         after = {job: board.seats.get(job) for job in touched}
         change = Change(sum(board.worth(job) for job in touched) - worth, after)
     board.reseat(before)
     return change
+
+
+def within(board: Board, limits: list[int]) -> bool:
+    """Return whether no row that counts who waits or moves is overdrawn by more than ``limits``."""
+    return all(now <= before for now, before in zip(board.overdraft(), limits, strict=True))
 
 
 def seat(board: Board, aim: Aim) -> bool:
@@ -154,28 +164,31 @@ def displacing_cost(board: Board, job: int, column: int) -> Cost:
 def victim_sets(board: Board, column: int, max_nodes: int, cost: Cost) -> Iterator[tuple[int, ...]]:
     """Yield sets of jobs to take off so that ``column`` may fit, cheapest first for each layout."""
     seen: set[tuple[int, ...]] = {()}
+    avoid = board.avoided(board.job_of(column))
     for layout in board.free.layouts(board.gpu_type[column], board.gpus[column]):
         if layout.nodes > max_nodes or layout.mixed or not board.runs_on(column, layout.nodes):
             continue
-        for victims in _sets_of(board, board.gpu_type[column], layout, cost):
+        for victims in _sets_of(board, board.gpu_type[column], layout, cost, avoid):
             if victims not in seen:
                 seen.add(victims)
                 yield victims
 
 
-def _sets_of(board: Board, kind: int, layout: Layout, cost: Cost) -> Iterator[tuple[int, ...]]:
+def _sets_of(
+    board: Board, kind: int, layout: Layout, cost: Cost, avoid: frozenset[int]
+) -> Iterator[tuple[int, ...]]:
     if layout.count == 0:
-        for _, _, victims in _clearings(board, kind, layout.rest, 1, cost)[:MAX_VICTIM_SETS]:
+        for _, _, victims in _clearings(board, kind, layout.rest, 1, cost, avoid)[:MAX_VICTIM_SETS]:
             yield victims
         return
     only = layout.each if layout.whole else 0
-    cleared = _clearings(board, kind, layout.each, layout.count, cost, only)
+    cleared = _clearings(board, kind, layout.each, layout.count, cost, avoid, only)
     if len(cleared) < layout.count:
         return
     if layout.rest:
         chosen = cleared[: layout.count]
         taken = {node for _, node, _ in chosen}
-        rests = _clearings(board, kind, layout.rest, layout.count + 1, cost)
+        rests = _clearings(board, kind, layout.rest, layout.count + 1, cost, avoid)
         for rest in [r for r in rests if r[1] not in taken][:MAX_VICTIM_SETS]:
             yield _union([*chosen, rest])
         return
@@ -196,16 +209,18 @@ def _union(clearings: Iterable[Clearing]) -> tuple[int, ...]:
 
 
 def _clearings(
-    board: Board, kind: int, gpus: int, need: int, cost: Cost, only: int = 0
+    board: Board, kind: int, gpus: int, need: int, cost: Cost, avoid: frozenset[int], only: int = 0
 ) -> list[Clearing]:
-    """Return the ways of making room for ``gpus`` on a node, cheapest first.
+    """Return the ways of making room for ``gpus`` on a node outside ``avoid``, cheapest first.
 
     Looks at the emptiest nodes (``only``: those of this size), ``need`` and some more.
     """
     nodes = [
         node
         for node in board.free.of_type[kind]
-        if board.free.size[node] >= gpus and (not only or board.free.size[node] == only)
+        if board.free.size[node] >= gpus
+        and (not only or board.free.size[node] == only)
+        and node not in avoid
     ]
     emptiest = nsmallest(
         need + MAX_NODES_LOOKED_AT, nodes, key=lambda n: (-board.free.mask[n].bit_count(), n)
