@@ -1,0 +1,95 @@
+"""Laws of every published policy: its choices fit, repeat, and make rounds that break no rule."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from formulation.decisions import DecisionKind
+from formulation.information import Information, estimates, optimum, single_gpu
+from formulation.lifecycle import SCHEDULABLE
+from formulation.policy import Policy
+from formulation.snapshot import STATES, Snapshot
+from service.rounds import Outcome, plan_round
+from solvers.base import Budget
+from solvers.greedy import Greedy
+from solvers.policies.base import Published, Scheduler, seen
+from solvers.policies.registry import names, published
+from tests.property.test_rounds import snapshots
+from tests.support.builders import a_random_snapshot
+
+LAW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+NAMES = pytest.mark.parametrize("name", names())
+FOREVER = Budget(remaining_s=lambda: math.inf)
+
+
+@cache
+def policy_of(name: str) -> Published:
+    return published(name)
+
+
+def outcome(snapshot: Snapshot, name: str, information: Information = estimates) -> Outcome:
+    return plan_round(
+        snapshot, Policy(), Greedy(), FOREVER,
+        scheduler=Scheduler(published=policy_of(name), information=information),
+    )  # fmt: skip
+
+
+@NAMES
+@LAW
+@given(snapshot=snapshots())
+def test_a_choice_fits_the_capacity_in_columns_of_the_jobs_own(
+    name: str, snapshot: Snapshot
+) -> None:
+    view = seen(snapshot, Policy())
+    choice = policy_of(name).choose(view)
+    runs = np.flatnonzero(choice >= 0)
+    assert choice.shape == (len(snapshot.jobs),)
+    assert (view.draft.job[choice[runs]] == runs).all()
+    used = np.zeros(len(view.capacity), dtype=np.int64)
+    np.add.at(used, view.draft.gpu_type[choice[runs]], view.draft.gpus[choice[runs]])
+    assert (used <= view.capacity).all()
+
+
+@NAMES
+@LAW
+@given(snapshot=snapshots())
+def test_a_round_of_any_policy_breaks_no_rule_and_explains_who_waits(
+    name: str, snapshot: Snapshot
+) -> None:
+    found = outcome(snapshot, name)
+    assert found.violations == ()
+    assert [d.job for d in found.decisions] == list(range(len(snapshot.jobs)))
+    for decision in found.decisions:
+        assert (decision.gang is None) == (decision.reason is not None)
+        if decision.gang is not None:
+            assert STATES[int(snapshot.jobs.state[decision.job])] in SCHEDULABLE
+
+
+@NAMES
+@LAW
+@given(snapshot=snapshots())
+def test_a_policy_keeps_no_memory_between_rounds(name: str, snapshot: Snapshot) -> None:
+    first = outcome(snapshot, name).decisions
+    outcome(a_random_snapshot(5, jobs=6), name)
+    assert first == outcome(snapshot, name).decisions
+    other = plan_round(
+        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=published(name))
+    )
+    assert first == other.decisions
+
+
+@NAMES
+@pytest.mark.parametrize("information", [optimum, single_gpu(1)], ids=["optimum", "single-gpu"])
+def test_a_policy_that_sees_other_estimates_still_makes_a_round_that_breaks_no_rule(
+    name: str, information: Information
+) -> None:
+    for seed in range(3):
+        found = outcome(a_random_snapshot(seed, jobs=12), name, information)
+        assert found.violations == ()
+        started = [d for d in found.decisions if d.kind is DecisionKind.START]
+        assert len(started) > 0

@@ -1,0 +1,161 @@
+"""What policies may know: the optimum, the data-parallel gate, and extrapolation from the first counts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.data import data_dir
+from benchmarks.information import GIB, read_dp_memory
+from formulation.errors import InvalidInput
+from formulation.information import DpMemory, data_parallel, estimates, optimum, single_gpu
+from formulation.snapshot import BEST_FOUND, Snapshot, Source
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+
+HAS = 2**35  # memory of every GPU of a snapshot built here
+
+
+def a_table(*rows: dict[str, Any]) -> Snapshot:
+    return a_snapshot(nodes=[a_node("n0", 0, 16), a_node("n1", 1, 16)], jobs=[a_job("j")],
+                      estimates=sorted(rows, key=lambda r: (r["workload"], r["gpu_type"], r["gpus"],
+                                                            r["pipeline_degree"])))  # fmt: skip
+
+
+def searched(gpus: int, iter_time_s: float, gpu_type: int = 0, nodes: int = 1) -> dict[str, Any]:
+    return an_estimate(0, gpu_type, gpus, nodes, degree=BEST_FOUND, iter_time_s=iter_time_s)
+
+
+def times(snapshot: Snapshot, gpu_type: int = 0) -> dict[int, float]:
+    """Return the least time of each count on a type."""
+    e = snapshot.estimates
+    found: dict[int, float] = {}
+    for t, gpus, s in zip(
+        e.gpu_type.tolist(), e.gpus.tolist(), e.iter_time_s.tolist(), strict=True
+    ):
+        if t == gpu_type:
+            found[gpus] = min(s, found.get(gpus, math.inf))
+    return found
+
+
+def memory(**gib_by_count: float) -> DpMemory:
+    """Return a table of the workload ``m/0B/256``, e.g. ``memory(x1=20, x2=math.inf)``."""
+    counts = [int(name.removeprefix("x")) for name in gib_by_count]
+    return DpMemory(workload=("m/0B/256",) * len(counts), gpus=np.array(counts),
+                    memory_bytes=np.array(list(gib_by_count.values())) * GIB)  # fmt: skip
+
+
+SCALES_BADLY = tuple(searched(n, t) for n, t in ((1, 8.0), (2, 5.0), (4, 3.0), (8, 2.0), (16, 1.5)))
+
+
+def test_estimates_are_the_snapshot_itself() -> None:
+    snapshot = a_table(*SCALES_BADLY)
+    assert estimates(snapshot) is snapshot
+
+
+def test_the_optimum_has_the_rows_of_a_full_search_alone() -> None:
+    snapshot = a_table(searched(1, 8.0), an_estimate(0, 0, 1, degree=1, iter_time_s=7.0))
+    assert times(optimum(snapshot)) == {1: 8.0}
+
+
+def test_the_optimum_of_a_workload_that_was_never_searched_is_what_was_measured() -> None:
+    guess = an_estimate(0, 0, 2, iter_time_s=1.0) | {"source": int(Source.ANALYTIC)}
+    assert times(optimum(a_table(an_estimate(0, 0, 1, iter_time_s=4.0), guess))) == {1: 4.0}
+
+
+def test_the_data_parallel_gate_closes_where_the_replicas_do_not_fit() -> None:
+    fits = 0.8 * HAS / 1.2 / GIB
+    seen = data_parallel(memory(x1=fits + 0.01, x2=fits - 0.01, x4=math.inf, x8=1.0))(
+        a_table(*SCALES_BADLY)
+    )
+    assert times(seen) == {1: math.inf, 2: 5.0, 4: math.inf, 8: 2.0, 16: math.inf}
+
+
+def test_the_data_parallel_gate_opens_with_safety_and_fraction() -> None:
+    table, snapshot = memory(x1=HAS / GIB), a_table(searched(1, 8.0))
+    assert times(data_parallel(table, safety=1.0, fraction=1.0)(snapshot)) == {1: 8.0}
+    assert times(data_parallel(table, safety=1.01, fraction=1.0)(snapshot)) == {1: math.inf}
+
+
+def test_one_measured_count_is_single_gpu_throughput_times_gpus() -> None:
+    assert times(single_gpu(1)(a_table(*SCALES_BADLY))) == pytest.approx(
+        {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}
+    )
+
+
+def test_counts_beyond_the_measured_ones_are_extrapolated_from_the_largest_of_them() -> None:
+    assert times(single_gpu(3)(a_table(*SCALES_BADLY))) == pytest.approx(
+        {1: 8.0, 2: 5.0, 4: 3.0, 8: 1.5, 16: 0.75}
+    )
+
+
+def test_five_measured_counts_are_the_optimum() -> None:
+    snapshot = a_table(*SCALES_BADLY)
+    assert single_gpu(5)(snapshot).estimates.equals(optimum(snapshot).estimates)
+
+
+def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_least_that_runs() -> (
+    None
+):
+    rows = (searched(1, math.inf), searched(2, math.inf), searched(4, 3.0), searched(8, 2.0))
+    assert times(single_gpu(1)(a_table(*rows))) == {1: math.inf, 2: math.inf, 4: 3.0, 8: 1.5}
+
+
+def test_extrapolation_knows_nothing_of_failures_at_larger_counts() -> None:
+    assert times(single_gpu(1)(a_table(searched(1, 8.0), searched(2, math.inf)))) == {
+        1: 8.0,
+        2: 4.0,
+    }
+
+
+def test_types_are_extrapolated_each_from_its_own_measurements() -> None:
+    rows = (searched(1, 8.0), searched(2, 7.0), searched(1, 2.0, 1), searched(2, 1.9, 1))
+    seen = single_gpu(1)(a_table(*rows))
+    assert times(seen, 0) == {1: 8.0, 2: 4.0}
+    assert times(seen, 1) == {1: 2.0, 2: 1.0}
+
+
+@pytest.mark.parametrize("count", [0, 6])
+def test_only_five_counts_can_be_measured(count: int) -> None:
+    with pytest.raises(InvalidInput, match=r"\[1, 5\]"):
+        single_gpu(count)
+
+
+def test_information_changes_estimates_and_nothing_else() -> None:
+    snapshot = a_table(*SCALES_BADLY)
+    for inform in (optimum, data_parallel(memory(x1=1.0)), single_gpu(2)):
+        seen = inform(snapshot)
+        assert seen.jobs is snapshot.jobs
+        assert seen.nodes is snapshot.nodes
+        assert len(seen.estimates) == len(snapshot.estimates)
+
+
+def test_the_memory_table_is_read_with_failures_as_infinite(tmp_path: Path) -> None:
+    file = tmp_path / "dp.csv"
+    file.write_text(
+        "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"
+        "bert,1.3B,256,1,12.5,ok\nbert,1.3B,256,2,,infeasible\n"
+    )
+    table = read_dp_memory(file)
+    assert table.workload == ("bert/1.3B/256",) * 2
+    assert table.gpus.tolist() == [1, 2]
+    assert table.memory_bytes.tolist() == [12.5 * GIB, math.inf]
+
+
+def test_a_file_that_is_no_memory_table_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "other.csv"
+    file.write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidInput, match=r"other\.csv"):
+        read_dp_memory(file)
+
+
+def test_arenas_memory_table_has_its_180_rows_half_of_them_infeasible() -> None:
+    folder = data_dir()
+    if folder is None or not (folder / "arena" / "dp_memory.csv").exists():
+        pytest.skip("Arena's data set is not here; set TESSERA_DATA")
+    table = read_dp_memory(folder / "arena" / "dp_memory.csv")
+    assert len(table) == 180
+    assert np.isinf(table.memory_bytes).sum() == 90
