@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -18,9 +19,13 @@ from service.cli.render import (
     percent,
     show_facts,
     show_list,
+    show_table,
     span,
 )
 from tessera.v1 import estimates_pb2, jobs_pb2
+
+REFUSED: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADLINE_REFUSED")
+"""Reasons of jobs whose deadline will not be met."""
 
 
 def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
@@ -38,6 +43,7 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
         Column("WEIGHT", lambda j: number(j.weight), wide=True, right=True),
         Column("GUARANTEED", lambda j: "yes" if j.guaranteed else "", wide=True),
         Column("DEADLINE", lambda j: at(j.deadline), wide=True),
+        Column("PROMISED", lambda j: "yes" if j.deadline_admitted else "", wide=True),
         Column("REASON", lambda j: j.reason.code),
         Column("NEXT STEP", lambda j: j.reason.next_step, wide=True),
     )
@@ -65,20 +71,26 @@ def show_job(job: jobs_pb2.Job, now: Timestamp, history: Sequence[jobs_pb2.JobEv
     """Print everything about a job, why it waits, and the latest of its ``history``."""
     facts = (*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job.reason))
     show_facts((*facts, *_history(history)))
+    if job.certificate:
+        note(f"the schedule that meets its deadline, {at(job.deadline)}:")
+        show_table(job.certificate, LEGS)
     if job.state == jobs_pb2.QUEUED and not job.HasField("reason"):
         note("no round has looked at it yet: `tessera round` decides one now")
 
 
 def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     wanted = job.requested_gpu_type or "any type"
+    if job.pinned_gpu_type:
+        wanted += ", and no other"
     return [
         ("job", job.name),
         ("model", workload(job.workload)),
         ("asks for", f"{job.requested_gpus} GPUs of {wanted}"),
+        ("avoids", ", ".join(map(short, job.avoid_nodes))),
         ("tenant", job.tenant),
         ("priority", f"queue {job.priority}, weight {number(job.weight)}"),
         ("promise", "guaranteed" if job.guaranteed else "best effort"),
-        ("deadline", at(job.deadline)),
+        ("deadline", _deadline(job)),
         ("restart cost", span(job.restart.ToNanoseconds() / 1e9)),
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
@@ -94,7 +106,9 @@ def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
         ("state", jobs_pb2.JobState.Name(job.state)),
         ("progress", f"{share} % ({done} of {total} iterations)"),
         ("submitted", _when(job.create_time, now)),
+        ("waits since", _when(job.queue_time, now) if job.state == jobs_pb2.QUEUED else ""),
         ("started", _when(job.start_time, now)),
+        ("service", _service(job)),
         ("ended", _when(job.end_time, now)),
         ("retries", retries),
         ("last error", job.last_error),
@@ -110,6 +124,41 @@ def _runs_on(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
         ("nodes", shares),
         ("rate", f"{number(held.rate)} samples/s expected"),
     ]
+
+
+LEGS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
+    Column("START", lambda leg: at(leg.start_time)),
+    Column("END", lambda leg: at(leg.end_time)),
+    Column(
+        "FOR", lambda leg: span(leg.end_time.ToSeconds() - leg.start_time.ToSeconds()), right=True
+    ),
+    Column("ON", lambda leg: cell(leg.cell)),
+)
+"""The schedule by which a deadline is promised."""
+
+EARLIEST: Final = "earliest deadline"
+"""Evidence of a refused deadline: the earliest that would have been met."""
+
+
+def _deadline(job: jobs_pb2.Job) -> str:
+    """Return a job's deadline, and whether it is promised or refused."""
+    found, reason = at(job.deadline), job.reason
+    if not found:
+        return ""
+    if job.deadline_admitted:
+        return f"{found}, promised" + (" (schedule below)" if job.certificate else "")
+    if reason.code in REFUSED:
+        earliest = reason.evidence.get(EARLIEST, "")
+        return f"{found}, refused" + (
+            f"; the earliest that could be met is {earliest}" if earliest else ""
+        )
+    return f"{found}, not promised"
+
+
+def _service(job: jobs_pb2.Job) -> str:
+    past_a_blocked_one = ", past a blocked job: it gives way once that one fits"
+    used = f"{number(job.service_gpu_seconds / 3600)} GPU-hours" if job.service_gpu_seconds else ""
+    return f"{used or '0 GPU-hours'}{past_a_blocked_one}" if job.opportunistic else used
 
 
 def _why(reason: jobs_pb2.Reason) -> list[tuple[str, str]]:

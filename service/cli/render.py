@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final, Generic, Protocol, TypeVar
 
 import yaml
@@ -170,7 +171,9 @@ def at(then: Timestamp) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number to four significant digits, without an exponent where it can be."""
+    """Return a number to four significant digits, without an exponent where it can be; "?": not known."""
+    if not isfinite(value):
+        return "?"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -20,6 +21,7 @@ from service.cli.render import (
     number,
     show_facts,
     show_table,
+    span,
 )
 from tessera.v1 import scheduler_pb2
 
@@ -56,7 +58,7 @@ def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
     )
 
 
-def gap(value: scheduler_pb2.Round) -> str:
+def gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
     """Return the gap in percent; "?" where no bound is known."""
     return f"{100 * value.gap:.3g} %" if abs(value.gap) < float("inf") else "?"
 
@@ -64,6 +66,8 @@ def gap(value: scheduler_pb2.Round) -> str:
 def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> None:
     """Print a round and its decisions; ``everything``: also those that change nothing."""
     show_facts(_facts(value, wide=wide))
+    if len(value.goals) > 1:
+        show_table(value.goals, GOALS)
     shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED]
     if shown:
         show_table(shown, _decisions())
@@ -75,18 +79,21 @@ def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> N
 
 def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
     unit = value.unit or "units"
-    gain = value.objective - value.greedy_objective
+    gain, compared = value.objective - value.greedy_objective, not value.options.scheduler
+    bound = f"; no answer is above {number(value.bound)} (gap {gap(value)})"
+    bound = bound if isfinite(value.bound) else "; no bound is known"
     facts = [
         ("round", UNCOMMITTED.get(value.outcome, value.name)),
         ("outcome", value.outcome),
         ("violations", "; ".join(value.violations)),
         ("decided", at(value.create_time)),
-        ("objective", f"{number(value.objective)} {unit}, {value.status}; no answer is above"
-                      f" {number(value.bound)} (gap {gap(value)})"),
-        ("greedy", f"{number(value.greedy_objective)} ({number(gain)} less)"),
+        ("policy", _policy(value.options)),
+        ("objective", f"{number(value.objective)} {unit}, {value.status}{bound}"),
+        ("greedy", f"{number(value.greedy_objective)} ({number(gain)} less)" if compared else ""),
         ("throughput", f"{number(value.samples_per_s)} samples/s"),
         ("jobs", f"{value.running} running, {value.waiting} waiting;"
                  f" {value.started} started, {value.changed} changed, {value.suspended} suspended"),
+        ("deadlines", _deadlines(value.decisions)),
         ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
         ("prices", _pairs({k: number(v) for k, v in value.prices.items()})),
         ("solver", f"{value.solver}, seed {value.options.seed}"),
@@ -103,12 +110,53 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
     return facts
 
 
+GOALS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
+    Column("GOAL", lambda g: g.name),
+    Column("REACHED", lambda g: number(g.objective), right=True),
+    Column("BOUND", lambda g: number(g.bound), right=True),
+    Column("GAP", lambda g: gap(g), right=True),
+    Column("UNIT", lambda g: g.unit),
+)
+"""The stages of an objective, in order."""
+
+
+def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
+    """Return the objective, or the published policy that decided, and the rules that were chosen."""
+    rules = {
+        "deadlines": chosen.deadlines,
+        "queue weights": chosen.queue_weights,
+        "queue order": "yes" if chosen.queue_order else "",
+        "promote after": span(chosen.promote_after.ToSeconds()) if chosen.HasField("promote_after") else "",
+        "opportunistic": "yes" if chosen.opportunistic else "",
+        "reserve after": span(chosen.reserve_after.ToSeconds()) if chosen.HasField("reserve_after") else "",
+        "run to completion": "yes" if chosen.run_to_completion else "",
+        "minimum run": span(chosen.min_run.ToSeconds()) if chosen.min_run.ToSeconds() else "",
+        "at most changes": str(chosen.max_changes) if chosen.max_changes > 0 else "",
+    }  # fmt: skip
+    said = [f"{name} {value}" for name, value in rules.items() if value]
+    by = f"{chosen.scheduler} (published)" if chosen.scheduler else chosen.objective
+    return "; ".join([by, *said])
+
+
+def _deadlines(decisions: Sequence[scheduler_pb2.Decision]) -> str:
+    """Return how many deadlines are promised and refused; "": none."""
+    codes = Counter(d.reason.code for d in decisions if not d.admitted)
+    found = {
+        "promised": sum(d.admitted for d in decisions),
+        "refused": codes["DEADLINE_REFUSED"],
+        "out of reach": codes["DEADLINE_UNREACHABLE"],
+        "past": codes["DEADLINE_PAST"],
+    }
+    return ", ".join(f"{count} {what}" for what, count in found.items() if count)
+
+
 def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
     return (
         Column("JOB", lambda d: short(d.job)),
-        Column("DECISION", lambda d: d.kind),
+        Column("DECISION", lambda d: d.kind + (" (opportunistic)" if d.opportunistic else "")),
         Column("RUNS ON", lambda d: cell(d.allocation.cell) if d.HasField("allocation") else ""),
         Column("NODES", _nodes),
+        Column("DEADLINE", lambda d: "promised" if d.admitted else ""),
         Column("REASON", lambda d: d.reason.code),
         Column("NOT APPLIED", lambda d: d.skipped),
     )
