@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from formulation.goals import WEIGHTED_SUM
 from formulation.lifecycle import SCHEDULABLE, JobState
 from formulation.problem import CHANGES_ROW, Problem, jobwise
 from formulation.promises.quotas import HELD, KEPT, QUOTA
@@ -125,7 +126,10 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Offers:
-    """Each job's best offer at the round's prices: the column worth most for what it costs."""
+    """Each job's best offer at the round's prices: the column worth most for what it costs.
+
+    Where no column is worth anything it is the one that loses least.
+    """
 
     column: Ints  # int64[jobs]; -1: the job has no column
     cost: Floats  # float64[columns], problem integers
@@ -136,7 +140,7 @@ class _Offers:
 def _offers(problem: Problem, solution: Solution) -> _Offers:
     known = len(solution.prices) > 0
     cost = problem.cost(solution.prices) if known else np.zeros(len(problem.cell))
-    ratio = problem.value / np.maximum(cost, 1e-9)
+    ratio = np.where(problem.value > 0, problem.value / np.maximum(cost, 1e-9), problem.value)
     order = np.lexsort((-ratio, problem.column_job))
     some = np.flatnonzero(np.diff(problem.job_start) > 0)
     column = np.full(len(problem.jobs), -1, dtype=np.int64)
@@ -235,6 +239,8 @@ def _lost_out(problem: Problem, solution: Solution, offers: _Offers, job: int) -
     limited = _limited(problem, solution, offers, job)
     if limited is not None:
         return limited
+    if problem.value[column] + problem.restart_price[column] < 0:
+        return _only_costs(problem, offers, column)
     if worth <= 0:
         return Reason(
             code=ReasonCode.NOT_WORTH_RESTART,
@@ -285,5 +291,31 @@ def _lost_out(problem: Problem, solution: Solution, offers: _Offers, job: int) -
         message=f"{what} would pay ({worth:.3f} for {cost:.3f}), but does not fit beside better jobs:"
         f" {short}",
         next_step="wait for a job to end, or add Cells with fewer GPUs",
+        evidence=evidence,
+    )
+
+
+def _only_costs(problem: Problem, offers: _Offers, column: int) -> Reason:
+    """Explain a job that the last goal counts as a loss: room was short, or it is not worth its cost."""
+    use = problem.usage_of(column)
+    what = " + ".join(f"{amount} of {problem.rows[r].name}" for r, amount in use.items())
+    short = "; ".join(
+        f"{problem.rows[r].name} has {int(offers.free[r])} free"
+        for r, amount in use.items()
+        if amount > offers.free[r]
+    )
+    worth = f"{int(problem.value[column]) / problem.scale:.6f}"
+    evidence = (("offer", what), ("value", worth), ("unit", problem.unit))
+    if short and problem.unit != WEIGHTED_SUM:
+        return Reason(
+            code=ReasonCode.NO_CAPACITY,
+            message=f"its cheapest offer, {what}, does not fit beside the jobs that run: {short}",
+            next_step="wait for a job to end, raise its weight, or add Cells with fewer GPUs",
+            evidence=evidence,
+        )
+    return Reason(
+        code=ReasonCode.OUTPRICED,
+        message=f"its best offer, {what}, costs more than the objective counts it worth",
+        next_step="raise its weight, or give cost less weight in the objective",
         evidence=evidence,
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from formulation.tables import Floats, Ints
+
+WEIGHTED_SUM: Final = "weighted sum"
+"""Unit of objectives that were added up: what they count differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from formulation.draft import Draft
-from formulation.goals import Goal, Levels, Linear
+from formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
 from formulation.grammar import Stage
 from formulation.objectives.completion import completion_time, makespan
 from formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
@@ -83,6 +83,6 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     gross = scaled(sum((weight * v.gross for weight, v in parts), nothing), scale)
     price = scaled(sum((weight * v.price for weight, v in parts), nothing), scale)
     return Linear(
-        name=stage.name, unit=parts[0][1].unit if alone else "weighted sum", value=gross - price,
+        name=stage.name, unit=parts[0][1].unit if alone else WEIGHTED_SUM, value=gross - price,
         restart_price=price, scale=scale, tolerance=stage.tolerance,
     )  # fmt: skip

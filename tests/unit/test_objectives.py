@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from formulation.check import migration_price, placed_value
 from formulation.columns import first_draft
 from formulation.draft import Draft
 from formulation.errors import ProblemTooLarge
@@ -23,12 +24,14 @@ from formulation.objectives import LEVELS_OF, LINEAR_VALUES, goals_of, with_need
 from formulation.objectives.fairness import fair_rate, fair_share
 from formulation.placement import Gang
 from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.snapshot import NO_TENANTS, Snapshot, Tenants
+from formulation.reasons import Reason, ReasonCode
+from formulation.snapshot import NO_TENANTS, Nodes, Snapshot, Tenants
 from formulation.statement import state
 from service.rounds import plan_round
 from solvers.base import Budget
+from solvers.cpsat import CpSat
 from solvers.greedy import Greedy
+from solvers.waiting import SpelledOut
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 BATCH = 256
@@ -185,7 +188,7 @@ COST = Policy(objective="cost")
 def test_cost_runs_nothing_below_the_rate_floor() -> None:
     """The reference rate is 160; half of it is 80."""
     assert rates_left(drafted(a_job("j", requested_gpus=4), policy=COST)) == [102.4, 160.0]
-    exact = replace(COST, rate_floor=0.64)  # of 160 that is 102.4
+    exact = replace(COST, rate_floor=102.4 / 160 + 1e-12)  # rounding is forgiven
     assert rates_left(drafted(a_job("j", requested_gpus=4), policy=exact)) == [102.4, 160.0]
     anything = replace(COST, rate_floor=0.0)
     assert rates_left(drafted(a_job("j", requested_gpus=4), policy=anything)) == RATES
@@ -254,6 +257,14 @@ def test_a_job_kept_from_its_best_type_is_held_to_what_it_can_reach() -> None:
     """Without a100 columns a job with the reference rate 160 still runs at 51.2."""
     draft = first_draft(a_round(a_job("j", requested_gpus=4)), COST)
     assert rates_left(with_needs(draft.only(draft.gpu_type == 1))) == [51.2]
+
+
+def test_a_slower_shape_and_a_move_do_not_make_a_job_cheaper() -> None:
+    problem = state(a_round(running(restart_s=360.0), gangs=GANG), COST).problem
+    current = int(problem.current[0])
+    assert problem.value[current] == -6 * problem.scale
+    assert placed_value(problem, current, 2) == -6 * problem.scale
+    assert migration_price(problem, 0, current) == pytest.approx(0.6 * problem.scale)
 
 
 # --- time to finish: makespan, finish-time fairness
@@ -465,6 +476,35 @@ def test_with_all_weights_zero_the_round_goes_on_and_says_so() -> None:
     assert not outcome.violations
     reasons = [d.reason for d in outcome.decisions]
     assert [r.code for r in reasons if r is not None] == [ReasonCode.NO_WEIGHT] * 2
+
+
+# --- what is said of a job that only costs
+
+
+def reason_of(snapshot: Snapshot, objective: str, job: int) -> Reason:
+    budget = Budget(remaining_s=lambda: math.inf)
+    outcome = plan_round(snapshot, Policy(objective=objective), SpelledOut(CpSat()), budget)
+    assert not outcome.violations
+    (reason,) = [d.reason for d in outcome.decisions if d.job == job]
+    assert reason is not None
+    return reason
+
+
+def test_under_cost_a_job_waits_because_nothing_is_free_not_because_it_costs() -> None:
+    snapshot = a_round(*[a_job(f"j{i}", weight=2.0) for i in range(2)], a_job("light"))
+    two_gpus = [{**snapshot.nodes.row(0), "gpus": 2}]
+    small = replace(snapshot, nodes=Nodes.from_rows(two_gpus))
+    reason = reason_of(small, "cost", 2)
+    assert reason.code is ReasonCode.NO_CAPACITY
+    assert "1 of gpus/a100, does not fit" in reason.message
+    assert "gpus/a100 has 0 free" in reason.message
+
+
+def test_in_a_weighted_sum_a_job_waits_because_it_costs_too_much() -> None:
+    reason = reason_of(a_round(a_job("j")), "throughput + cost", 0)
+    assert reason.code is ReasonCode.OUTPRICED
+    assert "costs more than the objective counts it worth" in reason.message
+    assert dict(reason.evidence)["unit"] == "weighted sum"
 
 
 # --- numbers at their limits
