@@ -11,9 +11,10 @@ from db import migrate, tables
 from db.engine import Database, connect
 from db.store import PostgresStore
 from formulation.errors import InvalidInput, NotMigrated
-from formulation.lifecycle import JobState, successors
+from formulation.lifecycle import JobEvent, JobState, successors
+from formulation.resources import TenantSpec
 from tests.support.database import a_database
-from tests.support.stored import C, a_cluster, a_spec, run, submit
+from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, job, run, submit
 
 CATALOGS = {
     "columns": """
@@ -62,6 +63,28 @@ def test_migrations_can_be_undone(database: Database) -> None:
     PostgresStore(database).ready()
 
 
+def test_what_an_older_release_stored_is_upgraded(database: Database) -> None:
+    store = PostgresStore(database)
+    a_cluster(store)
+    submit(store, a_spec("runs"), a_spec("waits"), a_spec("ended"))
+    run(store, runs=[("a100-0", [0])])
+    happen(store, "ended", JobEvent.CANCEL)
+    execute(database, "UPDATE jobs SET created_at = created_at - interval '1 h'")
+    migrate.downgrade(database, "0001")
+    with pytest.raises(NotMigrated, match="is 0001, this release needs"):
+        store.ready()
+    migrate.upgrade(database)
+    found = store.snapshot(C)
+    assert found.jobs.queued_s.tolist() == found.jobs.submit_s.tolist()
+    runs, waits = found.jobs.since_s.tolist()
+    assert (found.jobs.name, waits) == (("runs", "waits"), 0.0)
+    assert found.now_s - 60 < runs <= found.now_s
+    assert found.jobs.service_gpu_s[1] == 0
+    assert not (found.jobs.admitted | found.jobs.opportunistic | found.jobs.pinned_type).any()
+    assert job(store, "ended").state is JobState.CANCELLED
+    run(store, waits=[("a100-0", [1])])
+
+
 def test_a_store_on_a_database_without_schema_says_to_migrate(postgres_url: str) -> None:
     with a_database(postgres_url, "template1") as fresh:
         store = PostgresStore(fresh)
@@ -99,11 +122,13 @@ def refuse(database: Database, statement: str, constraint: str) -> None:
 
 @pytest.fixture
 def running(database: Database) -> Database:
-    """Return a database where job a runs on GPUs 0 and 1 of node a100-0, and job b is queued."""
+    """Return a database where a runs on GPUs 0 and 1 of node a100-0, b is queued, and t has quotas."""
     store = PostgresStore(database)
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [0, 1])])
+    tenant = TenantSpec(name="t", quotas={"": 1, "a100": 1})
+    do(store, lambda w: w.upsert_tenants(C, [tenant]))
     return database
 
 
@@ -191,6 +216,21 @@ def test_a_job_that_ended_cannot_own_gpus(running: Database) -> None:
         ("estimates SET nodes = gpus + 1", "ck_estimates_shape"),
         ("nodes SET gpus = 65", "ck_nodes_gpus"),
         ("gpu_types SET memory_bytes = 0", "ck_gpu_types_memory"),
+        ("gpu_types SET watts = 'NaN'", "ck_gpu_types_watts"),
+        ("jobs SET pinned_type = true", "ck_jobs_pinned_type"),
+        ("jobs SET since_at = NULL WHERE name = 'a'", "ck_jobs_since"),
+        ("jobs SET since_at = now() WHERE name = 'b'", "ck_jobs_since"),
+        ("jobs SET service_gpu_s = -1", "ck_jobs_service"),
+        ("jobs SET service_gpu_s = 'NaN'", "ck_jobs_service"),
+        ("jobs SET certificate = '{}'", "ck_jobs_certificate"),
+        ("jobs SET certificate = '[1]'", "ck_jobs_certificate"),
+        ("jobs SET opportunistic = true WHERE name = 'b'", "ck_jobs_opportunistic"),
+        ("jobs SET rejection = '{}'", "ck_jobs_rejection"),
+        ("tenants SET borrow_gpus = -2", "ck_tenants_borrow"),
+        ("tenants SET weight = 'NaN'", "ck_tenants_weight"),
+        ("quotas SET gpus = -1", "ck_quotas_gpus"),
+        ("quotas SET gpu_type_id = NULL", "uq_quotas_tenant_id"),
+        ("quotas SET gpu_type_id = (SELECT max(id) FROM gpu_types)", "uq_quotas_tenant_id"),
         ("allocations SET hold = 'borrowed'", "ck_allocations_hold"),
         ("allocations SET release_revision = 1", "ck_allocations_release"),
     ],

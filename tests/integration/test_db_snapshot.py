@@ -6,11 +6,13 @@ import math
 from functools import partial
 
 import numpy as np
+import pytest
 
 from db.engine import Database
 from db.store import PostgresStore
 from db.writer import PostgresWriter
 from formulation import codec
+from formulation.decisions import DecisionKind
 from formulation.lifecycle import JobEvent, JobState
 from formulation.snapshot import STATE_CODE, STATES, Hold, Workload
 from tests.support.stored import (
@@ -20,11 +22,16 @@ from tests.support.stored import (
     a_record,
     a_spec,
     agent_reports,
+    agents_report,
+    commit,
     do,
     execute,
     happen,
+    job,
     run,
+    start,
     submit,
+    wait,
 )
 
 
@@ -156,6 +163,67 @@ def test_iterations_left_and_states_follow_the_jobs(store: PostgresStore) -> Non
     cancelling = store.snapshot(C).jobs
     assert STATES[cancelling.state[0]] is JobState.CANCELLING
     assert cancelling.current_gpus.tolist() == [0, 0]
+
+
+def shift(database: Database, seconds: float) -> None:
+    """Let ``seconds`` pass for jobs."""
+    past = f"- {seconds} * interval '1 s'"
+    execute(
+        database,
+        f"UPDATE jobs SET created_at = created_at {past}, queued_at = queued_at {past},"
+        f" since_at = since_at {past}",
+    )
+
+
+def test_service_is_what_a_job_has_held(store: PostgresStore, database: Database) -> None:
+    a_cluster(store, nodes=2)
+    submit(store, a_spec("a"), a_spec("b"))
+    assert store.snapshot(C).jobs.since_s.tolist() == [0.0, 0.0]
+    run(store, a=[("a100-0", [0, 1])])
+    shift(database, 100.0)
+    found = store.snapshot(C)
+    assert found.jobs.service_gpu_s == pytest.approx([200.0, 0.0], abs=20.0)
+    assert found.now_s - found.jobs.since_s[0] == pytest.approx(100.0, abs=10.0)
+    move = start(found, "a", [("a100-1", [0, 1, 2])], DecisionKind.RESIZE)
+    commit(store, found, move)
+    agents_report(store)
+    shift(database, 10.0)
+    found = store.snapshot(C)
+    assert found.jobs.service_gpu_s == pytest.approx([230.0, 0.0], abs=25.0)
+    assert found.now_s - found.jobs.since_s[0] == pytest.approx(10.0, abs=8.0)
+    assert job(store, "a").service_gpu_s == pytest.approx(230.0, abs=25.0)
+    commit(store, found, start(found, "a", [("a100-1", [0, 1, 2])], DecisionKind.KEEP))
+    assert store.snapshot(C).jobs.since_s[0] == found.jobs.since_s[0]  # it goes on as it was
+    agent_reports(store, "agent-a100-1", phase="succeeded")
+    served = job(store, "a").service_gpu_s
+    assert served == pytest.approx(230.0, abs=25.0)
+    shift(database, 1000.0)
+    assert job(store, "a").service_gpu_s == served
+
+
+def test_a_job_waits_since_its_submission_or_since_it_lost_its_gpus(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"), a_spec("c"))
+    found = store.snapshot(C)
+    assert found.jobs.queued_s.tolist() == found.jobs.submit_s.tolist()
+    assert job(store, "a").queued_s == found.jobs.queued_s[0]
+    run(store, a=[("a100-0", [0])])
+    happen(store, "b", JobEvent.HOLD)
+    shift(database, 100.0)
+    now = store.snapshot(C)
+    commit(store, now, wait(now, "a", DecisionKind.SUSPEND))
+    happen(store, "b", JobEvent.RELEASE)  # time that its user took is not waiting
+    stopping = store.snapshot(C).jobs
+    assert STATES[stopping.state[0]] is JobState.STOPPING
+    waited = now.now_s - stopping.queued_s
+    assert waited == pytest.approx([0.0, 0.0, 100.0], abs=10.0)
+    assert now.now_s - stopping.submit_s == pytest.approx([100.0] * 3, abs=10.0)
+    agents_report(store)
+    queued = store.snapshot(C).jobs
+    assert STATES[queued.state[0]] is JobState.QUEUED
+    assert queued.queued_s.tolist() == stopping.queued_s.tolist()
 
 
 def test_the_keys_of_rows_do_not_show(store: PostgresStore) -> None:

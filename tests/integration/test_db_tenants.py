@@ -1,0 +1,245 @@
+"""Tenants and their quotas, what GPUs cost, and demands of jobs: stored, refused, and in the snapshot."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from db.writer import PostgresWriter
+from formulation.errors import InvalidInput, NotFound
+from formulation.lifecycle import JobEvent
+from formulation.resources import JobSpec, TenantSpec
+from formulation.snapshot import GpuType, Workload
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    do,
+    execute,
+    happen,
+    job,
+    states,
+    submit,
+)
+
+
+def put(store: PostgresStore, *tenants: TenantSpec) -> None:
+    do(store, lambda w: w.upsert_tenants(C, tenants))
+
+
+def test_tenants_are_read_back_by_name_as_they_were_set(store: PostgresStore) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    second = TenantSpec(name="b", weight=0.0, borrow_gpus=0, lends=False, quotas={"": 3, "v100": 2})
+    first = TenantSpec(name="a", weight=2.5)
+    given: list[list[TenantSpec]] = []
+    do(store, lambda w: given.append(w.upsert_tenants(C, [second, first])))
+    assert given == [[second, first]]
+    assert store.list_tenants(C) == [first, second]
+    other = TenantSpec(name="b", quotas={"a100": 8})
+    put(store, other)
+    assert store.list_tenants(C) == [first, other]
+
+
+def test_a_forgotten_tenants_jobs_stay(store: PostgresStore) -> None:
+    a_cluster(store)
+    put(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
+    submit(store, a_spec("x", tenant="a"))
+    with pytest.raises(NotFound, match=f"clusters/{C}/tenants/z does not exist"):
+        do(store, lambda w: w.delete_tenants(C, ["a", "z"]))
+    do(store, lambda w: w.delete_tenants(C, ["a"]))
+    assert [t.name for t in store.list_tenants(C)] == ["b"]
+    assert job(store, "x").spec.tenant == "a"
+    assert len(store.snapshot(C).quotas) == 0
+
+
+def test_tenants_of_a_cluster_that_does_not_exist(store: PostgresStore) -> None:
+    for call in (
+        lambda: store.list_tenants("x"),
+        lambda: do(store, lambda w: w.upsert_tenants("x", [])),
+        lambda: do(store, lambda w: w.delete_tenants("x", [])),
+    ):
+        with pytest.raises(NotFound, match="clusters/x does not exist"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("quotas", "message"),
+    [
+        (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, the cluster has 8"),
+        (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, the cluster has 16"),
+        (({"a100": 8, "v100": 1}, {"": 8}), "quotas sum to 17 GPUs, the cluster has 16"),
+        (({"h100": 1},), "no type 'h100'; it has: a100, v100"),
+        (({"a100": -1},), "ck_quotas_gpus"),
+    ],
+)
+def test_quotas_that_cannot_be_used_at_once_are_refused(
+    store: PostgresStore, quotas: tuple[dict[str, int], ...], message: str
+) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # counts all the same
+    put(store, TenantSpec(name="t0", quotas={"v100": 1}))
+    tenants = [TenantSpec(name=f"t{i}", quotas=q) for i, q in enumerate(quotas)]
+    with pytest.raises(InvalidInput, match=message):
+        put(store, *tenants)
+    for tenant in tenants[:-1]:  # those before the last are fine without it
+        put(store, tenant)
+    with pytest.raises(InvalidInput, match=message):
+        put(store, tenants[-1])
+
+
+def test_quotas_up_to_the_whole_cluster_are_fine(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    put(
+        store, TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
+        TenantSpec(name="b", quotas={"": 6}),
+    )  # fmt: skip
+    put(store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"weight": -1.0}, "ck_tenants_weight"),
+        ({"weight": math.nan}, "ck_tenants_weight"),
+        ({"weight": math.inf}, "ck_tenants_weight"),
+        ({"borrow_gpus": -2}, "ck_tenants_borrow"),
+    ],
+)
+def test_settings_without_meaning_are_refused(
+    store: PostgresStore, wrong: dict[str, float], message: str
+) -> None:
+    a_cluster(store)
+    with pytest.raises(InvalidInput, match=message):
+        put(store, TenantSpec(**{"name": "a"} | wrong))  # type: ignore[arg-type]  # a test's shorthand
+    with pytest.raises(InvalidInput, match="a is named twice"):
+        put(store, TenantSpec(name="a"), TenantSpec(name="a"))
+
+
+def test_the_snapshot_has_tenants_and_quotas_in_order(store: PostgresStore) -> None:
+    a_cluster(store, types=("v100", "a100"))
+    put(
+        store, TenantSpec(name="b", borrow_gpus=2, lends=False, quotas={"a100": 3, "": 4}),
+        TenantSpec(name="a", weight=0.5, quotas={"a100": 1, "v100": 2}),
+    )  # fmt: skip
+    found = store.snapshot(C)
+    assert found.tenants.name == ("a", "b")
+    assert found.tenants.weight.tolist() == [0.5, 1.0]
+    assert found.tenants.borrow_gpus.tolist() == [-1, 2]
+    assert found.tenants.lends.tolist() == [True, False]
+    quotas = found.quotas
+    rows = zip(quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True)
+    assert list(rows) == [(0, 0, 2), (0, 1, 1), (1, -1, 4), (1, 1, 3)]
+
+
+def test_types_know_what_they_cost(store: PostgresStore) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    kinds = (
+        GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.21, watts=400.0),
+        GpuType(name="v100", memory_bytes=1, watts=300.0),
+    )
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    assert store.get_cluster(C).gpu_types == store.snapshot(C).gpu_types == kinds
+    version = store.get_cluster(C).version
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    assert store.get_cluster(C).version == version  # nothing changed
+    for wrong in (-1.0, math.nan, math.inf):
+        dear = [GpuType(name="a100", memory_bytes=1, dollars_per_hour=wrong), kinds[1]]
+        put_types = partial(PostgresWriter.upsert_cluster, name=C, gpu_types=dear, version=None)
+        with pytest.raises(InvalidInput, match="ck_gpu_types_dollars"):
+            do(store, put_types)
+
+
+def test_a_type_that_a_quota_names_stays(store: PostgresStore) -> None:
+    kinds = [GpuType(name=name, memory_bytes=1) for name in ("a100", "v100")]
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    put(store, TenantSpec(name="a", quotas={"v100": 0}))
+    with pytest.raises(InvalidInput, match="v100 is still used by quotas"):
+        do(store, lambda w: w.upsert_cluster(C, kinds[:1], None))
+
+
+def change(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
+    do(store, lambda w: w.update_job(C, spec, fields, None))
+
+
+def test_avoided_nodes_are_stored_and_in_the_snapshot(store: PostgresStore) -> None:
+    a_cluster(store, nodes=3)
+    submit(store, a_spec("a", avoid_nodes=("a100-2", "a100-0", "a100-2")), a_spec("b"))
+    assert job(store, "a").spec.avoid_nodes == ("a100-0", "a100-2")
+    assert job(store, "b").spec.avoid_nodes == ()
+    change(store, a_spec("b", avoid_nodes=("a100-1",)), "avoid_nodes")
+    avoids = store.snapshot(C).avoids
+    pairs = list(zip(avoids.job.tolist(), avoids.node.tolist(), strict=True))
+    assert pairs == [(0, 0), (0, 2), (1, 1)]
+    assert job(store, "b").version == 2
+    change(store, a_spec("a"), "avoid_nodes")
+    happen(store, "b", JobEvent.CANCEL)
+    assert len(store.snapshot(C).avoids) == 0
+
+
+def test_a_node_to_avoid_must_exist(store: PostgresStore) -> None:
+    a_cluster(store)
+    with pytest.raises(InvalidInput, match=r"jobs/b.avoid_nodes: the cluster has no node a100-9"):
+        submit(store, a_spec("a"), a_spec("b", avoid_nodes=("a100-0", "a100-9")))
+    assert states(store) == {}
+    submit(store, a_spec("a"))
+    with pytest.raises(InvalidInput, match="no node a100-9"):
+        change(store, a_spec("a", avoid_nodes=("a100-9",)), "avoid_nodes")
+
+
+def test_a_job_with_avoided_nodes_can_be_deleted(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", avoid_nodes=("a100-0",)))
+    happen(store, "a", JobEvent.CANCEL)
+    assert store.prune(0.0, 1)["jobs"] == 1
+
+
+def test_a_pinned_type_is_stored_and_in_the_snapshot(store: PostgresStore) -> None:
+    a_cluster(store, types=("v100", "a100"))
+    submit(store, a_spec("a", requested_type="a100", pinned_type=True), a_spec("b"))
+    found = store.snapshot(C).jobs
+    assert (found.pinned_type.tolist(), found.requested_type.tolist()) == ([True, False], [1, -1])
+    change(store, a_spec("a", requested_type="v100"), "requested_type")
+    assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("v100", True)
+    change(store, a_spec("a"), "pinned_type", "requested_type")
+    assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("", False)
+
+
+def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100", "k80"))
+    lone = Workload(model="gpt", params="1B", global_batch=8)
+    fresh = Workload(model="new", params="1B", global_batch=8)
+    do(store, lambda w: w.upsert_estimates(C, [
+        a_record(1, workload=lone), a_record(9, workload=lone, gpu_type="v100", nodes=3),
+        a_record(1, workload=lone, gpu_type="k80", iter_time_s=math.inf),
+    ]))  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"jobs/a.pinned_type: there is no type to pin"):
+        submit(store, a_spec("a", pinned_type=True))
+    with pytest.raises(InvalidInput, match=r"gpt has no Cells on it; it has some on a100, v100"):
+        submit(store, a_spec("a", workload=lone, requested_type="k80", pinned_type=True))
+    with pytest.raises(InvalidInput, match=r"exceed the cluster: it needs 9 x v100 \(of 8\)"):
+        submit(store, a_spec("a", workload=lone, requested_type="v100", pinned_type=True))
+    submit(store, a_spec("a", workload=lone, requested_type="k80"))  # a wish is no demand
+    submit(store, a_spec("b", workload=fresh, requested_type="k80", pinned_type=True))
+    with pytest.raises(InvalidInput, match="gpt has no Cells on it"):
+        change(store, a_spec("a", pinned_type=True), "pinned_type")
+    with pytest.raises(InvalidInput, match="there is no type to pin"):
+        change(store, a_spec("b"), "requested_type")
+    assert job(store, "a").version == job(store, "b").version == 1
+
+
+def test_a_deadline_must_lie_ahead(store: PostgresStore, database: Database) -> None:
+    a_cluster(store)
+    past = store.snapshot(C).now_s - 60.0
+    with pytest.raises(InvalidInput, match=r"jobs/b.deadline: lies 6\d s in the past"):
+        submit(store, a_spec("a", deadline_s=4e9), a_spec("b", deadline_s=past), a_spec("c"))
+    submit(store, a_spec("a", deadline_s=4e9))
+    with pytest.raises(InvalidInput, match="in the past"):
+        change(store, a_spec("a", deadline_s=past), "deadline_s")
+    execute(database, "UPDATE jobs SET deadline_s = 1")
+    change(store, a_spec("a", weight=2.0), "weight")  # it has passed; other fields may change
+    assert job(store, "a").spec.weight == 2.0
