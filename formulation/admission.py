@@ -15,11 +15,13 @@ class Admission:
     """Whose deadlines are promised, by which schedule, and what is left to say to the others.
 
     ``admitted`` is bool[jobs]: promised now or earlier, and still promised. ``legs`` is the certificate: a
-    schedule that meets all of those deadlines together. ``least_work`` is float64[jobs], the samples that
-    the certificate has each job train by ``until_s``: a round that trains as many may forget the legs
-    until then. ``earliest_s`` is float64[jobs]: for a refused job the earliest deadline that would have been
-    met, seconds since 1970; inf: none inside the horizon; NaN: not refused. ``given_up`` are jobs that
-    were promised and cannot be served any more, because nodes were lost.
+    schedule that meets all of those deadlines together. ``least_work`` is float64[jobs], the samples by
+    ``until_s`` with which the legs after it still suffice, whatever Cell trained them: a round that trains
+    as many may forget the legs until then. ``earliest_s`` is float64[jobs]: for a refused job the earliest
+    deadline that would have been met, seconds since 1970; inf: not known; NaN: not refused. ``given_up`` are
+    jobs that were promised and cannot be served any more, because nodes were lost. ``proven``: no schedule
+    on these slots admits more weight. ``work`` is the limit of deterministic seconds that the search ran
+    under; 0: it did not run, or a clock cut it short and its answer was dropped.
     """
 
     admitted: Bools
@@ -28,6 +30,8 @@ class Admission:
     until_s: float
     earliest_s: Floats
     given_up: frozenset[int] = frozenset()
+    proven: bool = False
+    work: float = 0.0
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+
 from formulation.admission import Admission
 from formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
 from formulation.placement import Gang, Placement, current_gangs
@@ -80,7 +82,8 @@ def decide(
     rejected.
     """
     now, problem = current_gangs(snapshot), statement.problem
-    promised = admission.admitted if admission is not None else snapshot.jobs.admitted
+    promised = np.array(admission.admitted if admission is not None else snapshot.jobs.admitted)
+    promised[list(statement.lapsed)] = False
     found: list[Decision] = []
     for job in range(len(snapshot.jobs)):
         gang = placement.gangs.get(job)
@@ -101,7 +104,8 @@ def decide(
             if runs.kind is DecisionKind.START
             else snapshot.jobs.opportunistic[job]
         )
-        found.append(replace(runs, admitted=bool(promised[job]), opportunistic=past))
+        met = bool(promised[job]) or job in statement.admits
+        found.append(replace(runs, admitted=met, opportunistic=past))
     return found
 
 

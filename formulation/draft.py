@@ -61,6 +61,10 @@ class Draft:
     """Jobs whose promises cannot be kept this round: rules treat them as if nothing had been promised."""
     rejected: frozenset[int] = frozenset()
     """Jobs of ``absent`` that can never run: they are dropped for good."""
+    admits: frozenset[int] = frozenset()
+    """Jobs whose deadlines are promised by running this round."""
+    lapsed: frozenset[int] = frozenset()
+    """Jobs whose deadlines were promised and cannot be met any more."""
     witness: Ints | None = None
     """int64[jobs], a column or -1: an answer in which every job marked so far runs; None: none is known."""
 
@@ -117,6 +121,10 @@ class Draft:
     def has_columns(self) -> Bools:
         """Return which jobs have a column, bool[jobs]."""
         return np.diff(self.job_start) > 0
+
+    def columns_of(self, job: int) -> range:
+        """Return the columns of ``job``."""
+        return range(int(self.job_start[job]), int(self.job_start[job + 1]))
 
     def only(self, keep: Bools, why: Mapping[int, Reason] | None = None) -> Draft:
         """Return the draft with the columns ``keep`` (bool[columns]) alone.

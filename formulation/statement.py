@@ -26,8 +26,9 @@ class Statement:
 
     ``problem.value`` is that of the last goal, which is a sum. ``absent`` has a reason for each job that
     a rule left without a column; ``rejected`` those of them that can never run. ``opportunistic`` is
-    bool[jobs]: which jobs give way to a blocked one later, should they start now. ``witness`` is int64[jobs], an
-    answer in which every job that must run does, where the rules know one: nobody trusts it unseen.
+    bool[jobs]: which jobs give way to a blocked one later, should they start now. ``witness`` is int64[jobs],
+    an answer in which every job that must run does, where the rules know one: nobody trusts it unseen.
+    ``admits`` are the jobs whose deadlines are promised if they run, ``lapsed`` those whose promise is over.
     """
 
     problem: Problem
@@ -36,6 +37,8 @@ class Statement:
     rejected: frozenset[int]
     opportunistic: Bools
     witness: Ints | None = None
+    admits: frozenset[int] = frozenset()
+    lapsed: frozenset[int] = frozenset()
 
 
 def state(
@@ -64,6 +67,7 @@ def state(
     return Statement(
         problem=_problem(draft, goals[-1]), goals=goals, absent=draft.absent,
         rejected=draft.rejected, opportunistic=draft.opportunistic, witness=draft.witness,
+        admits=draft.admits, lapsed=draft.lapsed,
     )  # fmt: skip
 
 

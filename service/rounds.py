@@ -27,6 +27,7 @@ from solvers.answers import objective_of
 from solvers.base import Budget, Solver
 from solvers.goals import solve_goals, surrogate
 from solvers.greedy import Greedy
+from solvers.lookahead import ADMISSION, admit
 from solvers.placement import Placed, defragment, place
 from solvers.policies.base import Known, Scheduler, narrowed, not_chosen
 from solvers.waiting import SpelledOut
@@ -118,7 +119,8 @@ def _solved(
     snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget, mark: Callable[[str], None]
 ) -> _Answered:
     """Return the solver's answer to the round's statement, placed."""
-    admission = None
+    looks_ahead = policy.deadline_mode == "look-ahead"
+    admission = admit(snapshot, policy, budget) if looks_ahead else None
     statement = state(snapshot, policy, admission)
     mark("build")
     statement, given_up, greedy = _keep_promises(snapshot, policy, admission, statement, budget)
@@ -136,8 +138,9 @@ def _solved(
     solution = replace(
         solved.solution, choice=choice, objective=objective, status=placed.solution.status,
         bound=max(solved.solution.bound, objective),
+        work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
     )  # fmt: skip
-    problem, given_up = _release_unplaced(problem, solution, given_up)
+    problem, given_up = _release_unplaced(problem, solution, given_up | statement.lapsed)
     return _Answered(
         statement=replace(statement, problem=problem), solution=solution, goals=solved.results,
         placed=placed, given_up=given_up, admission=admission,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from formulation.draft import Draft
+from formulation.promises.deadlines import deadlines_are_kept
 from formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
 from formulation.promises.launched import launched_jobs_run
 from formulation.promises.pins import avoided_nodes, pinned_type
@@ -38,6 +39,7 @@ PROMISES: Final[tuple[Rule, ...]] = (
     guaranteed_jobs_stay_within_quota,
     tenants_borrow_within_limits,
     unlent_quota_is_kept,
+    deadlines_are_kept,  # sees the quotas; those after it see what it promised
     changes_are_capped,
     # These mark waiting jobs that fit beside all that was said before, so nothing may come after them that
     # could take the room away: other columns' loss, other jobs' marks, other rows.

@@ -1,0 +1,343 @@
+"""Deadlines as promises: those that a round may make, and those that it must keep."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from formulation.admission import Admission
+from formulation.draft import Draft, RowUse
+from formulation.lifecycle import JobState
+from formulation.lookahead import reserved, spare_gpus, staying
+from formulation.promises.launched import launched
+from formulation.rates import work_left
+from formulation.reasons import Reason, ReasonCode
+from formulation.snapshot import STATE_CODE
+from formulation.tables import Bools, Floats, Ints
+
+ROUNDING: Final = 1e-9
+"""Times and rates that differ by no more than this share are the same."""
+_NOW_S: Final = 1e-3
+
+
+def deadlines_are_kept(draft: Draft) -> Draft:
+    """Leave jobs with deadlines only the columns that keep them, as the policy's mode has it.
+
+    ``ignore``: all columns. ``myopic``: Eq. (20). ``look-ahead``: Eq. (29), by the certificates of an
+    admission that was decided before. Jobs whose promises are waived, and those that ran before without
+    one, go on as best they can: a deadline kills nobody who runs.
+    """
+    mode = draft.policy.deadline_mode
+    if mode == "ignore" or not np.isfinite(draft.snapshot.jobs.deadline_s).any():
+        return draft
+    if mode == "myopic":
+        return fast_enough_from_now_on(draft)
+    return draft if draft.admission is None else certificates_are_kept(draft, draft.admission)
+
+
+def fast_enough_from_now_on(draft: Draft) -> Draft:
+    """Drop columns on which a job with a deadline would finish too late (Arena Eq. 6; Eq. 20).
+
+        W_j <= r_c (D_j - now - restart_j)    where c starts, moves or resizes j
+        W_j <= r_c (D_j - now - what is left of its last restart)    for what it runs on
+
+    A job that runs by it is admitted, and must run from then on. Waiting jobs that no column
+    serves are dropped early (Crius section 8.5).
+    """
+    jobs = draft.snapshot.jobs
+    fast = _in_time(draft)
+    dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
+    served = np.zeros(len(jobs), dtype=np.bool_)
+    served[draft.job[fast]] = True
+    lapsed = np.flatnonzero(jobs.admitted & dated & ~served)
+    held = dated & served
+    draft = draft.only(fast | ~held[draft.job])
+    draft = _dropped(draft, dated & ~served & _new(draft) & ~jobs.admitted)
+    spare_s = jobs.deadline_s - draft.snapshot.now_s - jobs.restart_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = np.where(held & (spare_s > 0), work_left(draft.snapshot) / spare_s, 0.0)
+    can_move = ~held | ((spare_s > 0) & (_current_rate(draft) >= least * (1 - ROUNDING)))
+    must_run = draft.must_run | (held & jobs.admitted)
+    return replace(
+        draft,
+        must_run=must_run,
+        witness=np.where(must_run, draft.current, -1),  # as it is, all that was promised fits
+        least_rate=np.maximum(draft.least_rate, least * (1 - ROUNDING)),
+        movable=draft.movable & can_move,
+        admits=draft.admits | frozenset(np.flatnonzero(held).tolist()),
+        lapsed=draft.lapsed | frozenset(lapsed.tolist()),
+    )
+
+
+def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
+    """Leave admitted jobs only the columns after which their certificates still hold (Eq. 29).
+
+    Refused jobs that wait have no columns, for a reason with the earliest deadline that would be met; if not
+    even the empty cluster would meet it, they are dropped. Jobs that keep what they are given once
+    may start on GPUs alone that no certificate needs at any time (``spare_gpus``).
+    """
+    jobs = draft.snapshot.jobs
+    dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
+    out = dated & ~admission.admitted & _new(draft)
+    out[list(admission.given_up)] = False
+    draft = _refused(draft, admission, out)
+    draft = replace(draft, lapsed=draft.lapsed | admission.given_up)
+    bound = np.flatnonzero(admission.admitted & dated).tolist()
+    needs = {job: need for job in bound if (need := _need(draft, admission, job)) is not None}
+    keep = np.ones(len(draft.cell), dtype=np.bool_)
+    must_run, least = np.array(draft.must_run), np.array(draft.least_rate)
+    movable = np.array(draft.movable)
+    for job, need in needs.items():
+        keep[need.columns.start : need.columns.stop] = need.keep
+        must_run[job], movable[job] = True, movable[job] and need.movable
+        least[job] = max(least[job], need.least_rate)
+    draft = _witnessed(draft, admission, list(needs))
+    draft = replace(draft, must_run=must_run, least_rate=least, movable=movable).only(keep)
+    planned = {job: reason for job in bound if (reason := _planned(draft, admission, job))}
+    return _lasting_starts_spare_certificates(
+        replace(draft, absent={**draft.absent, **planned}), admission
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Need:
+    columns: range
+    keep: Bools  # bool[columns]
+    least_rate: float
+    movable: bool
+
+
+def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
+    """Return what ``job`` may run until the next slot; None: whatever it likes, or nothing.
+
+    Any column with which it trains ``least_work`` until then, its restart paid; and the certificate's own,
+    at its own rate, which has the restart paid beyond that moment. Placement knows one least rate for all
+    columns of a job: where the certificate's is below what others need, the others are dropped.
+    """
+    work = float(admission.least_work[job])
+    columns = draft.columns_of(job)
+    if work <= 0 or not len(columns):
+        return None
+    snapshot = draft.snapshot
+    span = slice(columns.start, columns.stop)
+    length_s = admission.until_s - snapshot.now_s
+    after_s = length_s - float(snapshot.jobs.restart_s[job])
+    rate, current = draft.rate[span], int(draft.current[job]) - columns.start
+    stay_rate, lag_s = staying(draft, np.array([job]))
+    own = _certified(draft, admission, job) - columns.start
+    other = work / after_s if after_s > 0 else math.inf
+    keep = rate >= other * (1 - ROUNDING)
+    if current >= 0:
+        stays = float(stay_rate[job]) * (length_s - float(lag_s[job])) >= work * (1 - ROUNDING)
+        keep[current] = stays or own == current
+    least = other if math.isfinite(other) else 0.0
+    if own >= 0 and own != current:
+        if rate[own] < other:
+            kept_current = current >= 0 and bool(keep[current])
+            keep[:] = False
+            if current >= 0:
+                keep[current] = kept_current
+            least = float(rate[own])
+        keep[own] = True
+    if not keep.any():  # behind its certificate: as near to it as can be
+        return _Need(columns=columns, keep=~keep, least_rate=0.0, movable=True)
+    moves = current < 0 or bool(rate[current] >= other * (1 - ROUNDING))
+    return _Need(columns=columns, keep=keep, least_rate=least * (1 - ROUNDING), movable=moves)
+
+
+def _certified(draft: Draft, admission: Admission, job: int) -> int:
+    """Return the column that the certificate has ``job`` run now; -1: none."""
+    legs, cells = admission.legs, draft.cells
+    begun = legs.start_s <= draft.snapshot.now_s + _NOW_S
+    for leg in np.flatnonzero((legs.job == job) & begun).tolist():
+        for column in draft.columns_of(job):
+            cell = int(draft.cell[column])
+            if (cells.gpu_type[cell], cells.gpus[cell]) == (legs.gpu_type[leg], legs.gpus[leg]) and (
+                cells.pipeline_degree[cell], cells.plan[cell]
+            ) == (legs.pipeline_degree[leg], legs.plan[leg]):  # fmt: skip
+                return column
+    return -1
+
+
+def _witnessed(draft: Draft, admission: Admission, jobs: list[int]) -> Draft:
+    """Return the draft with the answer that the certificates of ``jobs`` have for this round."""
+    witness = np.full(len(draft.current), -1, dtype=np.int64)
+    for column, _ in reserved(draft, ~_members(draft, jobs)):
+        witness[int(draft.job[column])] = column
+    for job in jobs:
+        witness[job] = _certified(draft, admission, job)
+    return replace(draft, witness=witness)
+
+
+def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
+    """Explain an admitted job that need not run yet."""
+    mine = admission.legs.start_s[admission.legs.job == job]
+    if not len(mine) or mine.min() <= draft.snapshot.now_s + _NOW_S:
+        return None
+    start = rfc3339(float(mine.min()))
+    return Reason(
+        code=ReasonCode.DEADLINE_PLANNED,
+        message=f"its deadline is promised; its schedule starts it at {start}",
+        next_step="nothing: it starts then, or earlier where GPUs are free",
+        evidence=(
+            ("start", start), ("deadline", rfc3339(float(draft.snapshot.jobs.deadline_s[job])))
+        ),
+    )  # fmt: skip
+
+
+def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
+    """Leave the jobs ``out`` (bool[jobs]) no columns: too late anyhow, or not beside what is promised."""
+    late = out & (_finish_s(draft) > draft.snapshot.jobs.deadline_s * (1 + 1e-15))
+    reasons = {
+        job: _beside_promises(draft, float(admission.earliest_s[job]), job)
+        for job in np.flatnonzero(out & ~late).tolist()
+    }
+    return _dropped(draft.without(reasons), late)
+
+
+def _beside_promises(draft: Draft, earliest_s: float, job: int) -> Reason:
+    deadline = rfc3339(float(draft.snapshot.jobs.deadline_s[job]))
+    known = math.isfinite(earliest_s)
+    earliest = rfc3339(earliest_s) if known else ""
+    wish = f"; {earliest} would be met" if known else ""
+    return Reason(
+        code=ReasonCode.DEADLINE_REFUSED,
+        message=f"no schedule was found that meets {deadline} beside what is promised{wish}",
+        next_step=f"ask for a deadline of {earliest} or later, or raise its weight"
+        if known
+        else "ask for a later deadline, or wait for promised jobs to end",
+        evidence=(
+            ("deadline", deadline), *((("earliest_deadline", earliest),) if known else ())
+        ),
+    )  # fmt: skip
+
+
+def _dropped(draft: Draft, late: Bools) -> Draft:
+    """Leave the jobs ``late`` (bool[jobs]) no columns; for good, unless nodes that are away may return."""
+    finish_s, jobs = _finish_s(draft), draft.snapshot.jobs
+    found = np.flatnonzero(late).tolist()
+    queued = jobs.state == STATE_CODE[JobState.QUEUED]
+    whole = bool(draft.snapshot.nodes.schedulable.all())
+    draft = draft.without({job: _too_late(draft, float(finish_s[job]), job) for job in found})
+    gone = frozenset(job for job in found if whole and queued[job])
+    return replace(draft, rejected=draft.rejected | gone)
+
+
+def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
+    deadline_s, finish = float(draft.snapshot.jobs.deadline_s[job]), rfc3339(finish_s)
+    past = deadline_s <= draft.snapshot.now_s
+    deadline = rfc3339(deadline_s)
+    return Reason(
+        code=ReasonCode.DEADLINE_PAST if past else ReasonCode.DEADLINE_UNREACHABLE,
+        message=f"its deadline {deadline} is past"
+        if past
+        else f"even alone and from now on it would finish at {finish}, after its deadline {deadline}",
+        next_step=f"submit it with a deadline of {finish} or later, or with none",
+        evidence=(("deadline", deadline), ("finish", finish), ("earliest_deadline", finish)),
+    )
+
+
+def _in_time(draft: Draft) -> Bools:
+    """Return, bool[columns], which would finish their job by its deadline (Eq. 20)."""
+    jobs = draft.snapshot.jobs
+    left_s = (jobs.deadline_s - draft.snapshot.now_s)[draft.job]
+    rate, pause_s = _rate_and_pause(draft)
+    with np.errstate(invalid="ignore"):
+        done = rate * np.maximum(left_s - pause_s, 0.0)
+    in_time = (work_left(draft.snapshot)[draft.job] <= done * (1 + ROUNDING)) & (left_s > 0)
+    return np.asarray(in_time, dtype=np.bool_)
+
+
+def _finish_s(draft: Draft) -> Floats:
+    """Return when each job would finish on its quickest column, started now; inf: it has none."""
+    rate, pause_s = _rate_and_pause(draft)
+    found = np.full(len(draft.current), np.inf)
+    with np.errstate(divide="ignore"):
+        np.minimum.at(
+            found, draft.job, draft.snapshot.now_s + pause_s
+            + work_left(draft.snapshot)[draft.job] / rate,
+        )  # fmt: skip
+    return found
+
+
+def _rate_and_pause(draft: Draft) -> tuple[Floats, Floats]:
+    """Return samples/s of each column and the seconds before it trains, both float64[columns]."""
+    rate, pause_s = np.array(draft.rate), draft.snapshot.jobs.restart_s[draft.job]
+    dated = np.flatnonzero(np.isfinite(draft.snapshot.jobs.deadline_s) & (draft.current >= 0))
+    stay_rate, lag_s = staying(draft, dated)
+    rate[draft.current[dated]], pause_s[draft.current[dated]] = stay_rate[dated], lag_s[dated]
+    return rate, pause_s
+
+
+def _current_rate(draft: Draft) -> Floats:
+    """Return samples/s of each job's current column at its Cell's own shape; 0: it has none."""
+    found = np.zeros(len(draft.current))
+    stays = draft.current >= 0
+    found[stays] = draft.rate[draft.current[stays]]
+    return found
+
+
+def _new(draft: Draft) -> Bools:
+    """Return which jobs have never run, bool[jobs]."""
+    never: Bools = ~launched(draft.snapshot) & (draft.snapshot.jobs.generation == 0)
+    return never
+
+
+def _members(draft: Draft, jobs: list[int]) -> Bools:
+    found = np.zeros(len(draft.current), dtype=np.bool_)
+    found[jobs] = True
+    return found
+
+
+def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Draft:
+    """Bound what is given to jobs that will not give it back by what no certificate needs (Eq. 30).
+
+        sum over j that would keep GPUs of t, and have no claim to any:  kept_jc x_c  <=  spare_t
+
+    Steady jobs (guaranteed; all, where jobs run to completion) keep what their smallest column on the type
+    has. Under a minimum run time longer than a round all others keep what they start on.
+    """
+    legs, jobs, policy = admission.legs, draft.snapshot.jobs, draft.policy
+    if not len(legs):
+        return draft
+    steady = jobs.guaranteed | policy.run_to_completion
+    lasting = steady | (policy.min_run_s > policy.round_s)
+    claims = {(int(j), int(t)) for j, t in zip(legs.job, legs.gpu_type, strict=True)}
+    running = np.flatnonzero(draft.must_run & launched(draft.snapshot))
+    claims |= {(int(j), int(jobs.current_type[j])) for j in running}
+    planned = _members(draft, legs.job.tolist())
+    claims |= {
+        (int(draft.job[c]), int(draft.gpu_type[c])) for c, _ in reserved(draft, ~planned)
+    }  # fmt: skip
+    counts = lasting[draft.job] & (steady[draft.job] | draft.starts)
+    if claims:
+        types = len(draft.snapshot.gpu_types)
+        known = np.array(sorted(j * types + t for j, t in claims))
+        counts &= ~np.isin(draft.job * types + draft.gpu_type, known)
+    spare, rows = spare_gpus(draft, legs), []
+    for kind, gpu_type in enumerate(draft.snapshot.gpu_types):
+        column: Ints = np.flatnonzero(counts & (draft.gpu_type == kind))
+        if len(column):
+            least = np.full(len(draft.current), 2**62)
+            np.minimum.at(least, draft.job[column], draft.gpus[column])
+            kept = np.where(steady[draft.job[column]], least[draft.job[column]], draft.gpus[column])
+            rows.append(
+                RowUse(
+                    name=f"certificates/{gpu_type.name}",
+                    capacity=int(spare[kind]),
+                    column=column,
+                    amount=kept,
+                )
+            )
+    return replace(draft, rows=(*draft.rows, *rows))
+
+
+def rfc3339(moment_s: float) -> str:
+    """Return seconds since 1970 as RFC 3339 in UTC, rounded up to whole seconds."""
+    if not moment_s < 253_402_300_799:  # year 10000
+        return "never"
+    return datetime.fromtimestamp(math.ceil(moment_s), UTC).isoformat().replace("+00:00", "Z")

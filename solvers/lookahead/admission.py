@@ -1,0 +1,241 @@
+"""Admission: promises first, then as much new weight as some schedule of all of them can meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from formulation.admission import Admission
+from formulation.columns import first_draft
+from formulation.draft import Draft
+from formulation.lookahead import (
+    MILLIONTH,
+    Lookahead,
+    Picks,
+    legs_of,
+    look_ahead,
+    picks_of,
+    samples,
+)
+from formulation.objectives import with_needs
+from formulation.policy import Policy
+from formulation.promises import PHYSICAL, PROMISES
+from formulation.promises.deadlines import deadlines_are_kept
+from formulation.rates import work_left
+from formulation.snapshot import NO_LEGS, Snapshot
+from formulation.tables import Bools, Floats
+from solvers.base import Budget
+from solvers.lookahead import exact
+from solvers.lookahead.firstfit import Room, fit_in, kept_promises
+from solvers.lookahead.integers import Whole, integers
+
+ADMISSION: Final = "admission"
+"""Name under which the search's work is recorded."""
+MOST_WORK: Final = 1.0
+"""Deterministic seconds of the search: about two of the wall's."""
+WORK_PER_S: Final = 0.1
+"""Deterministic seconds planned for a wall second left: the round itself needs the most of the time."""
+MOST_VARIABLES: Final = 12_000
+"""(option, slot) pairs that are searched; beyond it only the options that pay best are."""
+MANY_JOBS: Final = 100
+"""Beyond so many new jobs one order of admission is tried, not three."""
+MOST_EARLIEST: Final = 64
+"""Refused jobs, by deadline, that are told the earliest deadline that would be met."""
+
+
+def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
+    """Decide whose deadlines are promised, so that one schedule meets them all.
+
+    What was promised comes first: the schedule that it has is told again in today's slots, and is the
+    answer to fall back to. New jobs are then fitted in by deadline; where all are, nothing is left to prove.
+    Else CP-SAT looks for a schedule that admits more weight (``exact``). Promises are given up only where
+    they no longer fit together, least weight first.
+    """
+    if not np.isfinite(snapshot.jobs.deadline_s).any():
+        return _nothing(snapshot, policy)
+    base, draft = drafts(snapshot, policy)
+    ahead = look_ahead(base, draft)
+    if not len(ahead.job):
+        return _nothing(snapshot, policy)
+    inherited = picks_of(ahead, snapshot.legs)
+    room = _by_order(ahead, inherited)
+    wanted = ahead.promised | (ahead.weight > 0)
+    proven, work = bool(room.placed[wanted].all()), 0.0
+    if not proven:
+        room, proven, work = _searched(ahead, inherited, room, budget)
+    return _admission(snapshot, base, ahead, room, proven=proven, work=work)
+
+
+def drafts(snapshot: Snapshot, policy: Policy) -> tuple[Draft, Draft]:
+    """Return the columns that are physically there, and those that the rules before deadlines leave."""
+    base = first_draft(snapshot, policy)
+    for rule in PHYSICAL:
+        base = rule(base)
+    base = draft = with_needs(base)
+    for rule in PROMISES[: PROMISES.index(deadlines_are_kept)]:
+        draft = rule(draft)
+    return base, draft
+
+
+def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
+    """Return the best of first fits: new jobs by deadline, by weight, by weight for GPU time."""
+    new = np.flatnonzero(~ahead.promised)
+    weigh = lambda room: float(ahead.weight[room.placed].sum())  # noqa: E731
+    found: list[Room] = []
+    for order in _orders(ahead):
+        room = kept_promises(ahead, inherited)
+        fit_in(room, [int(new[i]) for i in order])
+        found.append(room)
+        if room.placed[new].all() or len(new) > MANY_JOBS:
+            break
+    return max(found, key=weigh)
+
+
+def _orders(ahead: Lookahead) -> Iterator[list[int]]:
+    new = np.flatnonzero(~ahead.promised)
+    weight, deadline = ahead.weight[new], ahead.deadline_s[new]
+    lean = np.full(len(ahead.job), np.inf)
+    some = ahead.rate > 0
+    np.minimum.at(
+        lean,
+        ahead.owner[some],
+        (ahead.cells.gpus[ahead.cell] / np.maximum(ahead.rate, 1e-12))[some],
+    )
+    gpu_s = (lean * ahead.work)[new]
+    yield np.lexsort((-weight, deadline, weight <= 0)).tolist()
+    yield np.lexsort((deadline, -weight)).tolist()
+    yield np.lexsort((deadline, -weight / np.maximum(gpu_s, 1e-9))).tolist()
+
+
+def _searched(
+    ahead: Lookahead, inherited: Picks, room: Room, budget: Budget
+) -> tuple[Room, bool, float]:
+    """Return the room that CP-SAT finds where it is better and holds, whether proven, and the work."""
+    limit = _work_limit(budget)
+    allowed, whole_set = _searchable(ahead, room)
+    if limit <= 0 or budget.expired() or allowed.sum() > 4 * MOST_VARIABLES:
+        return room, False, 0.0
+    whole = integers(ahead, inherited, allowed)
+    found = exact.solve(whole, budget, limit, (room.picks, room.placed))
+    if not found.repeatable:
+        return room, False, 0.0
+    if found.picks is None or found.admitted is None:
+        return room, False, limit
+    better = _checked(ahead, found.picks, found.admitted)
+    if better is None or _weight(whole, better) < _weight(whole, room):
+        return room, False, limit
+    left = np.flatnonzero(~better.placed & ~ahead.promised)
+    fit_in(better, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
+    return better, found.proven and whole_set, limit
+
+
+def _weight(whole: Whole, room: Room) -> int:
+    return exact.weight_of(whole, room.placed)
+
+
+def _work_limit(budget: Budget) -> float:
+    given = budget.work.get(ADMISSION, MOST_WORK)
+    left_s = budget.remaining_s()
+    in_time = max(0.0, left_s) * WORK_PER_S if math.isfinite(left_s) else given
+    return float(min(given, MOST_WORK, in_time))
+
+
+def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
+    """Return, bool[options, slots], what is searched, and whether that is all there is.
+
+    Of too many, each job keeps what it has or was given, and on each GPU type its leanest and its fastest.
+    """
+    allowed = room.ok
+    if int(allowed.sum()) <= MOST_VARIABLES:
+        return allowed, True
+    keep = ahead.stays.copy()
+    keep[room.picks[room.picks >= 0]] = True
+    per_gpu = ahead.rate / ahead.cells.gpus[ahead.cell]
+    for job in range(len(ahead.job)):
+        span = np.array(ahead.options_of(job))
+        kinds = ahead.cells.gpu_type[ahead.cell[span]]
+        for kind in np.unique(kinds):
+            mine = span[(kinds == kind) & ~ahead.stays[span]]
+            if len(mine):
+                keep[mine[np.argmax(per_gpu[mine])]] = keep[mine[np.argmax(ahead.rate[mine])]] = (
+                    True
+                )
+    return allowed & keep[:, None], False
+
+
+def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> Room | None:
+    """Return the room with these schedules, or None where one breaks a rule: no answer is believed."""
+    room = Room(ahead)
+    for job in np.flatnonzero(admitted).tolist():
+        used = np.flatnonzero(picks[job] >= 0)
+        late = ahead.work[job] - samples(ahead, job, picks[job]) > MILLIONTH * ahead.total_work[job]
+        off = late or not room.ok[picks[job, used], used].all()
+        if off or not room.give(job, picks[job]):
+            return None
+    return room
+
+
+def _admission(
+    snapshot: Snapshot, base: Draft, ahead: Lookahead, room: Room, *, proven: bool, work: float
+) -> Admission:
+    jobs = snapshot.jobs
+    admitted = np.zeros(len(jobs), dtype=np.bool_)
+    admitted[ahead.job[room.placed]] = True
+    done = jobs.admitted & (work_left(snapshot) <= 0) & (jobs.deadline_s >= snapshot.now_s)
+    admitted |= done
+    picks = np.where(room.placed[:, None], room.picks, -1)
+    least = np.zeros(len(jobs))
+    least[ahead.job] = np.where(room.placed, least_work(ahead, picks), 0.0)
+    dated = np.isfinite(jobs.deadline_s)
+    return Admission(
+        admitted=admitted, legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
+        least_work=least, until_s=float(ahead.boundary_s[1]), earliest_s=_earliest(snapshot, room),
+        given_up=frozenset(np.flatnonzero(jobs.admitted & dated & ~admitted).tolist()),
+        proven=proven, work=work,
+    )  # fmt: skip
+
+
+def least_work(ahead: Lookahead, picks: Picks) -> Floats:
+    """Return the samples that each job must train in the first slot, float64[jobs] (Eq. 29).
+
+    With as many the legs from the second slot on suffice, a restart at its start included where the
+    certificate goes on through it without one.
+    """
+    cost, found = ahead.start_costs(), np.zeros(len(ahead.job))
+    anew = np.zeros(len(cost))
+    np.maximum.at(anew, ahead.owner, ahead.rate * ahead.restart_s[ahead.owner])
+    for job in range(len(ahead.job)):
+        later = samples(ahead, job, picks[job], first=1)
+        on = int(picks[job, 0])
+        if ahead.slots > 1 and on >= 0 and int(picks[job, 1]) == on:
+            price = ahead.rate[on] * ahead.restart_s[job] if ahead.stays[on] else cost[on]
+            later -= float(price)
+        found[job] = max(0.0, float(ahead.work[job]) - later)
+    return found
+
+
+def _earliest(snapshot: Snapshot, room: Room) -> Floats:
+    """Return the earliest deadline of each refused job that what is left would meet (NaN: not refused)."""
+    ahead = room.ahead
+    found = np.full(len(snapshot.jobs), np.nan)
+    refused = np.flatnonzero(~room.placed & ~ahead.promised)
+    found[ahead.job[refused]] = np.inf
+    order = refused[np.argsort(ahead.deadline_s[refused], kind="stable")]
+    for job in order[:MOST_EARLIEST].tolist():
+        found[ahead.job[job]] = room.earliest_s(job)
+    return found
+
+
+def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
+    """Return the admission of a round in which no deadline is open; late promises are given up."""
+    jobs = snapshot.jobs
+    kept = jobs.admitted & (work_left(snapshot) <= 0) & np.isfinite(jobs.deadline_s)
+    lost = jobs.admitted & np.isfinite(jobs.deadline_s) & ~kept
+    return Admission(
+        admitted=kept, legs=NO_LEGS, least_work=np.zeros(len(jobs)),
+        until_s=snapshot.now_s + policy.round_s, earliest_s=np.full(len(jobs), np.nan),
+        given_up=frozenset(np.flatnonzero(lost).tolist()), proven=True,
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""CP-SAT on the plan: who is admitted, and the schedules, with the fewest GPU-seconds among equals."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from formulation.lookahead import Picks
+from formulation.tables import Bools, Ints
+from solvers.base import Budget, SolverFailed
+from solvers.lookahead.integers import Whole
+
+ENDED: Final = (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+ANSWERED: Final = (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+Variables = dict[tuple[int, int], cp_model.IntVar]
+"""(option, slot) -> whether the option runs in the slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """What the search came to. ``repeatable``: no wall clock cut it short."""
+
+    picks: Picks | None
+    admitted: Bools | None
+    proven: bool
+    repeatable: bool
+
+
+def solve(whole: Whole, budget: Budget, limit: float, hint: tuple[Picks, Bools]) -> Found:
+    """Maximise the weight admitted, then minimise GPU time; ``hint`` is a known answer.
+
+    Promises that the hint keeps all of are kept for sure; else as much of their weight as can be.
+    """
+    model = cp_model.CpModel()
+    x: Variables = {(int(o), int(k)): model.new_bool_var("") for o, k in np.argwhere(whole.allowed)}
+    y = [model.new_bool_var("") for _ in range(len(whole.ahead.job))]
+    one_option_at_a_time(model, x, whole)
+    _stays_without_a_break(model, x, whole)
+    starts = _starts(model, x, whole)
+    work_is_done_by_the_deadline(model, x, y, starts, whole)
+    resources_suffice(model, x, whole)
+    promised = whole.ahead.promised
+    if hint[1][promised].all():
+        for job in np.flatnonzero(promised).tolist():
+            model.add(y[job] == 1)
+    scale = whole.most_gpu_time
+    spent = list(x)
+    model.maximize(
+        cp_model.LinearExpr.weighted_sum(y, [scale * int(w) for w in whole.weight])
+        - cp_model.LinearExpr.weighted_sum(
+            [x[key] for key in spent], [int(whole.gpu_time[key]) for key in spent]
+        )
+    )
+    _hint(model, x, y, hint)
+    solver = _solver(budget, limit)
+    status = solver.solve(model)
+    if status == cp_model.MODEL_INVALID:
+        raise SolverFailed("admission", solver.status_name(status))
+    work = float(solver.response_proto.deterministic_time)
+    repeatable = status in ENDED or work >= limit
+    if status not in ANSWERED:
+        return Found(picks=None, admitted=None, proven=False, repeatable=repeatable)
+    picks = np.full_like(hint[0], -1)
+    owner = whole.ahead.owner
+    admitted = np.array([solver.boolean_value(v) for v in y], dtype=np.bool_)
+    for (option, slot), variable in x.items():
+        if solver.boolean_value(variable) and admitted[owner[option]]:
+            picks[owner[option], slot] = option
+    return Found(
+        picks=picks, admitted=admitted, proven=status == cp_model.OPTIMAL, repeatable=repeatable
+    )
+
+
+def one_option_at_a_time(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
+    """Hold, for each job and slot: sum over its options of x[o, k] <= 1 (Eq. 24)."""
+    groups: dict[tuple[int, int], list[cp_model.IntVar]] = defaultdict(list)
+    owner = whole.ahead.owner.tolist()
+    for (option, slot), variable in x.items():
+        groups[owner[option], slot].append(variable)
+    for group in groups.values():
+        if len(group) > 1:
+            model.add_at_most_one(group)
+
+
+def _stays_without_a_break(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
+    for (option, slot), variable in x.items():
+        if whole.ahead.stays[option] and slot:
+            model.add_implication(variable, x[option, slot - 1])
+
+
+def _starts(model: cp_model.CpModel, x: Variables, whole: Whole) -> Variables:
+    """Return s[o, k] >= x[o, k] - x[o, k - 1] of options that cost something to start (Eq. 26)."""
+    starts: Variables = {}
+    for (option, slot), variable in x.items():
+        if whole.cost[option] > 0:
+            before = x.get((option, slot - 1))
+            starts[option, slot] = variable if before is None else model.new_bool_var("")
+            if before is not None:
+                model.add_bool_or(~variable, before, starts[option, slot])
+    return starts
+
+
+def work_is_done_by_the_deadline(
+    model: cp_model.CpModel, x: Variables, y: list[cp_model.IntVar], starts: Variables, whole: Whole
+) -> None:
+    """Hold, for each job: samples trained, less those that starts cost >= what is left * y (Eq. 25)."""
+    terms: dict[int, list[cp_model.IntVar]] = defaultdict(list)
+    factors: dict[int, list[int]] = defaultdict(list)
+    owner = whole.ahead.owner.tolist()
+    for key, variable in x.items():
+        terms[owner[key[0]]].append(variable)
+        factors[owner[key[0]]].append(int(whole.gain[key]))
+    for key, variable in starts.items():
+        terms[owner[key[0]]].append(variable)
+        factors[owner[key[0]]].append(-int(whole.cost[key[0]]))
+    for job, admitted in enumerate(y):
+        done = cp_model.LinearExpr.weighted_sum(terms[job], factors[job])
+        model.add(done >= int(whole.need[job]) * admitted)
+
+
+def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
+    """Hold, for each resource and slot: what runs and what steady jobs keep <= what is free (Eq. 27)."""
+    ahead = whole.ahead
+    users: dict[tuple[int, int], list[cp_model.IntVar]] = defaultdict(list)
+    amounts: dict[tuple[int, int], list[int]] = defaultdict(list)
+    keeps = _keeps(model, x, whole)
+    kinds, owner = ahead.cells.gpu_type[ahead.cell].tolist(), ahead.owner.tolist()
+    for (option, slot), variable in x.items():
+        for resource in np.flatnonzero(ahead.use[option]).tolist():
+            amount = int(ahead.use[option, resource])
+            if resource == kinds[option] and (owner[option], resource) in keeps:
+                amount -= int(ahead.floor[option])
+            users[resource, slot].append(variable)
+            amounts[resource, slot].append(amount)
+    for (_, kind), (variable, floor) in keeps.items():
+        for slot in range(ahead.slots):
+            users[kind, slot].append(variable)
+            amounts[kind, slot].append(floor)
+    for (resource, slot), variables in users.items():
+        # what steady jobs hold already may exceed what is left after a loss: then nothing is added to it
+        least = sum(
+            floor
+            for (job, kind), (_, floor) in keeps.items()
+            if kind == resource and ahead.held[job] == kind
+        )
+        room = max(int(ahead.capacity[resource, slot]), least)
+        model.add(cp_model.LinearExpr.weighted_sum(variables, amounts[resource, slot]) <= room)
+
+
+def _keeps(
+    model: cp_model.CpModel, x: Variables, whole: Whole
+) -> dict[tuple[int, int], tuple[cp_model.IntVar, int]]:
+    """Return, for each steady job and GPU type: whether it keeps some to the end, and how many."""
+    ahead = whole.ahead
+    found: dict[tuple[int, int], tuple[cp_model.IntVar, int]] = {}
+    for job in np.flatnonzero(ahead.steady).tolist():
+        for option in ahead.options_of(job):
+            kind = int(ahead.cells.gpu_type[ahead.cell[option]])
+            if (job, kind) not in found:
+                found[job, kind] = model.new_bool_var(""), int(ahead.floor[option])
+                if kind == ahead.held[job]:
+                    model.add(found[job, kind][0] == 1)
+            for slot in np.flatnonzero(whole.allowed[option]).tolist():
+                model.add_implication(x[option, slot], found[job, kind][0])
+    return found
+
+
+def _hint(
+    model: cp_model.CpModel, x: Variables, y: list[cp_model.IntVar], hint: tuple[Picks, Bools]
+) -> None:
+    picks, admitted = hint
+    chosen: set[tuple[int, int]] = {
+        (int(picks[j, k]), int(k)) for j, k in np.argwhere(picks >= 0).tolist()
+    }
+    for key, variable in x.items():
+        model.add_hint(variable, key in chosen)
+    for job, variable in enumerate(y):
+        model.add_hint(variable, bool(admitted[job]))
+
+
+def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = budget.seed
+    solver.parameters.linearization_level = 2
+    solver.parameters.max_deterministic_time = limit
+    remaining_s = budget.remaining_s()
+    if math.isfinite(remaining_s):
+        solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
+    return solver
+
+
+def weight_of(whole: Whole, admitted: Bools) -> int:
+    """Return the integer weight of those admitted; any promise outweighs all that is new."""
+    chosen: Ints = whole.weight[admitted]
+    return int(chosen.sum())

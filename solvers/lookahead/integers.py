@@ -1,0 +1,73 @@
+"""The plan in integers: the same numbers for CP-SAT and for the second solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.lookahead import NEED, Lookahead, Picks
+from formulation.tables import Bools, Ints
+
+_LEAST_SHARE = 1e-4
+"""Work below this share of what a restart costs counts as so much: integers stay small."""
+_WEIGHTS = 1000
+_GPU_TIME = 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Whole:
+    """Eqs. (24) to (29) in integers. ``NEED`` stands for a job's remaining work."""
+
+    ahead: Lookahead
+    allowed: Bools  # bool[options, slots]
+    gain: Ints  # int64[options, slots]
+    cost: Ints  # int64[options], of a start
+    need: Ints  # int64[jobs]
+    weight: Ints  # int64[jobs], 0 to 1000; a promise weighs more than all that is new together
+    gpu_time: Ints  # int64[options, slots]; all GPUs over all slots are a million
+
+    @property
+    def most_gpu_time(self) -> int:
+        """Return more than any schedule of all jobs can use."""
+        return _GPU_TIME + int(self.gpu_time.size)
+
+
+def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
+    """Return the plan in integers; a schedule that a promise already has stays good enough."""
+    owner = ahead.owner
+    start_cost = ahead.start_costs()
+    dearest = np.zeros(len(ahead.job))
+    np.maximum.at(dearest, owner, start_cost)
+    unit = np.maximum(ahead.work, _LEAST_SHARE * dearest)[owner] / NEED
+    cost = np.rint(start_cost / unit).astype(np.int64)
+    raw = np.rint(ahead.trains() / unit[:, None])
+    enough = NEED + cost + np.maximum(0, -raw[:, 0])
+    gain = np.minimum(raw, enough[:, None]).astype(np.int64)
+    need = np.full(len(ahead.job), NEED - ahead.slots - 2, dtype=np.int64)
+    for job in np.flatnonzero(ahead.promised).tolist():
+        if (inherited[job] >= 0).any():
+            need[job] = max(1, min(need[job], _worth(gain, cost, inherited[job])))
+    heaviest = max(float(ahead.weight.max(initial=0.0)), 1e-12)
+    weight = np.rint(ahead.weight / heaviest * _WEIGHTS).astype(np.int64)
+    weight[(ahead.weight > 0) & (weight == 0)] = 1
+    new = int(weight[~ahead.promised].sum())
+    weight = np.where(ahead.promised, (weight + 1) * (new + 1), weight)
+    length = np.diff(ahead.boundary_s)
+    gpus = ahead.cells.gpus[ahead.cell]
+    types = len(np.unique(ahead.cells.gpu_type)) and int(ahead.cells.gpu_type.max()) + 1
+    whole = max(1.0, float((ahead.capacity[:types] * length).sum()))
+    gpu_time = np.rint(gpus[:, None] * length * (_GPU_TIME / whole)).astype(np.int64)
+    return Whole(
+        ahead=ahead, allowed=allowed, gain=gain, cost=cost, need=need, weight=weight,
+        gpu_time=gpu_time,
+    )  # fmt: skip
+
+
+def _worth(gain: Ints, cost: Ints, pick: Ints) -> int:
+    total, before = 0, -1
+    for slot, option in enumerate(pick.tolist()):
+        if option >= 0:
+            total += int(gain[option, slot]) - (int(cost[option]) if option != before else 0)
+        before = option
+    return total
