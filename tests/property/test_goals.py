@@ -1,0 +1,95 @@
+"""Laws of goals in order, against trying every answer of tiny statements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from formulation.check import violations
+from formulation.goals import Linear
+from formulation.solution import SolveStatus
+from formulation.statement import Statement
+from solvers.base import Budget
+from solvers.goals import Solved, solve_goals, surrogate
+from solvers.registry import solver
+from tests.support.goals import (
+    best_answers,
+    every_answer,
+    greedy_of,
+    sorted_levels,
+    statements,
+    value_of,
+)
+from tests.support.problems import same
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+
+
+def solved(statement: Statement, name: str, budget: Budget = EXACT) -> Solved:
+    return solve_goals(statement, solver(name), budget, greedy_of(statement, budget))
+
+
+@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
+@given(statement=statements())
+@settings(max_examples=150, deadline=None)
+def test_every_goal_is_reached_as_by_trying_all_answers(name: str, statement: Statement) -> None:
+    best = best_answers(statement)
+    found = solved(statement, name)
+    if not best:
+        assert found.solution.status is SolveStatus.INFEASIBLE
+        return
+    assert tuple(found.solution.choice.tolist()) in best
+    assert found.solution.gap == 0
+    for goal, result in zip(statement.goals, found.results, strict=True):
+        assert result.gap == 0 or goal.tolerance > 0
+
+
+@given(statement=statements())
+@settings(max_examples=60, deadline=None)
+def test_bounds_are_never_better_than_what_can_be_reached(statement: Statement) -> None:
+    answers = every_answer(statement.problem)
+    found = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
+    for goal, result in zip(statement.goals[:1], found.results[:1], strict=True):
+        if not answers:
+            assert result.gap == math.inf
+        elif isinstance(goal, Linear):
+            assert result.bound >= max(value_of(goal, c) for c in answers) - 1e-9
+        else:
+            worst = [sorted_levels(statement.problem, goal, c)[:1] for c in answers]
+            assert result.bound <= (min(w[0] for w in worst) if worst[0] else 0.0)
+
+
+@given(statement=statements())
+@settings(max_examples=60, deadline=None)
+def test_the_answer_never_stands_below_greedys(statement: Statement) -> None:
+    greedy = greedy_of(statement, EXACT)
+    for budget in (EXACT, Budget(remaining_s=lambda: 0.0)):
+        found = solve_goals(statement, solver("portfolio"), budget, greedy)
+        if greedy.has_answer:
+            assert not violations(statement.problem, found.solution)
+            mine = found.standing(statement, found.solution.choice)
+            assert mine >= found.standing(statement, greedy.choice)
+
+
+@given(statement=statements())
+@settings(max_examples=40, deadline=None)
+def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
+    first = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
+    work = dict(first.solution.work)
+    again = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf, work=work))
+    assert same(first.solution, again.solution)
+    assert repr(first.results) == repr(again.results)
+
+
+@given(statement=statements())
+@settings(max_examples=60, deadline=None)
+def test_values_of_all_goals_at_once_stay_small_and_keep_the_columns(statement: Statement) -> None:
+    problem = surrogate(statement)
+    assert np.array_equal(problem.cell, statement.problem.cell)
+    if len(statement.goals) == 1:
+        assert problem is statement.problem
+    else:
+        assert np.abs(problem.value).max(initial=0) <= 2e9
