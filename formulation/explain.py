@@ -211,7 +211,7 @@ def _limited(problem: Problem, solution: Solution, offers: _Offers, job: int) ->
 
 
 def _limits(problem: Problem, free: Ints) -> Ints:
-    """Return, int64[jobs], an entry of the usage matrix by which a limit stops each column of a job; -1: none."""
+    """Return, int64[jobs], the first usage entry by which limits stop all columns of a job; -1: none does."""
     found = np.full(len(problem.jobs), -1, dtype=np.int64)
     limit = np.array(
         [row.name.partition("/")[0] in _LIMITS for row in problem.rows], dtype=np.bool_

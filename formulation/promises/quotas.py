@@ -37,7 +37,7 @@ def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
         _row(draft, f"{QUOTA}/{name}", gpus, (of[draft.job] & on & owed[draft.job]), charge)
         for _, _, name, of, on, gpus in _quotas(draft)
     ]
-    return replace(draft, rows=(*draft.rows, *rows))
+    return _with_rows(draft, rows)
 
 
 def tenants_borrow_within_limits(draft: Draft) -> Draft:
@@ -51,7 +51,7 @@ def tenants_borrow_within_limits(draft: Draft) -> Draft:
         for tenant, _, name, of, on, gpus in _quotas(draft)
         if borrow[tenant] >= 0
     ]
-    return replace(draft, rows=(*draft.rows, *rows))
+    return _with_rows(draft, rows)
 
 
 def unlent_quota_is_kept(draft: Draft) -> Draft:
@@ -65,7 +65,11 @@ def unlent_quota_is_kept(draft: Draft) -> Draft:
         if not lends[tenant]:
             left = max(0, int(capacity.sum() if kind < 0 else capacity[kind]) - gpus)
             rows.append(_row(draft, f"{KEPT}/{name}", left, ~of[draft.job] & on, draft.gpus))
-    return replace(draft, rows=(*draft.rows, *rows))
+    return _with_rows(draft, rows)
+
+
+def _with_rows(draft: Draft, rows: list[RowUse]) -> Draft:
+    return replace(draft, rows=(*draft.rows, *(row for row in rows if len(row.column))))
 
 
 Quota = tuple[int, int, str, Bools, Bools, int]

@@ -1,0 +1,110 @@
+"""From one round to the next: what was decided comes true, time passes, jobs end and arrive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from formulation.decisions import CHANGES_GPUS, DecisionKind
+from formulation.lifecycle import JobState
+from formulation.policy import Policy
+from formulation.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Avoids,
+    Hold,
+    Jobs,
+    Quotas,
+    Snapshot,
+    Tenants,
+)
+from service.rounds import Outcome, plan_round
+from solvers.base import Budget
+from solvers.registry import solver
+
+FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
+
+
+def decided(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> Outcome:
+    """Return a round that broke no rule."""
+    found = plan_round(snapshot, policy, solver(name), FOREVER)
+    assert found.violations == ()
+    return found
+
+
+def kinds(snapshot: Snapshot, found: Outcome) -> dict[str, DecisionKind]:
+    """Return job name -> what was decided."""
+    return {snapshot.jobs.name[d.job]: d.kind for d in found.decisions}
+
+
+def the_next_round(
+    snapshot: Snapshot, found: Outcome, after_s: float, arrivals: Sequence[dict[str, Any]] = ()
+) -> Snapshot:
+    """Return what the next round sees: jobs that have ended are gone, those suspended wait anew."""
+    now_s = snapshot.now_s + after_s
+    rows, allocations = [], []
+    for decision in found.decisions:
+        row = snapshot.jobs.row(decision.job)
+        if decision.kind is DecisionKind.REJECT:
+            continue
+        if decision.gang is None:
+            if decision.kind is DecisionKind.SUSPEND:
+                row |= {"queued_s": snapshot.now_s, "since_s": 0.0, "opportunistic": False}
+            row |= {"state": STATE_CODE[JobState.QUEUED], "current_type": -1, "current_gpus": 0}
+            rows.append(row | {"current_degree": 0, "current_plan": 0})
+            continue
+        changed = decision.kind in CHANGES_GPUS
+        trains_s = max(0.0, after_s - (row["restart_s"] if changed else 0.0))
+        batch = int(snapshot.global_batch[decision.job])
+        left = row["iterations_left"] - trains_s * decision.rate / batch
+        if left <= 0:
+            continue
+        row |= {
+            "state": STATE_CODE[JobState.RUNNING], "current_type": decision.gpu_type,
+            "current_gpus": decision.gpus, "current_degree": decision.pipeline_degree,
+            "current_plan": decision.plan, "iterations_left": left,
+            "opportunistic": decision.opportunistic, "generation": row["generation"] + changed,
+            "since_s": snapshot.now_s if changed else row["since_s"],
+            "service_gpu_s": row["service_gpu_s"] + decision.gpus * after_s,
+        }  # fmt: skip
+        allocations += [
+            {"job": len(rows), "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": 1}
+            for node, gpus in decision.gang.members
+            for gpu in gpus
+        ]
+        rows.append(row)
+    rows += [{**job, "queued_s": now_s, "submit_s": now_s} for job in arrivals]
+    return replace(
+        snapshot, round_number=snapshot.round_number + 1, now_s=now_s,
+        jobs=Jobs.from_rows(rows), allocations=Allocations.from_rows(allocations),
+    )  # fmt: skip
+
+
+def with_quotas(
+    snapshot: Snapshot,
+    quotas: Mapping[str, Mapping[int, int]],
+    *,
+    borrow: Mapping[str, int] | None = None,
+    keeps: Sequence[str] = (),
+) -> Snapshot:
+    """Return the snapshot with tenants that have quotas, type (-1: any) -> GPUs; ``keeps`` do not lend."""
+    names = sorted(quotas)
+    rows = [
+        {"tenant": names.index(name), "gpu_type": kind, "gpus": gpus}
+        for name in names
+        for kind, gpus in quotas[name].items()
+    ]
+    tenants = [
+        {"name": name, "weight": 1.0, "borrow_gpus": (borrow or {}).get(name, -1),
+         "lends": name not in keeps}
+        for name in names
+    ]  # fmt: skip
+    return replace(snapshot, tenants=Tenants.from_rows(tenants), quotas=Quotas.from_rows(rows))
+
+
+def avoiding(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
+    """Return the snapshot in which jobs avoid nodes, each pair (job, node)."""
+    rows = [{"job": job, "node": node} for job, node in pairs]
+    return replace(snapshot, avoids=Avoids.from_rows(rows))
