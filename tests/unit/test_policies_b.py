@@ -125,6 +125,43 @@ def test_arena_moves_a_job_to_an_idle_type_rather_than_halving_it() -> None:
     assert decided(Arena(elasticity=False), snapshot) == {"mover": (1, 8), "new": (0, 8)}
 
 
+@pytest.mark.parametrize(
+    ("moved_rate", "expected"),
+    [(39.0, {"eight": (0, 8), "four": (1, 4)}), (9.0, {"eight": (0, 4), "four": (0, 4)})],
+)
+def test_arena_takes_the_cheaper_of_two_ways_to_free_as_many_gpus(
+    moved_rate: float, expected: dict[str, tuple[int, int]]
+) -> None:
+    jobs = [
+        a_job("eight", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
+        a_job("four", 1, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
+        a_job("new", 2, requested_gpus=4),
+    ]
+    cells = [
+        rates(0, 0, {4: 60.0, 8: 80.0}), rates(1, 0, {4: 40.0}), rates(1, 1, {4: moved_rate}),
+        rates(2, 0, {4: 40.0}),
+    ]  # fmt: skip
+
+    found = decided(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
+
+    assert found == {**expected, "new": (0, 4)}
+
+
+def test_arena_launches_on_a_slower_type_where_that_costs_others_less() -> None:
+    jobs = [
+        a_job("dear", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8, weight=9.0),
+        a_job("cheap", 1, state=RUNNING, cell=(1, 8, 1), requested_gpus=8),
+        a_job("new", 2, requested_gpus=4),
+    ]
+    cells = [
+        rates(0, 0, LINEAR), rates(1, 1, LINEAR), rates(2, 0, {4: 40.0}), rates(2, 1, {4: 30.0}),
+    ]  # fmt: skip
+
+    found = decided(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
+
+    assert found == {"dear": (0, 8), "cheap": (1, 4), "new": (1, 4)}
+
+
 def test_arena_scales_down_no_more_often_than_its_depth() -> None:
     jobs = [
         *(a_job(f"r{k}", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2) for k in range(4)),
@@ -182,14 +219,15 @@ def test_arena_starts_a_later_job_past_a_blocked_one_and_says_so() -> None:
         a_job("old", 1, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
         a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
         a_job("later", 1, requested_gpus=4, submit_s=2.0),
+        a_job("stays", 2, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, submit_s=3.0),
     ]
-    snapshot = a_round(jobs, BLOCKED)
+    snapshot = a_round(jobs, [*BLOCKED, rates(2, 0, {4: 40.0})], nodes=((0, 1, 12),))
     view = seen(snapshot, Policy())
 
     choice = Arena().choose(view)
 
-    assert (choice >= 0).tolist() == [True, False, True]
-    assert past_blocked(view, choice).tolist() == [False, False, True]
+    assert (choice >= 0).tolist() == [True, False, True, True]
+    assert past_blocked(view, choice).tolist() == [False, False, True, False]
     assert decided(Arena(opportunism=False), snapshot)["later"] is None
 
 
@@ -298,6 +336,20 @@ def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum()
     assert found == {"effort": None, "owed": (0, 8)}
 
 
+def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
+    def a_case(*, rival_guaranteed: bool) -> dict[str, tuple[int, int] | None]:
+        jobs = [
+            a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=4, guaranteed=True),
+            a_job("rival", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2,
+                  guaranteed=rival_guaranteed),
+        ]  # fmt: skip
+        cells = [rates(0, 0, {2: 20.0, 4: 40.0}), rates(1, 0, {2: 20.0})]
+        return decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
+
+    assert a_case(rival_guaranteed=False) == {"owed": (0, 4), "rival": None}
+    assert a_case(rival_guaranteed=True) == {"owed": None, "rival": (0, 2)}
+
+
 def test_morphling_serves_guaranteed_jobs_only_within_the_tenants_quota() -> None:
     jobs = [
         a_job(f"owed-{k}", 0, requested_gpus=2, guaranteed=True, submit_s=float(k))
@@ -379,7 +431,7 @@ def test_morphling_never_leaves_a_guaranteed_job_below_its_request(seed: int, sh
 
 def test_synergy_skips_what_does_not_fit_and_changes_no_count() -> None:
     jobs = [
-        a_job("old", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
+        a_job("old", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, submit_s=3.0),
         a_job("big", 0, requested_gpus=8, submit_s=1.0),
         a_job("small", 0, requested_gpus=2, submit_s=2.0),
     ]
