@@ -136,7 +136,7 @@ LEGS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
 )
 """The schedule by which a deadline is promised."""
 
-EARLIEST: Final = "earliest deadline"
+EARLIEST: Final = "earliest_deadline"
 """Evidence of a refused deadline: the earliest that would have been met."""
 
 

@@ -1,0 +1,232 @@
+"""Options of a round on the command line: what is named reaches the call, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from typer.testing import CliRunner
+
+from formulation.codec import encode
+from formulation.errors import InvalidInput
+from formulation.grammar import OBJECTIVES
+from service.cli import limits, main
+from service.cli.jobview import show_job
+from service.cli.roundoptions import CostOf, Deadlines, asked, over
+from service.cli.roundview import show_round
+from service.rounds import RoundOptions
+from service.rpc.convert import clusters, jobs, rounds, tenants
+from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
+from tests.support.builders import a_random_snapshot
+
+EVERYTHING = {
+    "objective": "deadline then jct", "scheduler": "fcfs", "raw_throughput": True,
+    "queue_weights": "1:4", "restart_horizon": "2h", "max_restart_share": 0.5,
+    "cost_of": CostOf.WATTS, "rate_floor": 0.25, "fairness_levels": 2,
+    "deadlines": Deadlines.MYOPIC, "round_length": "60s", "queue_order": True,
+    "promote_after": "1h", "opportunistic": True, "reserve_after": "3h", "run_to_completion": True,
+    "min_run": "10m", "max_changes": 3, "defragment_every": 0, "solver": "greedy", "gap": 0.01,
+    "seed": 7, "solve_limit": "5s",
+}  # fmt: skip
+
+
+def test_every_option_reaches_the_call() -> None:
+    found = rounds.to_options("options", asked(**EVERYTHING))  # type: ignore[arg-type]
+    assert found == RoundOptions(
+        objective="deadline then jct", scheduler="fcfs", raw_throughput=True, queue_weights="1:4",
+        restart_horizon_s=7200.0, max_restart_share=0.5, cost_of="watts", rate_floor=0.25,
+        fairness_levels=2, deadlines="myopic", round_s=60.0, queue_order=True,
+        promote_after_s=3600.0, opportunistic=True, reserve_after_s=10800.0, run_to_completion=True,
+        min_run_s=600.0, max_changes=3, defragment_every_rounds=0, solver="greedy", gap=0.01,
+        seed=7, solve_limit_s=5.0,
+    )  # fmt: skip
+
+
+def test_every_field_of_the_api_has_an_option() -> None:
+    set_by_options = {known.name for known, _ in asked(**EVERYTHING).ListFields()}  # type: ignore[arg-type]
+    assert set_by_options == set(scheduler_pb2.RoundOptions.DESCRIPTOR.fields_by_name)
+
+
+def test_what_is_not_named_is_not_sent() -> None:
+    assert asked() == scheduler_pb2.RoundOptions()
+
+
+def test_an_option_may_say_the_opposite_of_the_standing_policy() -> None:
+    standing = RoundOptions(
+        queue_order=True, promote_after_s=60.0, deadlines="myopic", max_changes=2
+    )
+    named = asked(
+        queue_order=False, promote_after="never", deadlines=Deadlines.AUTO, max_changes=-1
+    )
+    assert rounds.to_options("options", named, standing) == RoundOptions()
+
+
+def test_what_is_named_takes_the_place_of_what_was_recorded() -> None:
+    before = asked(min_run="1500ms", objective="jct", queue_order=True)
+    over(before, asked(min_run="2s", queue_order=False))
+    assert before == asked(min_run="2s", objective="jct", queue_order=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--objective", "speed"], "error: --objective: 'speed' is none of throughput, deadline"),
+        (["--objective", "0*throughput"], "error: --objective: '0*throughput': all weights are 0"),
+        (["--objective", "max-min + jct"], "have no sum; put them in order with 'then'"),
+        (["--queue-weights", "1"], "error: --queue-weights: '1': expected QUEUE:FACTOR"),
+        (["--promote-after", "soon"], "error: --promote-after: 'soon' is no duration"),
+        (["--min-run", "never"], "error: --min-run: 'never' is no duration"),
+        (["--deadlines", "strict"], "--deadlines"),
+        (["--cost-of", "euros"], "--cost-of"),
+        (["--max-changes", "-2"], "--max-changes"),
+        (["--rate-floor", "1.5"], "--rate-floor"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_its_name_without_a_call(
+    arguments: list[str], says: str
+) -> None:
+    done = CliRunner().invoke(main.app, ["round", "--server", "127.0.0.1:1", *arguments])
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_the_help_of_a_round_names_every_objective() -> None:
+    done = CliRunner().invoke(main.app, ["round", "--help"], env={"COLUMNS": "120"})
+    assert all(name in done.stdout for name in OBJECTIVES)
+
+
+def test_a_snapshot_is_solved_by_the_policy_that_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "round.json"
+    file.write_bytes(encode(a_random_snapshot(1, jobs=3)))
+    named = ["--objective", "0.5*throughput + 0.5*jct", "--solver", "greedy"]
+    done = CliRunner().invoke(main.app, ["solve", str(file), *named])
+    assert done.exit_code == 0, done.stderr
+    assert "0.5*throughput + 0.5*jct" in done.stdout
+    wrong = CliRunner().invoke(main.app, ["solve", str(file), "--opportunistic"])
+    assert wrong.exit_code == 2
+    assert "options.opportunistic: has a meaning only with queue_order" in wrong.stderr
+
+
+def test_the_limits_of_what_was_added_are_the_servers() -> None:
+    assert limits.MAX_AVOIDED == jobs.MAX_AVOIDED
+    assert limits.MAX_QUOTA == tenants.MAX_QUOTA
+    assert limits.MAX_TENANT_WEIGHT == tenants.MAX_WEIGHT
+    assert limits.MAX_DOLLARS_PER_HOUR == clusters.MAX_DOLLARS_PER_HOUR
+    assert limits.MAX_WATTS == clusters.MAX_WATTS
+    for name, most in (
+        ("max_changes", limits.MAX_CHANGES), ("fairness_levels", limits.MAX_FAIRNESS_LEVELS),
+    ):  # fmt: skip
+        rounds.read_options("o", f"{name}: {most}")
+        with pytest.raises(InvalidInput, match=f"o.{name}"):
+            rounds.read_options("o", f"{name}: {most + 1}")
+
+
+NOW = Timestamp(seconds=1_800_000_000)
+SOON = Timestamp(seconds=NOW.seconds + 7200)
+
+
+def a_dated_job(**changes: object) -> jobs_pb2.Job:
+    job = jobs_pb2.Job(
+        name="clusters/c/jobs/j", iterations=10, requested_gpus=8, deadline=SOON,
+        workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=8),
+        state=jobs_pb2.QUEUED,
+    )  # fmt: skip
+    job.MergeFrom(jobs_pb2.Job(**changes))  # type: ignore[arg-type] # a test names any field
+    return job
+
+
+def test_a_promised_deadline_is_shown_with_the_schedule_that_meets_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    legs = [
+        jobs_pb2.Leg(
+            start_time=NOW, end_time=Timestamp(seconds=NOW.seconds + 600),
+            cell=estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2),
+        )
+    ]  # fmt: skip
+    show_job(a_dated_job(deadline_admitted=True, certificate=legs), NOW)
+    shown = capsys.readouterr()
+    assert "2027-01-15T10:00:00Z, promised (schedule below)" in shown.out
+    head, leg = shown.out.splitlines()[-2:]
+    assert head.split() == ["START", "END", "FOR", "ON"]
+    assert leg.split() == [
+        "2027-01-15T08:00:00Z", "2027-01-15T08:10:00Z", "10m", "8", "x", "a100,", "pp", "2",
+    ]  # fmt: skip
+
+
+def test_a_refused_deadline_is_shown_with_the_earliest_that_could_be_met(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reason = jobs_pb2.Reason(
+        code="DEADLINE_REFUSED", message="m", evidence={"earliest_deadline": "2027-01-15T12:00:00Z"}
+    )
+    show_job(a_dated_job(reason=reason), NOW)
+    assert (
+        "2027-01-15T10:00:00Z, refused; the earliest that could be met is 2027-01-15T12:00:00Z"
+        in capsys.readouterr().out
+    )
+
+
+def test_pins_service_and_giving_way_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    job = a_dated_job(
+        requested_gpu_type="a100", pinned_gpu_type=True, avoid_nodes=["clusters/c/nodes/n7"],
+        opportunistic=True, service_gpu_seconds=7200.0,
+    )  # fmt: skip
+    show_job(job, NOW)
+    shown = capsys.readouterr().out
+    assert "8 GPUs of a100, and no other" in shown
+    assert "n7" in shown
+    assert "2 GPU-hours, past a blocked job" in shown
+    assert "2027-01-15T10:00:00Z, not promised" in shown
+
+
+def a_round(**changes: object) -> scheduler_pb2.Round:
+    found = scheduler_pb2.Round(
+        name="clusters/c/rounds/3", status="optimal", outcome="committed", objective=2.5, bound=2.5
+    )
+    found.MergeFrom(scheduler_pb2.Round(**changes))  # type: ignore[arg-type] # likewise
+    return found
+
+
+def test_a_round_shows_its_goals_in_order_and_how_many_deadlines_it_promises(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    goals = [
+        scheduler_pb2.GoalResult(name="max-min", unit="GPU-s", objective=3, bound=2.5, gap=0.2),
+        scheduler_pb2.GoalResult(name="throughput", unit="jobs", objective=2.5, bound=2.5),
+    ]
+    decisions = [
+        scheduler_pb2.Decision(job="clusters/c/jobs/a", kind="start", admitted=True),
+        scheduler_pb2.Decision(job="clusters/c/jobs/b", kind="start", opportunistic=True),
+        scheduler_pb2.Decision(
+            job="clusters/c/jobs/w", kind="wait", reason=jobs_pb2.Reason(code="DEADLINE_REFUSED")
+        ),
+    ]
+    options = asked(objective="max-min then throughput", queue_order=True, promote_after="2h")
+    show_round(
+        a_round(goals=goals, decisions=decisions, options=options), everything=False, wide=False
+    )
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["max-min", "3", "2.5", "20", "%", "GPU-s"] in rows
+    first, second = (k for k, row in enumerate(rows) if row[0] in ("max-min", "throughput")
+                     and row[-1] in ("GPU-s", "jobs"))  # fmt: skip
+    assert first < second
+    assert ["deadlines", "1", "promised,", "1", "refused"] in rows
+    assert any("start (opportunistic)" in line for line in lines)
+    assert any(
+        line.endswith("max-min then throughput; queue order yes; promote after 2h")
+        for line in lines
+    )  # fmt: skip
+
+
+def test_a_round_of_a_published_policy_has_no_bound_and_is_told_by_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    endless = a_round(options=asked(scheduler="fcfs"), bound=float("inf"), gap=float("inf"))
+    show_round(endless, everything=False, wide=False)
+    shown = capsys.readouterr().out
+    assert "fcfs (published)" in shown
+    assert "no bound is known" in shown
+    assert "greedy" not in shown

@@ -1,0 +1,103 @@
+"""Tenants, what GPUs cost and what jobs pin, in files: what they mean, and how mistakes are reported."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from typer.testing import CliRunner
+
+from formulation.errors import InvalidInput
+from service.cli import main
+from service.cli.clusterfile import read_cluster
+from service.cli.jobfile import read_jobs
+from service.cli.tenantfile import read_tenants
+from tessera.v1.tenants_pb2 import Tenant
+
+JOB = "model: bert\nglobal_batch: 256\niterations: 1000\ngpus: 8\n"
+NOW = Timestamp(seconds=1_800_000_000)
+
+
+def test_every_key_of_a_tenant_reaches_the_request() -> None:
+    text = (
+        "tenants:\n  nlp: {weight: 0, quotas: {a100: 8, any: 16}, borrow_gpus: 0,"
+        " keeps_idle_quota: true}\n  vision:\n"
+    )
+    nlp, vision = read_tenants(text, "t.yaml")
+    assert nlp == Tenant(
+        name="nlp", weight=0.0, borrow_gpus=0, keeps_idle_quota=True, quotas={"a100": 8, "": 16}
+    )
+    assert vision == Tenant(name="vision")
+    assert not vision.HasField("weight")
+    assert not vision.HasField("borrow_gpus")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tenants: [nlp]\n", "t.yaml: tenants: must map tenants to settings"),
+        ("tenants: {}\n", "t.yaml: holds no tenants"),
+        ("", "t.yaml: must hold one document with tenants, not 0"),
+        (
+            "tenants: {nlp: {wieght: 2}}\n",
+            "tenants: nlp: unknown key 'wieght'; did you mean 'weight'",
+        ),
+        ("tenants: {nlp: {weight: -1}}\n", "nlp: weight: must be a number from 0 to"),
+        ("tenants: {nlp: {borrow_gpus: -1}}\n", "nlp: borrow_gpus: must be a whole number from 0"),
+        ("tenants: {nlp: {quotas: 8}}\n", "nlp: quotas: must map GPU types to GPUs"),
+        ("tenants: {nlp: {quotas: {a100: some}}}\n", "quotas: a100: must be a whole number"),
+        ("tenants: {nlp: {}, nlp: {}}\n", "the key 'nlp' occurs twice"),
+    ],
+)
+def test_a_mistake_in_a_file_of_tenants_is_named_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_tenants(text, "t.yaml")
+    assert says in str(caught.value)
+
+
+def test_a_cluster_file_may_say_what_gpus_cost_and_what_tenants_are_entitled_to() -> None:
+    text = (
+        "gpu_types:\n  a100: {memory: 40GiB, dollars_per_hour: 2.5, watts: 400}\n  v100: 32GiB\n"
+        "tenants: {nlp: {quotas: {a100: 8}}}\n"
+    )
+    found = read_cluster(text, "c.yaml")
+    assert [(t.name, t.memory_bytes, t.dollars_per_hour, t.watts) for t in found.gpu_types] == [
+        ("a100", 40 * 2**30, 2.5, 400.0), ("v100", 32 * 2**30, 0.0, 0.0),
+    ]  # fmt: skip
+    assert found.tenants == (Tenant(name="nlp", quotas={"a100": 8}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu_types: {a: {watts: 1}}\n", "gpu_types: a: needs 'memory'"),
+        ("gpu_types: {a: {memory: 1GiB, watts: -1}}\n", "a: watts: must be a number from 0"),
+        ("gpu_types: {a: {memory: 1GiB, price: 1}}\n", "a: unknown key 'price' (allowed: memory, "),
+        (
+            "gpu_types: {a: 1GiB}\ntenants: {nlp: {quotas: {b: 1}}}\n",
+            "tenants: nlp: quotas: 'b' is not among a, any",
+        ),
+    ],
+)
+def test_a_mistake_in_them_is_named_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_cluster(text, "c.yaml")
+    assert says in str(caught.value)
+
+
+def test_a_job_file_pins_a_type_and_avoids_nodes() -> None:
+    text = JOB + "gpu_type: a100\npin_type: true\navoid_nodes: [n1, clusters/d/nodes/n2]\n"
+    (request,) = read_jobs(text, "j.yaml", NOW, "c")
+    assert request.job.pinned_gpu_type
+    assert list(request.job.avoid_nodes) == ["clusters/c/nodes/n1", "clusters/d/nodes/n2"]
+
+
+def test_a_pin_without_a_type_is_refused_in_a_file_and_from_options() -> None:
+    with pytest.raises(InvalidInput, match=r"j.yaml: pin_type: .*give both"):
+        read_jobs(JOB + "pin_type: true\n", "j.yaml", NOW)
+    with pytest.raises(InvalidInput, match="avoid_nodes: must be at most 256 nodes"):
+        read_jobs(JOB + f"avoid_nodes: [{', '.join(f'n{i}' for i in range(257))}]\n", "j.yaml", NOW)
+    said = ["submit", "--model", "m", "--batch", "1", "--iterations", "1", "--gpus", "1"]
+    done = CliRunner().invoke(main.app, [*said, "--pin-type", "--server", "127.0.0.1:1"])
+    assert (done.exit_code, done.stderr) == (
+        2, "error: --pin-type: pins the type that --gpu-type names: give both\n",
+    )  # fmt: skip

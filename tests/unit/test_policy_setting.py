@@ -1,0 +1,53 @@
+"""The standing policy of a service: one setting that covers every option of a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formulation.errors import InvalidInput
+from service.config import Config, load_config
+from service.rounds import RoundOptions
+
+POLICY = "{objective: deadline then jct, queue_order: true, promote_after: 7200s, max_changes: 8}"
+
+
+def test_it_comes_from_the_environment_or_over_several_lines_from_the_file(tmp_path: Path) -> None:
+    wanted = RoundOptions(
+        objective="deadline then jct", queue_order=True, promote_after_s=7200.0, max_changes=8
+    )
+    assert load_config(None, {"TESSERA_POLICY": POLICY}).round_options() == wanted
+    file = tmp_path / "tessera.toml"
+    lines = POLICY.strip("{}").replace(", ", "\n")
+    file.write_text(f'policy = """\n{lines}\n"""\n')
+    found = load_config(file, {})
+    assert found.round_options() == wanted
+    file.write_text(str(found))  # what is printed can be read again
+    assert load_config(file, {}) == found
+
+
+def test_without_one_rounds_are_as_by_default_and_last_for_the_period() -> None:
+    assert Config().round_options() == RoundOptions()
+    assert Config(period_s=60.0).round_options() == RoundOptions(round_s=60.0)
+    assert Config(period_s=0.0).round_options() == RoundOptions()
+    assert Config(period_s=60.0, policy="round: 10s").round_options().round_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("objective: speed", "policy.objective: 'speed' is none of throughput, deadline"),
+        ("objective: 0*jct", "policy.objective: '0*jct': all weights are 0"),
+        ("objectiv: jct", 'has no field named "objectiv"'),
+        ("solver: magic", "policy.solver: unknown 'magic'; choose one of portfolio, "),
+        ("scheduler: best", "policy.scheduler: unknown 'best'; choose one of "),
+        ("gap: 2", "policy.gap: must lie between 0 and 1"),
+        ("jct", "policy: must map names to values"),
+        ("objective: [", "policy: while parsing"),
+    ],
+)
+def test_a_wrong_one_is_refused_when_the_server_starts(policy: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load_config(None, {"TESSERA_POLICY": policy})
+    assert says in str(caught.value)
