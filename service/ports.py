@@ -42,7 +42,7 @@ class Writer(Protocol):
         """Create the cluster or replace its GPU types.
 
         Raises:
-            InvalidInput: a type that nodes or Cells still use is missing.
+            InvalidInput: a type that nodes, Cells, jobs or quotas still use is missing.
             StaleEtag: ``version`` is not the stored one.
         """
         ...
@@ -68,13 +68,18 @@ class Writer(Protocol):
 
         Raises:
             NotFound: the cluster. AlreadyExists: a job.
-            InvalidInput: unknown GPU type; or the workload has Cells here and none fits the cluster.
+            InvalidInput: unknown GPU type or node; a deadline that has passed; a type pinned on which the
+                workload has no Cells, but has some elsewhere; or it has Cells and none fits the cluster.
         """
         ...
 
     def update_job(self, cluster: str, spec: JobSpec, fields: Sequence[str],
                    version: int | None) -> JobRecord:  # fmt: skip
-        """Change named fields (of JobSpec) of a job. Raises NotFound, StaleEtag, NotAllowed (ended)."""
+        """Change named fields (of JobSpec) of a job; what asks for more withdraws a promised deadline.
+
+        Raises:
+            NotFound, StaleEtag, NotAllowed (ended), InvalidInput (as ``submit_jobs``).
+        """
         ...
 
     def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
