@@ -168,8 +168,10 @@ def _scheduled(
     placed = _defragmented(snapshot, problem, policy, placed, budget)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
     return _Answered(
-        statement=replace(statement, problem=problem, absent=absent), solution=solution,
-        goals=measured.results, placed=placed, broken=tuple(broken),
+        statement=replace(
+            statement, problem=problem, absent=absent, opportunistic=decided.opportunistic
+        ),
+        solution=solution, goals=measured.results, placed=placed, broken=tuple(broken),
     )  # fmt: skip
 
 

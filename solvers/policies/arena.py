@@ -33,7 +33,7 @@ class Arena:
     Opportunism (Crius section 6.1): a job that cannot be launched waits, and later ones are launched past
     it. Of those, jobs of its own queue may scale others down as well, jobs of lower queues use only what
     is idle (Arena section 3.5). Once the least that it needs is there, those started past it are
-    suspended, latest first (``Jobs.opportunistic``; ``past_blocked`` says whom to mark).
+    suspended, latest first (``Jobs.opportunistic``; ``gives_way`` says whom to mark).
 
     What the papers leave open, and what was chosen:
 
@@ -101,6 +101,13 @@ class Arena:
                 break
         return _columns(slots, state.at)
 
+    def gives_way(self, seen: Seen, choice: Ints) -> Bools:
+        """Return which jobs ``choice`` starts past one that waits, bool[jobs]."""
+        order, waits = in_order(seen), (choice < 0) & seen.draft.has_columns
+        past = np.zeros(len(order), dtype=np.bool_)
+        past[order] = np.cumsum(waits[order]) > 0
+        return past & (choice >= 0) & ~launched(seen.draft.snapshot) & self.opportunism
+
     def _launch_slots(
         self, slots: Slots, job: int, count: int, gpu_type: int
     ) -> tuple[Bools, Ints]:
@@ -133,11 +140,3 @@ def _columns(slots: Slots, at: Ints) -> Ints:
         return np.full(len(at), -1, dtype=np.int64)
     found = np.take_along_axis(slots.column, np.maximum(at, 0)[:, None], axis=1)[:, 0]
     return np.where(at >= 0, found, -1)
-
-
-def past_blocked(seen: Seen, choice: Ints) -> Bools:
-    """Return which jobs ``choice`` starts past one that waits, bool[jobs]: they give way to it later."""
-    order, waits = in_order(seen), (choice < 0) & seen.draft.has_columns
-    blocked = np.zeros(len(order), dtype=np.bool_)
-    blocked[order] = np.cumsum(waits[order]) > 0
-    return blocked & (choice >= 0) & ~launched(seen.draft.snapshot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from formulation.promises import PHYSICAL
 from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
-from formulation.tables import Ints, ranges
+from formulation.tables import Bools, Ints, ranges
 from solvers.answers import answer, trivial_bound
 from solvers.base import Budget
 
@@ -55,6 +55,15 @@ class Published(Protocol):
 
         Together they fit the capacity of each type.
         """
+        ...
+
+
+@runtime_checkable
+class Opportunistic(Protocol):
+    """A published scheduler that starts jobs past blocked ones, and later suspends them for those."""
+
+    def gives_way(self, seen: Seen, choice: Ints) -> Bools:
+        """Return which of the jobs that ``choice`` starts give way later, bool[jobs]."""
         ...
 
 
@@ -111,10 +120,14 @@ def narrowed(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decided:
-    """What a policy decided: an answer to the true problem, and the jobs whose choice does not truly run."""
+    """What a policy decided: an answer to the true problem, and the jobs whose choice does not truly run.
+
+    ``opportunistic`` is bool[jobs]: which jobs, should they start now, give way to a blocked one later.
+    """
 
     solution: Solution
     dropped: frozenset[int]
+    opportunistic: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +152,9 @@ class Scheduler:
                 problem, choice, bound=trivial_bound(problem), solver=self.published.name, seed=seed
             ),
             dropped=frozenset(np.flatnonzero((chosen >= 0) & (choice < 0)).tolist()),
+            opportunistic=self.published.gives_way(view, chosen)
+            if isinstance(self.published, Opportunistic)
+            else np.zeros(len(chosen), dtype=np.bool_),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,17 @@ from hypothesis import strategies as st
 
 from formulation.check import violations
 from formulation.lifecycle import JobState
+from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import STATE_CODE, Quotas, Snapshot, Tenants
 from formulation.statement import state
+from service.rounds import plan_round
 from solvers.answers import answer, objective_of, trivial_bound
+from solvers.base import Budget
+from solvers.greedy import Greedy
 from solvers.policies.antman import AntMan
-from solvers.policies.arena import Arena, past_blocked
-from solvers.policies.base import Published, carried, seen
+from solvers.policies.arena import Arena
+from solvers.policies.base import Published, Scheduler, carried, seen
 from solvers.policies.morphling import Morphling
 from solvers.policies.registry import names, published
 from solvers.policies.synergy import Synergy
@@ -28,6 +33,7 @@ from tests.support.problems import brute_force
 
 RUNNING = JobState.RUNNING
 BATCH = 256.0
+FOREVER = Budget(remaining_s=lambda: math.inf)
 MINE = ("arena", "morphling", "synergy", "antman")
 
 
@@ -43,10 +49,12 @@ def a_round(
     jobs: Sequence[dict[str, Any]],
     estimates: Sequence[list[Any]],
     nodes: Sequence[tuple[int, int, int]] = ((0, 1, 8),),
+    gangs: dict[int, Gang] | None = None,
 ) -> Snapshot:
     return a_snapshot(
-        nodes=some_nodes(*nodes), jobs=jobs, estimates=[e for group in estimates for e in group]
-    )
+        nodes=some_nodes(*nodes), jobs=jobs, gangs=gangs,
+        estimates=[e for group in estimates for e in group],
+    )  # fmt: skip
 
 
 def decided(
@@ -227,8 +235,24 @@ def test_arena_starts_a_later_job_past_a_blocked_one_and_says_so() -> None:
     choice = Arena().choose(view)
 
     assert (choice >= 0).tolist() == [True, False, True, True]
-    assert past_blocked(view, choice).tolist() == [False, False, True, False]
+    assert Arena().gives_way(view, choice).tolist() == [False, False, True, False]
     assert decided(Arena(opportunism=False), snapshot)["later"] is None
+
+
+def test_a_round_records_which_jobs_were_started_past_a_blocked_one() -> None:
+    jobs = [
+        a_job("old", 1, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
+        a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
+        a_job("later", 1, requested_gpus=4, submit_s=2.0),
+    ]
+    snapshot = a_round(jobs, BLOCKED, gangs={0: Gang(members=((0, (0, 1, 2, 3)),))})
+
+    outcome = plan_round(
+        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=Arena())
+    )
+
+    assert outcome.violations == ()
+    assert [d.opportunistic for d in outcome.decisions] == [False, False, True]
 
 
 def test_arena_suspends_those_started_past_a_blocked_job_once_it_fits() -> None:
@@ -515,6 +539,18 @@ def test_where_jobs_run_to_completion_a_second_round_keeps_them_all(name: str) -
 
     assert runs.any()
     assert np.all(again[runs] >= 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_rounds_of_each_break_no_rule(name: str) -> None:
+    snapshot = a_random_snapshot(5, jobs=40)
+
+    outcome = plan_round(
+        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=published(name))
+    )
+
+    assert outcome.violations == ()
+    assert outcome.solution.objective > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
