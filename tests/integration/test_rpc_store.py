@@ -27,6 +27,8 @@ from tessera.v1 import (
     jobs_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
 )
 from tests.support.rpc import WALL_S, details, serving
 
@@ -41,6 +43,7 @@ class Api:
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
         self.jobs = jobs_pb2_grpc.JobsStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        self.tenants = tenants_pb2_grpc.TenantsStub(channel)
 
 
 @asynccontextmanager
@@ -100,6 +103,18 @@ def a_batch(*inner: jobs_pb2.SubmitJobRequest) -> jobs_pb2.SubmitJobsRequest:
     return jobs_pb2.SubmitJobsRequest(parent=C, requests=inner)
 
 
+def a_tenant(name: str, **settings: Any) -> tenants_pb2.Tenant:
+    return tenants_pb2.Tenant(name=f"{C}/tenants/{name}", **settings)
+
+
+def some_tenants(*tenants: tenants_pb2.Tenant, **rest: Any) -> tenants_pb2.UpsertTenantsRequest:
+    return tenants_pb2.UpsertTenantsRequest(parent=C, tenants=tenants, **rest)
+
+
+def a_round(**options: Any) -> scheduler_pb2.ScheduleRequest:
+    return scheduler_pb2.ScheduleRequest(parent=C, options=scheduler_pb2.RoundOptions(**options))
+
+
 async def refused(call: Awaitable[Message]) -> tuple[StatusCode, str, list[str]]:
     """Return the code, the reason and the wrong fields of a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -116,6 +131,7 @@ async def kept(api: Api) -> list[str]:
         await api.estimates.ListCells(estimates_pb2.ListCellsRequest(parent=C)),
         await api.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C)),
         await api.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C)),
+        await api.tenants.ListTenants(tenants_pb2.ListTenantsRequest(parent=C)),
     ]
     return [str(answer) for answer in found]
 
@@ -227,6 +243,54 @@ BAD: dict[str, tuple[Call, StatusCode, str]] = {
         lambda a: a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(
             parent=C, options=scheduler_pb2.RoundOptions(solver="magic"))),
         INVALID, "solver"),
+    "a tenant whose quota exceeds the cluster": (
+        lambda a: a.tenants.UpsertTenants(some_tenants(
+            a_tenant("nlp", weight=2.0), a_tenant("vision", quotas={"a100": 17}))),
+        INVALID, "quotas"),
+    "tenants whose quotas of any type together exceed the cluster": (
+        lambda a: a.tenants.UpsertTenants(some_tenants(
+            a_tenant("nlp", quotas={"": 9}), a_tenant("vision", quotas={"": 8}))),
+        INVALID, "quotas"),
+    "a quota of an unknown GPU type": (
+        lambda a: a.tenants.UpsertTenants(some_tenants(
+            a_tenant("nlp"), a_tenant("vision", quotas={"h100": 1}))),
+        INVALID, "gpu_type"),
+    "a tenant that is named twice": (
+        lambda a: a.tenants.UpsertTenants(some_tenants(a_tenant("nlp"), a_tenant("nlp"))),
+        INVALID, "tenants[1].name"),
+    "a tenant of another cluster": (
+        lambda a: a.tenants.UpsertTenants(some_tenants(
+            tenants_pb2.Tenant(name="clusters/d/tenants/nlp"))),
+        INVALID, "tenants[0].name"),
+    "no tenants": (lambda a: a.tenants.UpsertTenants(some_tenants()), INVALID, "tenants"),
+    "a tenant without settings to forget": (
+        lambda a: a.tenants.DeleteTenants(tenants_pb2.DeleteTenantsRequest(
+            parent=C, names=[f"{C}/tenants/nlp"])),
+        StatusCode.NOT_FOUND, ""),
+    "a pin of a type that is not named": (
+        lambda a: a.jobs.SubmitJob(a_submit(pinned_gpu_type=True)), INVALID, "job.pinned_gpu_type"),
+    "a job that avoids an unknown node": (
+        lambda a: a.jobs.SubmitJobs(a_batch(
+            a_submit("a"), a_submit("b", avoid_nodes=[f"{C}/nodes/n9"]))),
+        INVALID, "jobs/b.avoid_nodes"),
+    "a job that avoids a node of another cluster": (
+        lambda a: a.jobs.SubmitJob(a_submit(avoid_nodes=["clusters/d/nodes/n1"])),
+        INVALID, "job.avoid_nodes[0]"),
+    "GPUs that cost less than nothing": (
+        lambda a: a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(
+            cluster=clusters_pb2.Cluster(name=C, gpu_types=[clusters_pb2.GpuType(
+                name="a100", memory_bytes=1, dollars_per_hour=-1.0)]))),
+        INVALID, "cluster.gpu_types[0].dollars_per_hour"),
+    "an unknown objective": (
+        lambda a: a.scheduler.Schedule(a_round(objective="speed")), INVALID, "options.objective"),
+    "an objective whose weights are all zero": (
+        lambda a: a.scheduler.Schedule(a_round(objective="0*throughput")),
+        INVALID, "options.objective"),
+    "an unknown published policy": (
+        lambda a: a.scheduler.Schedule(a_round(scheduler="magic")), INVALID, "scheduler"),
+    "opportunism without an order of queues": (
+        lambda a: a.scheduler.Schedule(a_round(opportunistic=True)),
+        INVALID, "options.opportunistic"),
     "a gap that is not a number": (
         lambda a: a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(
             parent=C, options=scheduler_pb2.RoundOptions(gap=math.nan))),

@@ -1,0 +1,206 @@
+"""Tenants, pins, promises and policies over a real socket against PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import StatusCode
+
+from db.store import PostgresStore
+from formulation.resources import NodeSpec
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
+from tests.integration.test_rpc_store import (
+    INVALID,
+    Api,
+    C,
+    a_batch,
+    a_round,
+    a_submit,
+    a_tenant,
+    api,
+    refused,
+    some_tenants,
+)
+from tests.support.rpc import WALL_S
+
+
+def wake(store: PostgresStore) -> None:
+    """Let an agent be heard that stands for both nodes."""
+    nodes = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
+    store.hello("c", "agent", "first", nodes)
+
+
+async def listed(a: Api, **page: Any) -> tenants_pb2.ListTenantsResponse:
+    return await a.tenants.ListTenants(tenants_pb2.ListTenantsRequest(parent=C, **page))
+
+
+async def test_tenants_are_kept_replaced_and_forgotten(store: PostgresStore) -> None:
+    async with api(store) as a:
+        nlp = a_tenant(
+            "nlp", weight=2.0, borrow_gpus=0, keeps_idle_quota=True, quotas={"a100": 8, "": 4}
+        )
+        answer = await a.tenants.UpsertTenants(some_tenants(nlp, a_tenant("vision")))
+        plain = a_tenant("vision", weight=1.0)
+        assert list(answer.tenants) == [nlp, plain]
+        assert list((await listed(a)).tenants) == [nlp, plain]
+        await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp", weight=0.0)))
+        assert list((await listed(a)).tenants) == [a_tenant("nlp", weight=0.0), plain]
+        gone = tenants_pb2.DeleteTenantsRequest(parent=C, names=[nlp.name], request_id="r")
+        await a.tenants.DeleteTenants(gone)
+        await a.tenants.DeleteTenants(gone)  # the same request: answered as before
+        assert list((await listed(a)).tenants) == [plain]
+
+
+async def test_tenants_that_are_only_validated_are_not_kept(store: PostgresStore) -> None:
+    async with api(store) as a:
+        await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp"), validate_only=True))
+        assert not (await listed(a)).tenants
+        request = some_tenants(a_tenant("nlp"), request_id="r")
+        await a.tenants.UpsertTenants(request)
+        request.tenants[0].weight = 3.0
+        assert (await refused(a.tenants.UpsertTenants(request)))[1] == "REQUEST_ID_REUSED"
+
+
+async def test_pages_of_tenants_add_up_to_all(store: PostgresStore) -> None:
+    async with api(store) as a:
+        names = [f"t{k}" for k in range(5)]
+        await a.tenants.UpsertTenants(some_tenants(*map(a_tenant, names)))
+        found, token = [], ""
+        for size in (2, 2, 1):
+            page = await listed(a, page_size=2, page_token=token)
+            assert len(page.tenants) == size
+            found += [t.name for t in page.tenants]
+            token = page.next_page_token
+        assert (found, token) == ([f"{C}/tenants/{name}" for name in names], "")
+        missing = tenants_pb2.ListTenantsRequest(parent="clusters/d")
+        assert (await refused(a.tenants.ListTenants(missing)))[0] is StatusCode.NOT_FOUND
+
+
+async def test_what_gpus_cost_is_kept(store: PostgresStore) -> None:
+    async with api(store) as a:
+        kind = clusters_pb2.GpuType(
+            name="a100", memory_bytes=2**35, dollars_per_hour=2.5, watts=400.0
+        )
+        cluster = clusters_pb2.Cluster(name=C, gpu_types=[kind])
+        await a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
+        found = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
+        assert list(found.gpu_types) == [kind]
+
+
+async def test_a_pinned_type_and_avoided_nodes_are_kept_and_may_change(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        avoided = [f"{C}/nodes/n1"]
+        job = await a.jobs.SubmitJob(
+            a_submit(requested_gpu_type="a100", pinned_gpu_type=True, avoid_nodes=avoided)
+        )
+        assert (job.pinned_gpu_type, list(job.avoid_nodes)) == (True, avoided)
+        assert job.queue_time == job.create_time
+        change = jobs_pb2.Job(name=job.name, avoid_nodes=[f"{C}/nodes/n2"])
+        mask = FieldMask(paths=["pinned_gpu_type", "avoid_nodes"])
+        changed = await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=change, update_mask=mask))
+        assert (changed.pinned_gpu_type, list(changed.avoid_nodes)) == (False, [f"{C}/nodes/n2"])
+        assert changed.requested_gpu_type == "a100"
+        change.avoid_nodes[:] = [f"{C}/nodes/n9"]
+        request = jobs_pb2.UpdateJobRequest(job=change, update_mask=mask)
+        assert (await refused(a.jobs.UpdateJob(request)))[0] is INVALID
+        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == changed
+
+
+async def test_a_job_that_asks_for_no_type_cannot_be_pinned_later(store: PostgresStore) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit())
+        change = jobs_pb2.Job(name=job.name, pinned_gpu_type=True)
+        request = jobs_pb2.UpdateJobRequest(
+            job=change, update_mask=FieldMask(paths=["pinned_gpu_type"])
+        )
+        assert await refused(a.jobs.UpdateJob(request)) == (
+            INVALID, "INVALID_INPUT", ["job.pinned_gpu_type"],
+        )  # fmt: skip
+
+
+async def test_pins_that_contradict_each_other_wait_with_a_reason_and_the_round_goes_on(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        everywhere = [f"{C}/nodes/n1", f"{C}/nodes/n2"]
+        stuck = a_submit("stuck", avoid_nodes=everywhere)
+        wake(store)
+        await a.jobs.SubmitJobs(a_batch(stuck, a_submit("fine")))
+        done = await a.scheduler.Schedule(a_round(), timeout=30)
+        kinds = {d.job.rpartition("/")[2]: (d.kind, d.reason.code) for d in done.decisions}
+        assert done.outcome == "committed"
+        assert kinds == {"stuck": ("wait", "PINS_CONTRADICT"), "fine": ("start", "")}
+
+
+async def test_a_round_keeps_its_policy_and_tells_its_goals_in_order(store: PostgresStore) -> None:
+    async with api(store) as a:
+        wake(store)
+        await a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b")))
+        done = await a.scheduler.Schedule(
+            a_round(
+                objective="max-min then throughput", queue_order=True,
+                promote_after=Duration(seconds=60), max_changes=2,
+            ),
+            timeout=30,
+        )  # fmt: skip
+        assert (done.outcome, done.verified) == ("committed", True)
+        assert [g.name for g in done.goals] == ["max-min", "throughput"]
+        kept = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
+        assert (kept.goals, kept.options) == (done.goals, done.options)
+        assert (kept.options.promote_after.seconds, kept.options.max_changes) == (60, 2)
+        again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
+        assert again.same_decisions
+
+
+async def test_rounds_follow_the_standing_policy_where_the_call_says_nothing(
+    store: PostgresStore,
+) -> None:
+    policy = "{objective: jct, queue_order: true, seed: 3}"
+    async with api(store, policy=policy) as a:
+        await a.jobs.SubmitJob(a_submit())
+        usual = await a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
+        assert (usual.options.objective, usual.options.queue_order) == ("jct", True)
+        asked = await a.scheduler.Schedule(a_round(queue_order=False, solver="greedy"), timeout=30)
+        chosen = asked.options
+        assert (chosen.objective, chosen.queue_order, chosen.solver) == ("jct", False, "greedy")
+        assert chosen.seed == 3
+
+
+async def test_a_published_policy_decides_a_round(store: PostgresStore) -> None:
+    async with api(store) as a:
+        wake(store)
+        await a.jobs.SubmitJobs(a_batch(*[a_submit(name, requested_gpus=8) for name in "abc"]))
+        done = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=30)
+        assert (done.outcome, done.verified, done.options.scheduler) == ("committed", True, "fcfs")
+        assert (done.running, done.waiting) == (2, 1)
+
+
+@pytest.mark.parametrize("mode", ["myopic", "look-ahead"])
+async def test_a_deadline_is_promised_or_refused_with_what_could_be_met(
+    store: PostgresStore, mode: str
+) -> None:
+    far, near = Timestamp(seconds=int(WALL_S) + 10**7), Timestamp(seconds=int(WALL_S) + 1)
+    async with api(store) as a:
+        never = a_submit("never", iterations=10**9, deadline=near)
+        wake(store)
+        await a.jobs.SubmitJobs(a_batch(a_submit("easy", deadline=far), never))
+        request = a_round(objective="deadline then throughput", deadlines=mode)
+        done = await a.scheduler.Schedule(request, timeout=30)
+        assert done.outcome == "committed", done.violations
+        found = {d.job.rpartition("/")[2]: d for d in done.decisions}
+        assert found["easy"].admitted
+        assert not found["never"].admitted
+        assert found["never"].reason.code == "DEADLINE_UNREACHABLE"
+        assert found["never"].reason.evidence["earliest_deadline"]
+        job = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/easy"))
+        assert job.deadline_admitted
+        assert bool(job.certificate) == (mode == "look-ahead")
+        for leg in job.certificate:
+            assert leg.start_time.seconds < leg.end_time.seconds <= far.seconds
+            assert leg.cell.gpu_type == "a100"
