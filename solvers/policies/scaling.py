@@ -150,15 +150,17 @@ class Scaling:
         level = [Partial(free=tuple(self._free))]
         base, found = self._free[gpu_type], list(level)
         for _ in range(self._depth):
-            best: dict[int, Partial] = {}
+            best: dict[int, tuple[float, Partial, Step]] = {}  # by GPUs of the type then free
             for plan in level:
                 for step in self._steps(plan, gpu_type, groups):
-                    after = self._after(plan, step)
-                    other = best.get(after.free[gpu_type])
-                    if other is None or after.loss < other.loss:
-                        best[after.free[gpu_type]] = after
-            level = sorted(best.values(), key=lambda p: p.loss / (p.free[gpu_type] - base))
-            level = level[: self._breadth]
+                    has = plan.moved.get(step.job, int(self.at[step.job]))
+                    kept = self._gpus[step.to] if self._type[step.to] == gpu_type else 0
+                    free = plan.free[gpu_type] + self._gpus[has] - kept
+                    loss = plan.loss + step.loss
+                    if free not in best or loss < best[free][0]:
+                        best[free] = (loss, plan, step)
+            cheapest = sorted(best, key=lambda free: best[free][0] / (free - base))[: self._breadth]
+            level = [self._after(*best[free][1:]) for free in cheapest]
             found += level
         return found
 
