@@ -38,11 +38,17 @@ class Packing:
         self.free: list[int] = [*self._capacity.tolist(), *(row.capacity for row in draft.rows)]
         self._queue: list[float] = queue.tolist()
         self._idle: dict[int, dict[int, int]] = {}
+        self._kind: list[int] = draft.gpu_type.tolist()  # these two: of each column
+        self._gpus: list[int] = draft.gpus.tolist()
+        self._first: list[int] = draft.job_start.tolist()
         self._capped = any(row.name == CHANGES_ROW for row in draft.rows)
         self._index_rows()
         self.need = self._smallest()
         self._yields: list[dict[float, int]] = [{} for _ in range(self._types)]
         self._soft: set[int] = set()
+        self._launched = [0] * self._types  # GPUs of launched jobs when the packing began
+        for r, row in enumerate(draft.rows):
+            self.free[self._types + r] -= int(row.idle_amount.sum())
         self.sound = self._seat_launched() and min(self.free, default=0) >= 0
 
     def _index_rows(self) -> None:
@@ -50,11 +56,12 @@ class Packing:
         column = np.concatenate([np.zeros(0, np.int64), *(r.column for r in rows)])
         order = np.argsort(column, kind="stable")
         index = [np.full(len(r.column), types + k, np.int64) for k, r in enumerate(rows)]
-        self._row = np.concatenate([np.zeros(0, np.int64), *index])[order]
-        self._amount = np.concatenate([np.zeros(0, np.int64), *(r.amount for r in rows)])[order]
-        self._start = np.searchsorted(column[order], np.arange(len(self.draft.cell) + 1))
+        self._row: list[int] = np.concatenate([np.zeros(0, np.int64), *index])[order].tolist()
+        amount = np.concatenate([np.zeros(0, np.int64), *(r.amount for r in rows)])[order]
+        self._amount: list[int] = amount.tolist()
+        bounds = np.searchsorted(column[order], np.arange(len(self.draft.cell) + 1))
+        self._start: list[int] = bounds.tolist()
         for k, r in enumerate(rows):
-            self.free[types + k] -= int(r.idle_amount.sum())
             for job, amount in zip(r.idle_job.tolist(), r.idle_amount.tolist(), strict=True):
                 self._idle.setdefault(job, {})[types + k] = amount
 
@@ -84,9 +91,11 @@ class Packing:
             if self.fits(job, column):
                 self.seat(job, column)
                 self._soft.add(job)
-                yields = self._yields[self._type(column)]
+                yields = self._yields[self._kind[column]]
                 queue = self._queue[job]
-                yields[queue] = yields.get(queue, 0) + self._gpus(column)
+                yields[queue] = yields.get(queue, 0) + self._gpus[column]
+        for column in self.column[self.column >= 0].tolist():
+            self._launched[self._kind[column]] += self._gpus[column]
         return True
 
     def _shrunk(self, job: int) -> int:
@@ -95,31 +104,27 @@ class Packing:
         if self._capped:
             return stays
         for column in self._by_size(job):
-            if self._type(column) == self._type(stays) and self.fits(job, column):
+            if self._kind[column] == self._kind[stays] and self.fits(job, column):
                 return column
         return stays
 
-    def _type(self, column: int) -> int:
-        return int(self.draft.gpu_type[column])
-
-    def _gpus(self, column: int) -> int:
-        return int(self.draft.gpus[column])
-
     def _by_size(self, job: int) -> list[int]:
-        """Return the columns of ``job``, smallest share of their type first, then fastest."""
-        draft = self.draft
+        """Return the columns of ``job``: the type of which it needs least first, small columns first.
 
-        def order(column: int) -> tuple[float, float, int]:
-            share = self._gpus(column) / max(1, int(self._capacity[self._type(column)]))
-            return share, -float(draft.rate[column]), column
-
-        return sorted(range(int(draft.job_start[job]), int(draft.job_start[job + 1])), key=order)
+        Columns of one type lie together by rising GPUs (``Cells``).
+        """
+        share = [
+            need / max(1, gpus)
+            for need, gpus in zip(self.need[job].tolist(), self._capacity.tolist(), strict=True)
+        ]
+        columns = range(self._first[job], self._first[job + 1])
+        return sorted(columns, key=lambda column: share[self._kind[column]])
 
     def use(self, job: int, column: int) -> dict[int, int]:
         """Return row -> what ``column`` uses more than ``job`` does by waiting."""
-        span = slice(int(self._start[column]), int(self._start[column + 1]))
-        found = dict(zip(self._row[span].tolist(), self._amount[span].tolist(), strict=True))
-        found[self._type(column)] = self._gpus(column)
+        span = slice(self._start[column], self._start[column + 1])
+        found = dict(zip(self._row[span], self._amount[span], strict=True))
+        found[self._kind[column]] = self._gpus[column]
         for row, amount in self._idle.get(job, {}).items():
             found[row] = found.get(row, 0) - amount
         return found
@@ -151,14 +156,15 @@ class Packing:
             for t, need in enumerate(self.need[job].tolist())
         ):
             return False
-        column = self.smallest_fit(job)
-        if column >= 0:
-            self.seat(job, column)
-            return True
+        columns = self._by_size(job)
+        for column in columns:
+            if self.fits(job, column):
+                self.seat(job, column)
+                return True
         return any(
             self._make_room(job, column, queue)
-            for column in self._by_size(job)
-            if self._lacks_gpus(job, column)
+            for column in columns
+            if self._releasable(self._kind[column], queue) and self._lacks_gpus(job, column)
         )
 
     def lacks_gpus(self, job: int) -> bool:
@@ -175,13 +181,13 @@ class Packing:
     def _releasable(self, kind: int, queue: float) -> int:
         """Return GPUs of a type that others can give to a job of this queue, at most."""
         if self._capped:
-            return int(self._capacity[kind])
+            return self._launched[kind]
         return sum(gpus for theirs, gpus in self._yields[kind].items() if theirs > queue)
 
     def _make_room(self, job: int, column: int, queue: float) -> bool:
         """Seat ``job`` on ``column`` once others have given it GPUs; nothing changes where that fails."""
         before: list[Release] = []
-        for other, instead in self._releases(self._type(column), queue):
+        for other, instead in self._releases(self._kind[column], queue):
             before.append((other, int(self.column[other])))
             self.seat(other, instead)
             if min(self.free[self._types :], default=0) < 0:
@@ -198,12 +204,12 @@ class Packing:
     def _forget(self, job: int, was: int) -> None:
         """Count what a job that was seated on ``was`` and yielded has given; it may still shrink no more."""
         if job in self._soft:
-            self._yields[self._type(was)][self._queue[job]] -= self._gpus(was)
+            self._yields[self._kind[was]][self._queue[job]] -= self._gpus[was]
             if self.column[job] < 0:
                 self._soft.discard(job)
             else:
                 now = int(self.column[job])
-                self._yields[self._type(now)][self._queue[job]] += self._gpus(now)
+                self._yields[self._kind[now]][self._queue[job]] += self._gpus[now]
 
     def _releases(self, kind: int, queue: float) -> Iterator[Release]:
         """Yield what launched jobs can give of a type: the lowest queue and the latest first.
@@ -213,8 +219,8 @@ class Packing:
         found: list[tuple[float, float, int, int]] = []
         for job in sorted(self._soft):
             column = int(self.column[job])
-            if self._type(column) == kind and self._queue[job] > queue:
-                first = -self._gpus(column) if self._capped else -self._queue[job]
+            if self._kind[column] == kind and self._queue[job] > queue:
+                first = -self._gpus[column] if self._capped else -self._queue[job]
                 found.append((first, -float(self.draft.snapshot.jobs.since_s[job]), job, -1))
         if self._capped:
             yielding = {job for *_, job, _ in found}
@@ -222,15 +228,15 @@ class Packing:
                 (self.column >= 0) & (self.column == self.draft.current)
             ).tolist():
                 column = int(self.column[job])
-                if self._type(column) == kind and job not in yielding:
+                if self._kind[column] == kind and job not in yielding:
                     small = self._smallest_of_type(job, kind)
-                    if self._gpus(small) < self._gpus(column):
-                        found.append((self._gpus(small) - self._gpus(column), 0.0, job, small))
+                    if self._gpus[small] < self._gpus[column]:
+                        found.append((self._gpus[small] - self._gpus[column], 0.0, job, small))
         for *_, job, instead in sorted(found):
             yield job, instead
 
     def _smallest_of_type(self, job: int, kind: int) -> int:
-        return next(c for c in self._by_size(job) if self._type(c) == kind)
+        return next(c for c in self._by_size(job) if self._kind[c] == kind)
 
     def restore(self) -> None:
         """Put running jobs back on their current columns wherever these still fit."""
@@ -244,21 +250,14 @@ class Packing:
             yields.clear()
         for job in self._soft:
             column, queue = int(self.column[job]), self._queue[job]
-            yields = self._yields[self._type(column)]
-            yields[queue] = yields.get(queue, 0) + self._gpus(column)
+            yields = self._yields[self._kind[column]]
+            yields[queue] = yields.get(queue, 0) + self._gpus[column]
 
     def add_row(self, row: RowUse) -> None:
         """Count one more row from now on; those seated must fit it. It has no idle use."""
         self.draft = replace(self.draft, rows=(*self.draft.rows, row))
         self.free.append(row.capacity)
-        column = np.concatenate(
-            [np.repeat(np.arange(len(self._start) - 1), np.diff(self._start)), row.column]
-        )
-        index = np.append(self._row, np.full(len(row.column), len(self.free) - 1))
-        amount = np.append(self._amount, row.amount)
-        order = np.argsort(column, kind="stable")
-        self._row, self._amount = index[order], amount[order]
-        self._start = np.searchsorted(column[order], np.arange(len(self._start)))
+        self._index_rows()
         used = np.zeros(len(self.draft.cell), dtype=np.int64)
         used[row.column] = row.amount
         self.free[-1] -= int(used[self.column[self.column >= 0]].sum())

@@ -13,7 +13,7 @@ from formulation.tables import Bools, Ints
 
 
 def pinned_type(draft: Draft) -> Draft:
-    """Keep of a pinned job only columns on the type that it asks for (Eq. 30).
+    """Keep of a pinned job only columns on the type that it asks for (Eq. 31).
 
     A pinned job that asks for no type is free to run on any.
     """

@@ -31,7 +31,7 @@ def guaranteed_jobs_within_quota_start(draft: Draft) -> Draft:
 
 
 def queues_launch_in_order(draft: Draft) -> Draft:
-    """Start waiting jobs by queue, then by time of arrival, as far as they fit (Eq. 39).
+    """Start waiting jobs by queue, then by time of arrival, as far as they fit (Eq. 38).
 
     A job fits where its smallest column does beside the launched jobs that must run, on their smallest,
     other launched jobs of its queue or a higher one, and the jobs started before it; launched best-effort
@@ -92,7 +92,7 @@ def long_waits_are_reserved(draft: Draft) -> Draft:
 
 
 def effective_queue(draft: Draft) -> Floats:
-    """Return each job's queue after promotion, float64[jobs] (Eq. 39); inf: it gives way to anybody.
+    """Return each job's queue after promotion, float64[jobs] (Eq. 38); inf: it gives way to anybody.
 
         max(1, queue_j - floor(waited_j / promote_after))
 

@@ -55,7 +55,7 @@ def tenants_borrow_within_limits(draft: Draft) -> Draft:
 
 
 def unlent_quota_is_kept(draft: Draft) -> Draft:
-    """Keep the quota of a tenant that does not lend free of other tenants' jobs (Eq. 38).
+    """Keep the quota of a tenant that does not lend free of other tenants' jobs (Eq. 37).
 
     sum_{j of others} sum_{c of j} n_c x_c <= max(0, schedulable GPUs - quota)
     """

@@ -36,7 +36,7 @@ def overdue(draft: Draft) -> Bools:
 
 
 def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> ReservedFor:
-    """Reserve GPUs for ``job``, which does not fit now, where it can have them earliest (Eq. 40).
+    """Reserve GPUs for ``job``, which does not fit now, where it can have them earliest (Eq. 39).
 
         sum_{j' not j} sum_{c of j'} h_c x_c <= schedulable GPUs of t - n,
         h_c = n_c where c is on t and ends after the shadow time, else 0

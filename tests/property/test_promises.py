@@ -1,0 +1,365 @@
+"""Laws of promises and limits, on single rounds in any condition and over many rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formulation.decisions import DecisionKind
+from formulation.lifecycle import ACTIVE
+from formulation.policy import Policy
+from formulation.snapshot import STATES, Nodes, Snapshot
+from formulation.solution import SolveStatus
+from formulation.statement import build_problem, state
+from service.rounds import Outcome
+from solvers.answers import is_answer
+from solvers.base import Budget
+from solvers.registry import solver
+from tests.property.test_rounds import snapshots
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas
+
+LAW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+POLICIES = st.builds(
+    Policy,
+    run_to_completion=st.booleans(),
+    min_run_s=st.sampled_from([0.0, 200.0]),
+    max_changes=st.sampled_from([-1, 0, 1, 3]),
+    queue_order=st.just(True),
+    opportunistic=st.booleans(),
+    promote_after_s=st.sampled_from([100.0, math.inf]),
+    reserve_after_s=st.sampled_from([300.0, math.inf]),
+    defragment_every_rounds=st.sampled_from([0, 1]),
+) | st.builds(
+    Policy,
+    run_to_completion=st.booleans(),
+    max_changes=st.sampled_from([-1, 0, 1]),
+    reserve_after_s=st.sampled_from([300.0, math.inf]),
+)
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Snapshot:
+    """Draw a snapshot in any condition, with tenants, quotas, queues, avoided nodes and ages."""
+    snapshot = draw(snapshots())
+    count = len(snapshot.jobs)
+
+    def many(*values: Any) -> list[Any]:
+        return draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))
+
+    jobs = replace(
+        snapshot.jobs, tenant=tuple(many("t", "u", "v")), queue=many(1, 2, 3),
+        queued_s=many(0.0, 500.0, 900.0), since_s=many(600.0, 900.0), opportunistic=many(False, True),
+        requested_type=many(-1, 0), pinned_type=many(False, False, True),
+    )  # fmt: skip
+    pairs = draw(st.sets(st.tuples(st.integers(0, max(0, count - 1)),
+                                   st.integers(0, len(snapshot.nodes) - 1)), max_size=3))  # fmt: skip
+    snapshot = avoiding(replace(snapshot, jobs=jobs), *(sorted(pairs) if count else ()))
+    if not draw(st.booleans()):
+        return snapshot
+    types = len(snapshot.gpu_types)
+    quotas = {
+        name: draw(st.dictionaries(st.integers(-1, types - 1), st.integers(0, 9), max_size=2))
+        for name in ("t", "u")
+    }
+    borrow = {"t": draw(st.integers(-1, 4))}
+    return with_quotas(snapshot, quotas, borrow=borrow, keeps=draw(st.sampled_from([[], ["u"]])))
+
+
+@settings(LAW, max_examples=150)
+@given(crowded(), POLICIES)
+def test_any_snapshot_under_any_policy_gives_decisions_that_break_no_rule(
+    snapshot: Snapshot, policy: Policy
+) -> None:
+    found = decided(snapshot, policy)
+    assert all((d.gang is None) == (d.reason is not None) for d in found.decisions)
+
+
+@settings(LAW, max_examples=150)
+@given(crowded(), POLICIES)
+def test_waiting_jobs_are_marked_only_with_an_answer_in_which_all_marked_jobs_run(
+    snapshot: Snapshot, policy: Policy
+) -> None:
+    stated = state(snapshot, policy)
+    active = np.array([STATES[s] in ACTIVE for s in snapshot.jobs.state.tolist()], dtype=np.bool_)
+    if np.any(stated.problem.must_run & ~active):
+        assert stated.witness is not None
+        assert is_answer(stated.problem, stated.witness)
+
+
+@LAW
+@given(crowded(), POLICIES)
+def test_no_job_is_placed_on_a_node_that_it_avoids_nor_a_pinned_one_on_another_type(
+    snapshot: Snapshot, policy: Policy
+) -> None:
+    avoided = set(zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True))
+    for d in decided(snapshot, policy).decisions:
+        if d.gang is not None:
+            assert not avoided & {(d.job, node) for node, _ in d.gang.members}
+            wanted = int(snapshot.jobs.requested_type[d.job])
+            assert not (snapshot.jobs.pinned_type[d.job] and wanted >= 0) or d.gpu_type == wanted
+
+
+# objective
+
+
+def optimum(snapshot: Snapshot, policy: Policy) -> int:
+    budget = Budget(remaining_s=lambda: math.inf, gap=1e-9)
+    found = solver("cp-sat").solve(build_problem(snapshot, policy), budget)
+    assert found.status is SolveStatus.OPTIMAL
+    return found.objective
+
+
+@FEW
+@given(st.integers(0, 2**32), st.sampled_from([0, 1]))
+def test_one_node_more_never_lowers_the_optimum(seed: int, kind: int) -> None:
+    """Of a size that is there, so that no Cell and no rate depends on it."""
+    snapshot = a_random_snapshot(seed, jobs=5, groups=((0, 2, 4), (1, 1, 8)), max_gpus=8)
+    more = some_nodes((0, 2, 4), (1, 1, 8), (kind, 1, (4, 8)[kind]))
+    larger = replace(snapshot, nodes=Nodes.from_rows(more))
+    assert optimum(larger, Policy()) >= optimum(snapshot, Policy())
+
+
+@FEW
+@given(st.integers(0, 2**32), st.sampled_from([{}, {"queue_order": True}, {"reserve_after_s": 10.0}]),
+       st.booleans())  # fmt: skip
+def test_a_job_of_weight_zero_displaces_nobody(
+    seed: int, options: dict[str, Any], guaranteed: bool
+) -> None:
+    snapshot = a_random_snapshot(seed, jobs=6, groups=((0, 1, 4), (1, 1, 4)), max_gpus=4)
+    light = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
+    jobs = replace(
+        snapshot.jobs, queued_s=light, weight=light, guaranteed=(light == 0) & guaranteed
+    )
+    rows = [jobs.row(j) for j in range(4)]
+    alone = replace(snapshot, jobs=type(jobs).from_rows(rows))
+    policy = Policy(**options)
+    assert optimum(replace(snapshot, jobs=jobs), policy) == optimum(alone, policy)
+
+
+# many rounds
+
+
+def a_run(
+    seed: int, policy: Policy, *, rounds: int = 8, quotas: dict[str, dict[int, int]] | None = None,
+    nodes_fail: bool = False, round_s: float = 100.0,
+) -> Iterator[tuple[Snapshot, Outcome]]:  # fmt: skip
+    """Yield each round of a random history; nothing is launched before the first."""
+    rng = np.random.default_rng(seed)
+    snapshot = a_random_snapshot(
+        seed, jobs=6, groups=((0, 2, 4), (1, 1, 8)), max_gpus=8, workloads=4
+    )
+
+    def arrivals(first: int, count: int) -> list[dict[str, Any]]:
+        return [
+            a_job(
+                f"job-{k}", int(rng.integers(4)), requested_gpus=int(rng.choice([1, 2, 4])),
+                guaranteed=bool(rng.random() < 0.5), tenant=str(rng.choice(["t", "u"])),
+                iterations_left=float(rng.integers(10, 2000)), restart_s=float(rng.choice([0.0, 30.0])),
+                weight=float(rng.choice([0.2, 1.0, 5.0])), queue=int(rng.integers(1, 4)),
+                movable=bool(rng.random() < 0.8), queued_s=1000.0, submit_s=float(k),
+            )
+            for k in range(first, first + count)
+        ]  # fmt: skip
+
+    snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(arrivals(0, 6)))
+    if quotas:
+        snapshot = with_quotas(snapshot, quotas)
+    for k in range(rounds):
+        found = decided(snapshot, policy)
+        yield snapshot, found
+        snapshot = the_next_round(
+            snapshot, found, round_s, arrivals(100 * (k + 1), int(rng.integers(0, 4)))
+        )
+        if nodes_fail:
+            up = rng.random(len(snapshot.nodes)) < 0.8
+            snapshot = replace(snapshot, nodes=replace(snapshot.nodes, schedulable=up))
+
+
+def requested_rate(snapshot: Snapshot, job: int) -> float:
+    """Return samples/s of the request on the slowest type that has it; all nodes of a type are alike."""
+    e, jobs, size = snapshot.estimates, snapshot.jobs, {0: 4, 1: 8}
+    best: dict[int, float] = {}
+    for i in range(len(e)):
+        kind, gpus = int(e.gpu_type[i]), int(e.gpus[i])
+        shape = int(e.nodes[i]) == -(-gpus // size[kind])
+        if e.workload[i] == jobs.workload[job] and gpus == jobs.requested_gpus[job] and shape:
+            best[kind] = max(best.get(kind, 0.0), 256 / float(e.iter_time_s[i]))
+    return min(best.values())
+
+
+@FEW
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_no_guarantee_is_ever_broken(seed: int, nodes_fail: bool, capped: bool) -> None:
+    policy = Policy(max_changes=2 if capped else -1, defragment_every_rounds=2)
+    for snapshot, found in a_run(seed, policy, nodes_fail=nodes_fail):
+        for d in found.decisions:
+            if snapshot.jobs.guaranteed[d.job] and d.job not in found.given_up:
+                assert d.kind is not DecisionKind.SUSPEND or nodes_fail
+                if d.gang is not None and (not nodes_fail or d.kind is DecisionKind.START):
+                    assert d.rate >= requested_rate(snapshot, d.job) * (1 - 1e-9)
+
+
+QUOTAS = {"t": {-1: 5, 0: 3}, "u": {-1: 4}}
+
+
+@FEW
+@given(st.integers(0, 2**32), st.booleans())
+def test_no_quota_is_ever_exceeded(seed: int, queue_order: bool) -> None:
+    for snapshot, found in a_run(seed, Policy(queue_order=queue_order), quotas=QUOTAS):
+        for tenant, limits in QUOTAS.items():
+            for kind, quota in limits.items():
+                assert charged(snapshot, found, tenant, kind) <= quota
+
+
+def charged(snapshot: Snapshot, found: Outcome, tenant: str, kind: int) -> int:
+    """Return what the running guaranteed jobs of a tenant count against its quota."""
+    cells, total = found.problem.cells, 0
+    for d in found.decisions:
+        mine = snapshot.jobs.guaranteed[d.job] and snapshot.jobs.tenant[d.job] == tenant
+        if d.gang is None or not mine or kind not in (-1, d.gpu_type):
+            continue
+        floor = requested_rate(snapshot, d.job) * (1 - 1e-9)
+        least = [
+            int(cells.gpus[c])
+            for c in range(len(cells))
+            if cells.workload[c] == snapshot.jobs.workload[d.job]
+            and cells.gpu_type[c] == d.gpu_type
+            and cells.rate[c] >= floor
+        ]
+        total += min([int(snapshot.jobs.requested_gpus[d.job]), *least])
+    return total
+
+
+@FEW
+@given(st.integers(0, 2**32), st.integers(0, 3), st.booleans())
+def test_never_more_running_jobs_change_than_the_cap(
+    seed: int, cap: int, queue_order: bool
+) -> None:
+    policy = Policy(max_changes=cap, queue_order=queue_order, defragment_every_rounds=1)
+    for snapshot, found in a_run(seed, policy):
+        changed = [
+            d for d in found.decisions
+            if snapshot.jobs.current_gpus[d.job] > 0 and d.kind is not DecisionKind.KEEP
+        ]  # fmt: skip
+        assert len(changed) <= cap
+
+
+@FEW
+@given(st.integers(0, 2**32), st.sampled_from([150.0, 350.0]))
+def test_no_job_is_touched_before_its_minimum_run_time(seed: int, least_s: float) -> None:
+    policy = Policy(min_run_s=least_s, queue_order=True, defragment_every_rounds=1)
+    for snapshot, found in a_run(seed, policy):
+        for d in found.decisions:
+            since_s = float(snapshot.jobs.since_s[d.job])
+            if snapshot.jobs.current_gpus[d.job] > 0 and snapshot.now_s - since_s < least_s:
+                assert d.kind is DecisionKind.KEEP
+
+
+def rounds_until_low_starts(
+    seed: int, promote_after_s: float, *, completion: bool = True, limit: int = 40
+) -> int | None:
+    """Return in which round a job of the last queue starts while a first queue never runs empty."""
+    rng = np.random.default_rng(seed)
+    low = a_job("low", queue=3, weight=0.1, queued_s=1000.0)
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)), estimates=[an_estimate(gpus=4, iter_time_s=1.0)], jobs=[low]
+    )
+    policy = Policy(queue_order=True, run_to_completion=completion, promote_after_s=promote_after_s)
+    job = 0
+
+    def more() -> list[dict[str, Any]]:
+        nonlocal job
+        job += 2
+        return [
+            a_job(f"high-{k}", weight=5.0, iterations_left=float(rng.integers(50, 250)), queued_s=1000.0)
+            for k in (job, job + 1)
+        ]  # fmt: skip
+
+    rows = [snapshot.jobs.row(0), *more()]
+    snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(rows))
+    for k in range(limit):
+        found = decided(snapshot, policy)
+        if kinds(snapshot, found)["low"] is DecisionKind.START:
+            return k
+        snapshot = the_next_round(snapshot, found, 100.0, more())
+    return None
+
+
+@FEW
+@given(st.integers(0, 2**32), st.sampled_from([100.0, 300.0]), st.booleans())
+def test_promotion_ends_every_wait(seed: int, promote_after_s: float, completion: bool) -> None:
+    """Two promotions make it the first queue's; whoever came to it earlier, twice as many, goes first."""
+    assert rounds_until_low_starts(seed, promote_after_s, completion=completion) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_promotion_a_lower_queue_waits_as_long_as_a_higher_one_is_fed(seed: int) -> None:
+    assert rounds_until_low_starts(seed, math.inf) is None
+
+
+@FEW
+@given(st.integers(0, 2**32), st.booleans())
+def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
+    seed: int, promote: bool
+) -> None:
+    """Gangs of whole nodes, so that counts are all that matters."""
+    rng = np.random.default_rng(seed)
+    estimates = [
+        an_estimate(w, gpus=4 * n, nodes=n, iter_time_s=1 / n) for w, n in ((0, 1), (1, 2), (2, 3))
+    ]
+    policy = Policy(
+        queue_order=True, run_to_completion=True, opportunistic=True,
+        promote_after_s=200.0 if promote else math.inf,
+    )  # fmt: skip
+
+    def some(first: int, count: int) -> list[dict[str, Any]]:
+        return [
+            a_job(f"j{k}", int(rng.integers(3)), queue=int(rng.integers(1, 4)), queued_s=1000.0 + k,
+                  iterations_left=float(rng.integers(50, 900)), weight=float(rng.choice([0.2, 5.0])))
+            for k in range(first, first + count)
+        ]  # fmt: skip
+
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 4, 4)), estimates=estimates, jobs=some(0, 5), workloads=3
+    )
+    for round_number in range(8):
+        found = decided(snapshot, policy)
+        held = sum(d.gpus for d in found.decisions if d.kind is not DecisionKind.START)
+        gives = [d for d in found.decisions if d.opportunistic]
+        room = 16 - held + sum(d.gpus for d in gives if d.kind is not DecisionKind.START)
+        starts = sum(
+            d.gpus for d in found.decisions if d.kind is DecisionKind.START and not d.opportunistic
+        )
+        waiting = [
+            d.job
+            for d in found.decisions
+            if d.gang is None and not snapshot.jobs.current_gpus[d.job]
+        ]
+        for job in waiting:
+            if gives and not any(
+                is_behind(snapshot, found, job, policy, other) for other in waiting if other != job
+            ):
+                need = 4 * (1 + int(snapshot.jobs.workload[job]))
+                assert need > room - starts
+        snapshot = the_next_round(snapshot, found, 100.0, some(100 * (round_number + 1), 2))
+
+
+def is_behind(snapshot: Snapshot, found: Outcome, job: int, policy: Policy, other: int) -> bool:
+    """Return whether ``other`` is of a higher queue than ``job``, promotions counted."""
+    jobs = snapshot.jobs
+
+    def queue(j: int) -> float:
+        waited = snapshot.now_s - float(jobs.queued_s[j])
+        return max(1.0, float(jobs.queue[j]) - waited // policy.promote_after_s)
+
+    return queue(other) < queue(job)
