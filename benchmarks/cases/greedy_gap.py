@@ -55,9 +55,10 @@ def greedy_gap(
     All three see the same snapshot and objective (normalised throughput less restarts). A share is a value
     over the ILP's, as stated and, in ``*_placed_*``, as placed on free GPUs. ``contended`` counts the rounds
     in which not every job can have its best Cell; ``*_contended_share`` is the mean over those. ``load`` is
-    the mean of GPUs requested over GPUs there. In the first 100 such rounds jobs request 12 to 33 % of the
+    the mean of GPUs requested over GPUs there. In the first 100 such rounds jobs request a fifth of the
     1,280 GPUs, which decides little; on a quarter of them (the default) the load is near 1. The whole
-    cluster is ``--gpus-share 1``.
+    cluster is ``--gpus-share 1``. Each round starts from what the ILP decided before, so a share says what
+    one round of greedy or of Arena gives away, not what a month of them would.
     """
     work = philly(trace, profiles, jobs)
     arena = Arena(depth=depth, max_upgrades=max_upgrades)

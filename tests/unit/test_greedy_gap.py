@@ -1,0 +1,44 @@
+"""What greedy and Arena's search reach of a round's optimum, as the benchmark measures it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cases.greedy_gap import compared
+from solvers.policies.arena import Arena
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_reaches_more_than_the_optimum_and_no_rule_is_broken(seed: int) -> None:
+    row = compared(a_random_snapshot(seed, jobs=25), Arena())
+
+    assert row["violations"] == 0
+    assert float(row["gap"]) <= 1e-3
+    best = float(row["ilp"]) * (1 + 1e-3)
+    assert 0 < float(row["arena"]) <= best
+    assert 0 < float(row["greedy"]) <= best
+
+
+def test_a_search_that_is_worse_is_seen_to_be() -> None:
+    snapshot = a_random_snapshot(1, jobs=25)
+
+    fixed = compared(snapshot, Arena(elasticity=False, max_upgrades=0))
+
+    assert float(fixed["arena"]) < 0.7 * float(fixed["ilp"])
+
+
+@pytest.mark.parametrize(("gpus", "contended"), [(2, False), (1, True)])
+def test_a_round_is_contended_where_not_every_job_can_have_its_best_cell(
+    gpus: int, contended: bool
+) -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, gpus)), jobs=[a_job("a"), a_job("b")],
+        estimates=[an_estimate(0, 0, 1)],
+    )  # fmt: skip
+
+    row = compared(snapshot, Arena())
+
+    assert row["contended"] is contended
+    assert row["load"] == 2 / gpus
+    assert row["waiting"] == 2 - gpus
