@@ -124,7 +124,8 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
         return None
     snapshot = draft.snapshot
     span = slice(columns.start, columns.stop)
-    length_s = admission.until_s - snapshot.now_s
+    until_s = min(admission.until_s, float(snapshot.jobs.deadline_s[job]))
+    length_s = until_s - snapshot.now_s
     after_s = length_s - float(snapshot.jobs.restart_s[job])
     rate, current = draft.rate[span], int(draft.current[job]) - columns.start
     stay_rate, lag_s = staying(draft, np.array([job]))
