@@ -94,7 +94,7 @@ class Packing:
                 yields = self._yields[self._kind[column]]
                 queue = self._queue[job]
                 yields[queue] = yields.get(queue, 0) + self._gpus[column]
-        for column in self.column[self.column >= 0].tolist():
+        for column in self.column[(self.column >= 0) & (current >= 0)].tolist():
             self._launched[self._kind[column]] += self._gpus[column]
         return True
 
