@@ -38,6 +38,16 @@ Cluster = Annotated[
 OutputOption = Annotated[
     Output, typer.Option("--output", "-o", help="Form of the data on stdout.", show_choices=True)
 ]
+Policy = Annotated[
+    str,
+    typer.Option(
+        envvar="TESSERA_POLICY",
+        metavar="YAML",
+        show_envvar=False,
+        help="The standing policy of rounds, e.g. '{objective: deadline then jct, queue_order: true}';"
+        " by default TESSERA_POLICY.",
+    ),
+]
 ValidateOnly = Annotated[
     bool, typer.Option("--validate-only", help="Check everything on the server, change nothing.")
 ]

@@ -42,6 +42,7 @@ def serve(
     period: Annotated[
         str, typer.Option(help="A round each, e.g. 300s (the default); 0: only when asked.")
     ] = "",
+    policy: options.Policy = "",
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Settings (TOML).")
     ] = None,
@@ -58,7 +59,7 @@ def serve(
 
     Settings come from options, else TESSERA_ variables of the environment, else the file.
     """
-    settings = _settings(config, listen, database_url, period)
+    settings = _settings(config, listen, database_url, period, policy)
     if print_config:
         typer.echo(str(settings), nl=False)
         return
@@ -80,7 +81,9 @@ def agent(
     raise typer.Exit(agent_program.main(arguments or []))
 
 
-def _settings(file: Path | None, listen: str, database_url: str, period: str) -> Config:
+def _settings(
+    file: Path | None, listen: str, database_url: str, period: str, policy: str
+) -> Config:
     found = load_config(file, os.environ)
     if listen:
         found = replace(found, listen=listen)
@@ -88,6 +91,8 @@ def _settings(file: Path | None, listen: str, database_url: str, period: str) ->
         found = replace(found, database_url=database_url)
     if period:
         found = replace(found, period_s=options.seconds("--period", period))
+    if policy:
+        found = replace(found, policy=policy)
     return found
 
 

@@ -29,6 +29,7 @@ from service.cli.importing import send_samples
 from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from service.cli.render import err, line, note
+from service.config import Config
 from tessera.v1 import clusters_pb2
 
 START_S: Final = 60.0
@@ -63,6 +64,7 @@ def up(
         float, typer.Option(help="Seconds of training that jobs do in a second.")
     ] = 1.0,
     period: Annotated[str, typer.Option(help="A round each, e.g. 300s; 0: only when asked.")] = "300s",
+    policy: options.Policy = "",
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the server listens; port 0: a free one.")
     ] = DEFAULT_SERVER,
@@ -83,6 +85,7 @@ def up(
     replay what the estimates say, CLOCK-FACTOR times as fast.
     """
     period_s = options.seconds("--period", period)
+    Config(policy=policy, period_s=period_s)  # refused here, not in the server's log
     if not clock_factor > 0:
         raise InvalidInput("--clock-factor", "must be above 0")
     described = clusterfile.read_cluster(
@@ -93,7 +96,7 @@ def up(
     plan = Plan(
         name=parent(cluster or described.name or DEFAULT_CLUSTER), described=described,
         agents=min(agents, len(described.nodes)), clock_factor=clock_factor, period_s=period_s,
-        address=_address(listen), database_url=database_url,
+        policy=policy, address=_address(listen), database_url=database_url,
         home=(data_dir or embedded.default_directory().parent).absolute(),
         samples=not file if samples is None else samples,
     )  # fmt: skip
@@ -116,6 +119,7 @@ class Plan:
     agents: int
     clock_factor: float
     period_s: float
+    policy: str
     address: str
     database_url: str  # "": embedded
     home: Path
@@ -171,7 +175,7 @@ def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
     arguments = ["serve", "--listen", plan.address, "--period", f"{plan.period_s:g}s"]
     return running(
         "server", "service.cli.main", arguments, plan.home / "logs", GRACE_S,
-        {"TESSERA_DATABASE_URL": url},
+        {"TESSERA_DATABASE_URL": url, "TESSERA_POLICY": plan.policy},
     )  # fmt: skip
 
 

@@ -1,0 +1,30 @@
+"""Rounds that begin by themselves follow the standing policy of the service."""
+
+from __future__ import annotations
+
+import asyncio
+
+from db.store import PostgresStore
+from service.clock import SystemClock
+from service.config import Config
+from service.loop import RoundLoop
+from service.periodic import PeriodicRounds
+from service.rpc.calls import Calls
+from tests.support.stored import C, a_cluster
+
+
+async def test_a_periodic_round_follows_the_standing_policy(store: PostgresStore) -> None:
+    a_cluster(store)
+    config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
+    clock, calls, round_calls = SystemClock(), Calls(1, "store"), Calls(1, "round")
+    periodic = PeriodicRounds(
+        store, RoundLoop(store, clock), clock, calls=calls, round_calls=round_calls, holder="one",
+        period_s=config.period_s, deadline_s=30.0, options=config.round_options(),
+    )  # fmt: skip
+    await periodic.tick()
+    await asyncio.gather(*periodic.begun())
+    await periodic.stop()
+    await asyncio.gather(calls.close(), round_calls.close())
+    (decided,) = store.list_rounds(C, 0, 10)
+    assert decided.options["objective"] == "max-min then jct"
+    assert (decided.options["max_changes"], decided.options["round_s"]) == (1, 60.0)
