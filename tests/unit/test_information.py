@@ -104,6 +104,11 @@ def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_leas
     assert times(single_gpu(1)(a_table(*rows))) == {1: math.inf, 2: math.inf, 4: 3.0, 8: 1.5}
 
 
+def test_a_measured_count_that_failed_is_not_extrapolated_over() -> None:
+    rows = (searched(1, 8.0), searched(2, 5.0), searched(4, math.inf), searched(8, 2.0))
+    assert times(single_gpu(3)(a_table(*rows))) == {1: 8.0, 2: 5.0, 4: math.inf, 8: 1.25}
+
+
 def test_extrapolation_knows_nothing_of_failures_at_larger_counts() -> None:
     assert times(single_gpu(1)(a_table(searched(1, 8.0), searched(2, math.inf)))) == {
         1: 8.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +33,14 @@ from solvers.policies.packing import options_of
 from solvers.policies.registry import names, published, scheduler_of
 from solvers.policies.sia import Sia
 from solvers.policies.srt import Srt
-from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import (
+    a_job,
+    a_node,
+    a_random_snapshot,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+)
 
 A100, V100 = 0, 1
 BATCH = 256
@@ -327,6 +335,12 @@ def test_elasticflow_gives_leftover_gpus_where_the_marginal_return_is_greatest()
     assert gpus_of(ElasticFlow(), snapshot) == [1, 4]
 
 
+def test_elasticflow_counts_the_marginal_return_by_gpu() -> None:
+    jobs = [waiting("big step", 0), waiting("small step", 1)]
+    snapshot = cluster(jobs, {A100: {1: 1.0, 5: 2.0}}, {A100: {1: 1.0, 2: 1.5}}, a100=6)
+    assert gpus_of(ElasticFlow(), snapshot) == [1, 2]
+
+
 def test_elasticflow_stays_on_the_requested_type() -> None:
     jobs = [waiting("w", requested_type=V100)]
     assert chosen(ElasticFlow(), cluster(jobs, {A100: LINEAR, V100: {1: 0.1}}, v100=4)) == [
@@ -375,6 +389,12 @@ def test_sia_charges_the_restarts_that_a_job_has_had() -> None:
 def test_sia_prefers_a_job_more_to_more_goodput_of_those_that_run() -> None:
     jobs = [running("r", on=(A100, 4)), *(waiting(f"w{i}") for i in range(4))]
     assert gpus_of(Sia(), cluster(jobs, {A100: LINEAR})) == [4, 1, 1, 1, 1]
+
+
+def test_sia_counts_the_goodput_of_a_job_by_its_least_count() -> None:
+    jobs = [waiting("large", 0), *(waiting(f"small{i}", 1) for i in range(4))]
+    snapshot = cluster(jobs, {A100: {4: 1.0}}, {A100: {1: 1.0}}, a100=4)
+    assert gpus_of(Sia(), snapshot) == [4, 0, 0, 0, 0]
 
 
 def test_sia_as_published_helps_the_worse_off_where_arenas_copy_helps_the_faster() -> None:
@@ -508,3 +528,51 @@ def test_the_service_runs_the_scheduler_that_the_options_name() -> None:
             cluster(jobs, {A100: LINEAR}), RoundOptions(scheduler="lottery"), Stopped(),
             remaining_s=lambda: math.inf, cancelled=lambda: False,
         )  # fmt: skip
+
+
+# exactness
+
+
+def best_by_trying_all(snapshot: Snapshot, worth: Mapping[tuple[int, int], float]) -> float:
+    """Return the best sum of worth (by job and option) over all choices that fit."""
+    view = seen(snapshot, Policy())
+    options = options_of(view)
+    ways = [
+        [None, *(o for o in options.of(j) if (j, o) in worth)] for j in range(len(snapshot.jobs))
+    ]
+    best = 0.0
+    for picked in itertools.product(*ways):
+        used = np.zeros(len(view.capacity), dtype=np.int64)
+        total = 0.0
+        for job, option in enumerate(picked):
+            if option is not None:
+                used[options.gpu_type[option]] += options.gpus[option]
+                total += worth[job, option]
+        if (used <= view.capacity).all():
+            best = max(best, total)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
+    snapshot = a_random_snapshot(seed, jobs=5, groups=((0, 2, 4), (1, 1, 4)), max_gpus=8)
+    view = seen(snapshot, Policy())
+    options = options_of(view)
+    reference = view.draft.reference
+    requested = snapshot.jobs.requested_gpus
+    gavel, sia = {}, {}
+    for job in range(5):
+        mine = list(options.of(job))
+        least_rate = min(float(options.rate[o]) for o in mine)
+        least_gpus = min(int(options.gpus[o]) for o in mine)
+        for o in mine:
+            if options.gpus[o] == requested[job]:
+                gavel[job, o] = float(options.rate[o] / reference[job])
+            if options.gpus[o] == 1:  # a waiting job starts at its least count
+                goodput = float(options.rate[o]) / least_rate * least_gpus
+                sia[job, o] = 1.1 - goodput**-0.5
+    for policy, worth in ((Gavel(), gavel), (Sia(), sia)):
+        option = {int(c): o for o, c in enumerate(options.column.tolist())}
+        choice = policy.choose(view).tolist()
+        found = sum(worth[job, option[c]] for job, c in enumerate(choice) if c >= 0)
+        assert found == pytest.approx(best_by_trying_all(snapshot, worth), rel=2e-4)
