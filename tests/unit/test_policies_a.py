@@ -576,3 +576,23 @@ def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
         choice = policy.choose(view).tolist()
         found = sum(worth[job, option[c]] for job, c in enumerate(choice) if c >= 0)
         assert found == pytest.approx(best_by_trying_all(snapshot, worth), rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["max-min then throughput", "finish-time-fairness", "jct", "0.5*throughput + 0.5*jct"],
+)
+def test_every_objective_measures_what_a_policy_chose_and_changes_nothing(objective: str) -> None:
+    snapshot = a_random_snapshot(4, jobs=10, groups=((0, 2, 4), (1, 1, 8)))
+
+    def by(policy: Policy) -> Outcome:
+        return plan_round(
+            snapshot, policy, Greedy(), FOREVER, scheduler=Scheduler(published=Fcfs())
+        )
+
+    plain, found = by(Policy()), by(Policy(objective=objective))
+    assert found.violations == ()
+    assert [(d.kind, d.gpus) for d in found.decisions] == [
+        (d.kind, d.gpus) for d in plain.decisions
+    ]
+    assert len(found.goals) == len(Policy(objective=objective).stages)
