@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
 from formulation.errors import InvalidInput
-from service.cli import main
+from service.cli import main, tenantfile
 from service.cli.clusterfile import read_cluster
 from service.cli.jobfile import read_jobs
 from service.cli.tenantfile import read_tenants
@@ -29,6 +31,14 @@ def test_every_key_of_a_tenant_reaches_the_request() -> None:
     assert vision == Tenant(name="vision")
     assert not vision.HasField("weight")
     assert not vision.HasField("borrow_gpus")
+
+
+def test_the_example_in_the_readme_is_a_valid_file_of_tenants() -> None:
+    readme = (Path(tenantfile.__file__).parent / "README.md").read_text()
+    examples = [part.partition("```")[0] for part in readme.split("```yaml\n")[1:]]
+    nlp, vision = tenantfile.read_tenants(examples[3], "README.md")
+    assert (nlp.borrow_gpus, dict(vision.quotas)) == (16, {"": 24})
+    assert [t.name for t in read_cluster(examples[2], "README.md").tenants] == ["nlp"]
 
 
 @pytest.mark.parametrize(

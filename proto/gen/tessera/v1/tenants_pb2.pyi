@@ -50,14 +50,16 @@ class Tenant(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/tenants/{tenant}"; the id is what jobs have as `tenant`."""
     weight: _builtins.float
-    """Factor on the weights of its jobs, 0 to 1e6; unset: 1."""
+    """Factor on the weights of its jobs, 0 (running them is worth nothing) to 1e6; unset: 1."""
     borrow_gpus: _builtins.int
-    """GPUs that it may hold beyond its quota while others do not need theirs; unset: any number."""
+    """All its jobs together hold at most so many GPUs beyond its quota; unset: any number."""
     keeps_idle_quota: _builtins.bool
     """Others may not use its quota while it does not."""
     @_builtins.property
     def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """GPUs that it is entitled to, by GPU type; "" is any type. A type that is absent is not limited by itself."""
+        """GPUs that its guaranteed jobs may claim, by GPU type; "" is any type. A type that is absent is not limited by
+        itself. All tenants' quotas together must fit the cluster.
+        """
 
     def __init__(
         self,
