@@ -325,6 +325,30 @@ def test_a_privileged_start_never_costs_a_launched_promise() -> None:
     assert found.given_up == frozenset()
 
 
+def test_where_blocks_lack_a_launched_promise_goes_before_one_that_only_starts() -> None:
+    """Seven GPUs are free for 4 and 3, but both need those of the first node, where the launched job is."""
+    dead = [
+        an_estimate(w, gpus=n, nodes=k, iter_time_s=math.inf)
+        for w, n in ((0, 4), (1, 3))
+        for k in (2, 3, 4)
+    ]
+    exact = [an_estimate(w, gpus=n) for w, n in ((1, 3), (2, 1), (3, 2), (4, 3))]
+    sitting = [
+        running(f"b{node}", size, workload, guaranteed=True, requested_gpus=size, movable=False)
+        for node, size, workload in ((0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 3, 4))
+    ]
+    launched = running("launched", 2, guaranteed=True, requested_gpus=2, movable=False)
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 4, 4)), workloads=5,
+        estimates=[an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.3), *dead, *exact],
+        jobs=[*sitting, launched, guaranteed("starts", 3, workload=1)],
+        gangs={0: gang(0, 3), 1: gang(1, 0, 1), 2: gang(2, 0, 1, 2), 3: gang(3, 0, 1, 2), 4: gang(0, 0, 1)},
+    )  # fmt: skip
+    found = decided(snapshot, Policy())
+    assert [d.kind for d in found.decisions] == [KEEP] * 5 + [WAIT]
+    assert reason(found, 5).code is ReasonCode.FRAGMENTED
+
+
 # minimum run time and the cap on changes
 
 
