@@ -56,6 +56,7 @@ class Scaling:
         self._type: list[int] = slots.gpu_type.tolist()
         self._half: list[int] = slots.half.tolist()
         self._found: dict[int, list[Partial]] = {}  # by type, of the present state
+        self._groups: dict[int, list[list[Step]]] = {}  # by slot, of those who are on it now
 
     def keep_running(self) -> None:
         """Let jobs keep what they run on, first come first served where nodes were lost."""
@@ -72,6 +73,8 @@ class Scaling:
             self._free[self._type[slot]] -= self._gpus[slot]
         self.at[job] = slot
         self._found.clear()
+        self._groups.pop(has, None)
+        self._groups.pop(slot, None)
 
     def place_best(self, job: int, allowed: Bools) -> bool:
         """Give ``job`` its best slot of ``allowed`` (bool[slots]) that fits; return whether one did."""
@@ -130,11 +133,10 @@ class Scaling:
                     best = (total, slot, plan)
         if best is None:
             return False
-        for other, to in best[2].moved.items():
+        for other in best[2].moved:
             self._put(other, -1)
-            self.at[other] = to
-        for to in best[2].moved.values():
-            self._free[self._type[to]] -= self._gpus[to]
+        for other, to in best[2].moved.items():
+            self._put(other, to)
         self._put(job, best[1])
         return True
 
@@ -146,12 +148,12 @@ class Scaling:
         return found
 
     def _search(self, gpu_type: int) -> list[Partial]:
-        groups = list(self._cheapest(gpu_type))
+        groups, enough = self._cheapest(gpu_type), int(self.slots.gpus.max())
         level = [Partial(free=tuple(self._free))]
         base, found = self._free[gpu_type], list(level)
         for _ in range(self._depth):
             best: dict[int, tuple[float, Partial, Step]] = {}  # by GPUs of the type then free
-            for plan in level:
+            for plan in (p for p in level if p.free[gpu_type] < enough):
                 for step in self._steps(plan, gpu_type, groups):
                     has = plan.moved.get(step.job, int(self.at[step.job]))
                     kept = self._gpus[step.to] if self._type[step.to] == gpu_type else 0
@@ -205,19 +207,26 @@ class Scaling:
             ]
         return found
 
-    def _cheapest(self, gpu_type: int) -> Iterator[list[Step]]:
-        """Yield, for each (slot of ``gpu_type``, slot to go to), the ``depth`` steps that lose least."""
-        width = len(self.slots.sizes)
+    def _cheapest(self, gpu_type: int) -> list[list[Step]]:
+        """Return, for each (slot of ``gpu_type``, slot to go to), the ``depth`` steps that lose least."""
+        width, found = len(self.slots.sizes), []
         for slot in range(gpu_type * width, (gpu_type + 1) * width):
-            jobs = np.flatnonzero(self.at == slot)
-            for to in self._targets(slot) if len(jobs) else ():
-                able = jobs[self.slots.column[jobs, to] >= 0]
-                loss = self.slots.worth[able, slot] - self.slots.worth[able, to]
-                least = np.argsort(loss, kind="stable")[: self._depth]
-                if len(least):
-                    yield [
-                        Step(job=int(able[k]), to=to, loss=float(loss[k])) for k in least.tolist()
-                    ]
+            if slot not in self._groups:
+                self._groups[slot] = self._cheapest_of(slot)
+            found += self._groups[slot]
+        return found
+
+    def _cheapest_of(self, slot: int) -> list[list[Step]]:
+        jobs, found = np.flatnonzero(self.at == slot), []
+        for to in self._targets(slot) if len(jobs) else ():
+            able = jobs[self.slots.column[jobs, to] >= 0]
+            loss = self.slots.worth[able, slot] - self.slots.worth[able, to]
+            least = np.argsort(loss, kind="stable")[: self._depth]
+            if len(least):
+                found.append(
+                    [Step(job=int(able[k]), to=to, loss=float(loss[k])) for k in least.tolist()]
+                )
+        return found
 
     def scale_up(self) -> bool:
         """Take the single scaling up, or change of type, that gains most; return whether one gains."""
