@@ -53,11 +53,11 @@ def crowded(draw: st.DrawFn) -> Snapshot:
     snapshot = draw(snapshots())
     count = len(snapshot.jobs)
 
-    def many(*values: Any) -> list[Any]:
-        return draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))
+    def many(*values: Any) -> Any:
+        return np.array(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)))
 
     jobs = replace(
-        snapshot.jobs, tenant=tuple(many("t", "u", "v")), queue=many(1, 2, 3),
+        snapshot.jobs, tenant=tuple(many("t", "u", "v").tolist()), queue=many(1, 2, 3),
         queued_s=many(0.0, 500.0, 900.0), since_s=many(600.0, 900.0), opportunistic=many(False, True),
         requested_type=many(-1, 0), pinned_type=many(False, False, True),
     )  # fmt: skip

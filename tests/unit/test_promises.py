@@ -119,7 +119,10 @@ def test_pins_that_leave_no_gpu_are_told_and_the_round_goes_on() -> None:
 
 def test_a_running_job_leaves_a_node_that_it_now_avoids() -> None:
     snapshot = avoiding(two_types(running("j", 4), gangs={0: gang(0, 0, 1, 2, 3)}), (0, 0))
-    pinned = replace(snapshot, jobs=replace(snapshot.jobs, requested_type=[0], pinned_type=[True]))
+    pinned = replace(
+        snapshot,
+        jobs=replace(snapshot.jobs, requested_type=np.array([0]), pinned_type=np.array([True])),
+    )
     found = decided(pinned, Policy())
     assert found.decisions[0].kind is MOVE
     assert found.placed.placement.gangs[0] == gang(1, 0, 1, 2, 3)
@@ -200,7 +203,7 @@ def test_a_launched_job_below_its_guarantee_moves_up_and_stays_where_nothing_is_
         nodes=some_nodes((0, 1, 4)), estimates=LINEAR, jobs=[slow], gangs={0: gang(0, 0, 1)}
     )
     assert decided(snapshot, Policy()).decisions[0].gpus == 4
-    smaller = replace(snapshot, nodes=replace(snapshot.nodes, gpus=[3]))
+    smaller = replace(snapshot, nodes=replace(snapshot.nodes, gpus=np.array([3])))
     assert decided(smaller, Policy()).decisions[0].kind is KEEP
 
 
@@ -575,5 +578,5 @@ def test_a_job_that_has_waited_long_and_fits_does_start() -> None:
     snapshot = a_queue(*jobs, gangs={0: gang(0, 0, 1, 2, 3)})
     policy = Policy(reserve_after_s=600.0)
     assert [d.kind for d in decided(snapshot, policy).decisions] == [SUSPEND, START]
-    later = replace(snapshot, jobs=replace(snapshot.jobs, queued_s=[0.0, 700.0]))
+    later = replace(snapshot, jobs=replace(snapshot.jobs, queued_s=np.array([0.0, 700.0])))
     assert [d.kind for d in decided(later, policy).decisions] == [KEEP, WAIT]
