@@ -181,11 +181,18 @@ def show(
 def changes(
     read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
 ) -> Iterator[list[jobs_pb2.Job]]:
-    """Yield all jobs, then after each ``pause`` those that are new, changed, or gone from the list."""
+    """Yield all jobs, then after each ``pause`` those that are new or changed.
+
+    That a job goes on holding GPUs (``service_gpu_seconds``) is no change.
+    """
     before: dict[str, jobs_pb2.Job] = {}
     while True:
-        after = {job.name: job for job in read()}
-        changed = [job for job in after.values() if before.get(job.name) != job]
+        jobs, after = read(), {}
+        for job in jobs:
+            after[job.name] = jobs_pb2.Job()
+            after[job.name].CopyFrom(job)
+            after[job.name].ClearField("service_gpu_seconds")
+        changed = [job for job in jobs if before.get(job.name) != after[job.name]]
         if changed:
             yield changed
         before = after

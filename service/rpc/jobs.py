@@ -88,15 +88,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: _Context
     ) -> AsyncIterator[pb.Job]:
-        """Send the job now and whenever it differs, until it has ended; slow readers skip versions."""
+        """Send the job now and whenever it differs, until it has ended; slow readers skip versions.
+
+        That it goes on holding GPUs (``service_gpu_s``) is no difference.
+        """
         cluster, job = names.parse_job("name", request.name)
         sent: JobRecord | None = None
         with self._wakeups.listen(cluster) as changes:
             while True:
                 record = await self._calls.run(self._store.get_job, cluster, job)
-                if record != sent:
+                compared = replace(record, service_gpu_s=0.0)
+                if compared != sent:
                     yield convert.of_job(record)
-                    sent = record
+                    sent = compared
                 if record.state in TERMINAL:
                     return
                 await changes.wait(self._poll_s)

@@ -72,6 +72,7 @@ class ScriptedStore:
         self.failure: Exception | None = None
         self.observations: list[tuple[int, list[str]]] = []
         self.heartbeats = 0
+        self.asked = 0  # for the job
         self.refusals = 0
         self.changes = False
 
@@ -98,6 +99,7 @@ class ScriptedStore:
 
     def get_job(self, _cluster: str, _name: str) -> JobRecord:
         self._fail()
+        self.asked += 1
         return self.job
 
     def get_round(self, *_: Any) -> None:
@@ -303,6 +305,29 @@ async def test_a_watcher_is_served_by_polling_where_no_notification_comes(
         await watch.read()
         scripted.job = replace(JOB, state=JobState.CANCELLED)
         assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.CANCELLED
+
+
+def looks_again(scripted: ScriptedStore) -> Callable[[], bool]:
+    """Return what tells whether the job was asked for since this call."""
+    before = scripted.asked
+    return lambda: scripted.asked > before
+
+
+async def test_a_watcher_is_not_told_that_a_job_goes_on_holding_gpus(
+    scripted: ScriptedStore,
+) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
+            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        )
+        await watch.read()
+        for service_gpu_s, state in ((5.0, JobState.QUEUED), (9.0, JobState.SUCCEEDED)):
+            looked = looks_again(scripted)
+            scripted.job = replace(JOB, service_gpu_s=service_gpu_s, state=state)
+            server.wakeups.changed("c")
+            await until(looked)
+        told = cast(jobs_pb2.Job, await watch.read())
+        assert (told.state, told.service_gpu_seconds) == (jobs_pb2.SUCCEEDED, 9.0)
 
 
 async def test_health_follows_the_store(scripted: ScriptedStore) -> None:

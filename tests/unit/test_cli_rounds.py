@@ -12,6 +12,7 @@ from formulation.codec import encode
 from formulation.errors import InvalidInput
 from formulation.grammar import OBJECTIVES
 from service.cli import limits, main
+from service.cli.jobs import changes
 from service.cli.jobview import show_job
 from service.cli.roundoptions import CostOf, Deadlines, asked, over
 from service.cli.roundview import show_round
@@ -179,6 +180,14 @@ def test_pins_service_and_giving_way_are_shown(capsys: pytest.CaptureFixture[str
     assert "n7" in shown
     assert "2 GPU-hours, past a blocked job" in shown
     assert "2027-01-15T10:00:00Z, not promised" in shown
+
+
+def test_only_jobs_that_are_new_or_changed_are_shown_again_not_those_that_go_on_running() -> None:
+    runs, ends = a_dated_job(state=jobs_pb2.RUNNING), a_dated_job(state=jobs_pb2.SUCCEEDED)
+    runs_on = a_dated_job(state=jobs_pb2.RUNNING, service_gpu_seconds=7.0)
+    lists = iter([[runs], [runs_on], [ends]])
+    found = changes(lambda: next(lists), lambda: None)
+    assert [next(found), next(found)] == [[runs], [ends]]
 
 
 def a_round(**changes: object) -> scheduler_pb2.Round:

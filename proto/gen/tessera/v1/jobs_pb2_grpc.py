@@ -150,7 +150,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Sends the job now, and again whenever it changes, until it has ended.
+        """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
+        (service_gpu_seconds) is no change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

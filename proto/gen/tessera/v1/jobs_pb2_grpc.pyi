@@ -47,7 +47,9 @@ class JobsStub:
     """Stops the job if it runs and keeps it out of rounds until it is released."""
     ReleaseJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ReleaseJobRequest, _jobs_pb2.Job]
     WatchJob: _grpc.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]
-    """Sends the job now, and again whenever it changes, until it has ended."""
+    """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
+    (service_gpu_seconds) is no change.
+    """
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -68,7 +70,9 @@ class JobsAsyncStub(JobsStub):
     """Stops the job if it runs and keeps it out of rounds until it is released."""
     ReleaseJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ReleaseJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Sends the job now, and again whenever it changes, until it has ended."""
+    """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
+    (service_gpu_seconds) is no change.
+    """
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     """Training jobs: what users submit, and where it stands."""
@@ -146,6 +150,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.WatchJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.Job], _abc.AsyncIterator[_jobs_pb2.Job]]:
-        """Sends the job now, and again whenever it changes, until it has ended."""
+        """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
+        (service_gpu_seconds) is no change.
+        """
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
