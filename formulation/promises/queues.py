@@ -38,7 +38,8 @@ def queues_launch_in_order(draft: Draft) -> Draft:
     jobs of lower queues give way. The first that does not fit blocks: later jobs of its queue are still
     tried, jobs of lower queues are not launched, or only opportunistically (they give way later). The
     first blocked job that has waited ``reserve_after_s`` has GPUs reserved for it, which those after it
-    may only backfill. Sources: Arena section 3.5; Crius section 6.1 (opportunistic execution).
+    may only backfill. While launched promises do not fit together (nodes were lost), nobody is marked or held
+    back. Sources: Arena section 3.5; Crius section 6.1 (opportunistic execution).
     """
     policy = draft.policy
     starts = np.flatnonzero(_startable(draft))
