@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -43,3 +43,13 @@ class Admission:
             array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+
+    def without(self, jobs: frozenset[int]) -> Admission:
+        """Return the admission in which ``jobs`` are promised nothing."""
+        if not jobs:
+            return self
+        admitted = np.array(self.admitted)
+        admitted[list(jobs)] = False
+        keep = admitted[self.legs.job]
+        legs = Legs(**{f.name: getattr(self.legs, f.name)[keep] for f in fields(self.legs)})
+        return replace(self, admitted=admitted, legs=legs)

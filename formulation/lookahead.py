@@ -345,10 +345,11 @@ def reserved(draft: Draft, among: Bools) -> list[tuple[int, float]]:
     """Return (column, until when) that is kept for each job of ``among`` that must run (Eq. 28).
 
     Its smallest column on its own type, else its smallest: what a round can always shrink it to. Steady
-    jobs keep it for good, others (in their minimum run) until that is over.
+    jobs keep it for good, others (in their minimum run) until that is over. Jobs with no work left are
+    about to end and keep nothing.
     """
     jobs, found = draft.snapshot.jobs, []
-    for job in np.flatnonzero(draft.must_run & among).tolist():
+    for job in np.flatnonzero(draft.must_run & among & (work_left(draft.snapshot) > 0)).tolist():
         columns = np.arange(int(draft.job_start[job]), int(draft.job_start[job + 1]))
         own = columns[draft.gpu_type[columns] == jobs.current_type[job]]
         choice = own if len(own) else columns

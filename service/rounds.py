@@ -141,11 +141,17 @@ def _solved(
         work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
     )  # fmt: skip
     problem, given_up = _release_unplaced(problem, solution, given_up | statement.lapsed)
+    if admission is not None:  # a new promise that finds no blocks now has not been made
+        admission = admission.without(_new_among(snapshot, given_up))
     return _Answered(
         statement=replace(statement, problem=problem), solution=solution, goals=solved.results,
         placed=placed, given_up=given_up, admission=admission,
         greedy_objective=objective_of(statement.problem, greedy.choice),
     )  # fmt: skip
+
+
+def _new_among(snapshot: Snapshot, jobs: frozenset[int]) -> frozenset[int]:
+    return frozenset(job for job in jobs if not snapshot.jobs.admitted[job])
 
 
 def _scheduled(

@@ -249,7 +249,8 @@ def _in_time(draft: Draft) -> Bools:
     rate, pause_s = _rate_and_pause(draft)
     with np.errstate(invalid="ignore"):
         done = rate * np.maximum(left_s - pause_s, 0.0)
-    in_time = (work_left(draft.snapshot)[draft.job] <= done * (1 + ROUNDING)) & (left_s > 0)
+    work = work_left(draft.snapshot)[draft.job]
+    in_time = (work <= done * (1 + ROUNDING)) & ((left_s > 0) | (work <= 0))
     return np.asarray(in_time, dtype=np.bool_)
 
 

@@ -184,8 +184,7 @@ def _admission(
     jobs = snapshot.jobs
     admitted = np.zeros(len(jobs), dtype=np.bool_)
     admitted[ahead.job[room.placed]] = True
-    done = jobs.admitted & (work_left(snapshot) <= 0) & (jobs.deadline_s >= snapshot.now_s)
-    admitted |= done
+    admitted |= jobs.admitted & (work_left(snapshot) <= 0)  # about to end, in time or not
     picks = np.where(room.placed[:, None], room.picks, -1)
     least = np.zeros(len(jobs))
     least[ahead.job] = np.where(room.placed, least_work(ahead, picks), 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,14 +39,14 @@ AHEAD = Policy(deadlines="look-ahead")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
-def a_dated_job(name: str, work_s: float, due_s: float, **more: object) -> dict[str, object]:
+def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
     """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` after now; a GPU trains one sample/s."""
     length = work_s / 256
     given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
     return a_job(name, **(given | more))
 
 
-def a_cluster(*jobs: dict[str, object], gpus: int = 4, **more: object) -> Snapshot:
+def a_cluster(*jobs: dict[str, Any], gpus: int = 4, **more: Any) -> Snapshot:
     """Return ``gpus`` GPUs on one node, on which 1, 2 or 4 GPUs train as many samples/s."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
     found = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)

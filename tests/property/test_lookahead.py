@@ -1,0 +1,255 @@
+"""Laws of looking ahead: the grid, agreement of solvers, what is admitted, and that promises are kept."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.cases.deadlines import Load, drive, overloaded
+from formulation.lifecycle import JobState
+from formulation.lookahead import (
+    Lookahead,
+    boundaries,
+    look_ahead,
+    samples,
+    schedule_violations,
+    usage_of,
+)
+from formulation.policy import DEADLINE_MODES, Policy
+from formulation.snapshot import STATE_CODE, Allocations, Hold, Legs, Snapshot
+from formulation.tables import Bools, Ints
+from service.rounds import plan_round
+from solvers.base import Budget
+from solvers.lookahead import admit, exact
+from solvers.lookahead.admission import drafts
+from solvers.lookahead.integers import integers
+from solvers.lookahead.matrices import most_weight
+from solvers.portfolio import Portfolio
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+NOW_S = 1200.0
+AHEAD = Policy(deadlines="look-ahead")
+ENDLESS = Budget(remaining_s=lambda: math.inf)
+
+
+@given(
+    now_s=st.floats(0, 3e9), until_s=st.floats(1, 1e7), later_s=st.floats(0, 1e6),
+    round_s=st.sampled_from([60.0, 300.0, 413.7]),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_later_grid_has_every_boundary_that_an_earlier_one_had_beyond_it(
+    now_s: float, until_s: float, later_s: float, round_s: float
+) -> None:
+    before = boundaries(now_s, now_s + until_s, round_s)
+    after = boundaries(now_s + later_s, float(before[-1]), round_s)
+    beyond = before[1:][before[1:] > now_s + later_s + 2e-3]
+    assert set(beyond.tolist()) <= set(after.tolist())
+
+
+@st.composite
+def snapshots(
+    draw: st.DrawFn, *, jobs: int, slots: int, counts: tuple[int, ...] = (1, 2, 4),
+    guaranteed: bool = True, whole_slots: bool = False,
+) -> Snapshot:  # fmt: skip
+    """Draw a small cluster of two GPU types, and jobs that are due within so many rounds."""
+    rate = {
+        (w, t, n): draw(st.sampled_from([1.0, 1.5, 2.5])) * n**0.8
+        for w in (0, 1) for t in (0, 1) for n in counts
+    }  # fmt: skip
+    rows = []
+    for j in range(draw(st.integers(1, jobs))):
+        workload = draw(st.integers(0, 1))
+        due = draw(st.integers(1, slots)) if whole_slots else draw(st.floats(0.5, slots))
+        size = draw(st.floats(0.2, 0.9)) * 300 * due * max(rate[workload, t, 2] for t in (0, 1))
+        rows.append(
+            a_job(
+                f"j{j}", workload, iterations=size, iterations_left=size,
+                deadline_s=NOW_S + 300 * due, restart_s=draw(st.sampled_from([0.0, 40.0])),
+                weight=float(draw(st.integers(1, 3))), requested_gpus=1,
+                guaranteed=guaranteed and draw(st.integers(0, 4)) == 0,
+            )
+        )  # fmt: skip
+    estimates = [an_estimate(w, t, n, iter_time_s=1 / r) for (w, t, n), r in rate.items()]
+    nodes = some_nodes((0, 1, draw(st.integers(2, 4))), (1, 1, draw(st.integers(1, 4))))
+    found = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=2, batch=1)
+    return replace(found, now_s=NOW_S)
+
+
+def stated(snapshot: Snapshot) -> Lookahead:
+    return look_ahead(*drafts(snapshot, AHEAD))
+
+
+def nobody(ahead: Lookahead) -> Ints:
+    return np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
+
+
+@given(snapshots(jobs=5, slots=5))
+@settings(max_examples=25)
+def test_two_solvers_agree_on_what_can_be_admitted(snapshot: Snapshot) -> None:
+    ahead = stated(snapshot)
+    assume(len(ahead.job) > 0)
+    whole = integers(ahead, nobody(ahead), ahead.allowed())
+    none = np.zeros(len(ahead.job), dtype=np.bool_)
+    found = exact.solve(whole, ENDLESS, 60.0, (nobody(ahead), none))
+    assert found.proven
+    assert found.admitted is not None
+    assert exact.weight_of(whole, found.admitted) == most_weight(whole, none)
+
+
+@given(snapshots(jobs=3, slots=2, counts=(1, 2)))
+@settings(max_examples=25)
+def test_admission_is_the_best_of_all_schedules_tried_one_by_one(snapshot: Snapshot) -> None:
+    found = admit(snapshot, AHEAD, ENDLESS)
+    assert found.proven
+    assert float(snapshot.jobs.weight[found.admitted].sum()) == brute_force(stated(snapshot))
+    assert schedule_violations(snapshot, found.legs, found.admitted) == []
+
+
+def brute_force(ahead: Lookahead) -> float:
+    """Return the greatest weight admitted by any schedules on the grid, from all combinations."""
+    ways: list[list[tuple[float, Ints]]] = []
+    ok = ahead.allowed()
+    for job in range(len(ahead.job)):
+        found: dict[bytes, Ints] = {}
+        for row in itertools.product([-1, *ahead.options_of(job)], repeat=ahead.slots):
+            pick = np.array(row)
+            if all(o < 0 or ok[o, k] for k, o in enumerate(row)):
+                work = samples(ahead, job, pick)
+                if work >= ahead.work[job] * (1 - 1e-7):
+                    used = usage_of(ahead, job, pick)
+                    found[used.tobytes()] = used
+        idle = usage_of(ahead, job, nobody(ahead)[job])
+        lean = [
+            u for u in found.values()
+            if not any(np.all(v <= u) and np.any(v < u) for v in found.values())
+        ]  # fmt: skip
+        ways.append([(0.0, idle), *((float(ahead.weight[job]), u) for u in lean)])
+    best = 0.0
+    for way in itertools.product(*ways):
+        if np.all(sum(used for _, used in way) <= ahead.capacity):
+            best = max(best, sum(weight for weight, _ in way))
+    return best
+
+
+@given(snapshots(jobs=6, slots=6, guaranteed=False, whole_slots=True))
+@settings(max_examples=25)
+def test_look_ahead_admits_whatever_myopic_admission_can_serve(snapshot: Snapshot) -> None:
+    found = admit(snapshot, AHEAD, ENDLESS)
+    assert found.proven
+    ahead_weight = float(snapshot.jobs.weight[found.admitted].sum())
+    assert ahead_weight >= best_at_once(snapshot) - 1e-9
+    myopic = plan_round(snapshot, Policy(deadlines="myopic"), Portfolio(), ENDLESS)
+    weight = sum(snapshot.jobs.weight[d.job] for d in myopic.decisions if d.admitted)
+    assert weight <= best_at_once(snapshot) + 1e-9
+
+
+def best_at_once(snapshot: Snapshot) -> float:
+    """Return the greatest weight of jobs that can all start now on columns that keep Eq. 6."""
+    jobs, free = snapshot.jobs, snapshot.schedulable_gpus()
+    reach: dict[tuple[int, ...], float] = {(0,) * len(free): 0.0}
+    e = snapshot.estimates
+    for j in range(len(jobs)):
+        left_s = jobs.deadline_s[j] - snapshot.now_s - jobs.restart_s[j]
+        ways = [
+            (int(e.gpu_type[i]), int(e.gpus[i]))
+            for i in np.flatnonzero(e.workload == jobs.workload[j]).tolist()
+            if jobs.iterations_left[j] * e.iter_time_s[i] <= left_s * (1 + 1e-9)
+        ]
+        after = dict(reach)
+        for used, weight in reach.items():
+            for kind, gpus in ways:
+                grown = tuple(u + gpus * (t == kind) for t, u in enumerate(used))
+                if all(u <= f for u, f in zip(grown, free.tolist(), strict=True)):
+                    after[grown] = max(after.get(grown, 0.0), weight + float(jobs.weight[j]))
+        reach = after
+    return max(reach.values())
+
+
+@given(snapshots(jobs=6, slots=9), st.floats(0.05, 1.0))
+@settings(max_examples=25)
+def test_certificates_hold_as_time_goes_on(snapshot: Snapshot, share: float) -> None:
+    """Train by the certificates up to some moment of the first slot: what is left of them still suffices."""
+    found = admit(snapshot, AHEAD, ENDLESS)
+    assume(found.admitted.any())
+    moment_s = NOW_S + share * (found.until_s - NOW_S)
+    later = trained(snapshot, found.legs, found.admitted, moment_s)
+    again = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
+    assert schedule_violations(later, later.legs, found.admitted) == []
+    assert again.given_up == frozenset()
+    assert np.all(again.admitted[found.admitted])
+
+
+def trained(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Snapshot:
+    """Return the snapshot at ``now_s``, those with a leg that began running on it since."""
+    jobs, e = snapshot.jobs, snapshot.estimates
+    column: dict[str, Any] = {
+        name: np.array(getattr(jobs, name))
+        for name in ("iterations_left", "state", "current_type", "current_gpus", "current_degree",
+                     "since_s", "generation")
+    }  # fmt: skip
+    rows, taken = [], [0] * len(snapshot.gpu_types)
+    for leg in np.flatnonzero(legs.start_s <= snapshot.now_s).tolist():
+        job, kind, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
+        (at,) = np.flatnonzero(
+            (e.workload == jobs.workload[job]) & (e.gpu_type == kind) & (e.gpus == gpus)
+        )
+        busy_s = max(0.0, now_s - snapshot.now_s - float(jobs.restart_s[job]))
+        column["iterations_left"][job] -= min(
+            busy_s / float(e.iter_time_s[at]), column["iterations_left"][job]
+        )
+        column["state"][job] = STATE_CODE[JobState.RUNNING]
+        column["current_type"][job], column["current_gpus"][job] = kind, gpus
+        column["current_degree"][job], column["since_s"][job] = 1, snapshot.now_s
+        column["generation"][job] = 1
+        for _ in range(gpus):
+            rows.append(
+                {
+                    "job": job,
+                    "node": kind,
+                    "gpu": taken[kind],
+                    "hold": int(Hold.HELD),
+                    "generation": 1,
+                }
+            )
+            taken[kind] += 1
+    return replace(
+        snapshot, now_s=now_s, jobs=replace(jobs, admitted=admitted, **column), legs=legs,
+        allocations=Allocations.from_rows(rows),
+    )  # fmt: skip
+
+
+def with_others(load: Load, seed: int) -> Load:
+    """Return the load with some jobs guaranteed, and some without a deadline."""
+    rng = np.random.default_rng(seed)
+    return replace(
+        load,
+        jobs=tuple(
+            replace(
+                job, guaranteed=bool(rng.random() < 0.25),
+                deadline_s=math.inf if rng.random() < 0.3 else job.deadline_s,
+            )
+            for job in load.jobs
+        ),
+    )  # fmt: skip
+
+
+@given(st.integers(0, 10_000), st.sampled_from([300.0, 100.0]))
+@settings(max_examples=4)
+def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s: float) -> None:
+    load = overloaded(seed, 7, 1.5)
+    for mode in DEADLINE_MODES[1:]:
+        found = drive(load, mode, every_s=every_s)
+        assert (found.missed, found.violations) == (0, 0)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=4)
+def test_nor_beside_guaranteed_and_best_effort_jobs(seed: int) -> None:
+    found = drive(with_others(overloaded(seed, 9, 1.5), seed), "look-ahead")
+    assert (found.missed, found.violations) == (0, 0)
