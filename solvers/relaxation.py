@@ -172,7 +172,7 @@ def _solve_over(
         b_eq=np.ones(int(must.sum())) if must.any() else None,
         bounds=(0, None),
         method="highs-ds",
-        options={"time_limit": time_s} if math.isfinite(time_s) else {},
+        options={"time_limit": max(time_s, 0.0)} if math.isfinite(time_s) else {},
     )
     if found.status == 0:
         duals = -np.asarray(found.ineqlin.marginals)[: len(problem.rows)] * unit

@@ -95,7 +95,8 @@ def objectives(
     judged by a dynamic program over GPUs in use. The answer of the default solver, or on half of each of
     the first one, is measured by the oracle's own equations (``brute_force_mismatches``: it does not fit,
     or a goal is off by more than the rounding of values to millionths explains). On larger snapshots two
-    solvers' goals may differ by a relative 1e-4 (``solver_disagreements``). ``violations`` are those of the checker.
+    solvers' goals may differ by a relative 1e-4 (``solver_disagreements``). ``violations`` are those of
+    the checker.
     """
     tallies = {name: _Tally() for name in OBJECTIVES}
     for k in steps(snapshots, "small snapshots"):

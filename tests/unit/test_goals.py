@@ -1,0 +1,258 @@
+"""Goals in order, on statements small enough to see the answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulation.check import violations
+from formulation.goals import Goal
+from formulation.policy import Policy
+from formulation.problem import MAX_TOTAL, Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import state
+from service.rounds import plan_round
+from solvers.base import Budget
+from solvers.goals import Solved, solve_goals, surrogate
+from solvers.goals.rows import keeps, levels_of, only_columns, with_rows
+from solvers.registry import solver
+from tests.support.builders import a_random_snapshot
+from tests.support.goals import a_statement, a_sum, greedy_of, some_levels
+from tests.support.problems import a_problem, same
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+
+
+def reached(
+    problem: Problem, *goals: Goal, name: str = "portfolio", budget: Budget = EXACT
+) -> Solved:
+    statement = a_statement(problem, *goals)
+    return solve_goals(statement, solver(name), budget, greedy_of(statement, budget))
+
+
+def two_jobs_for_one_gpu() -> Problem:
+    return a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
+
+
+def test_an_earlier_sum_is_kept_whatever_a_later_one_offers() -> None:
+    found = reached(two_jobs_for_one_gpu(), a_sum([3, 2], "first"), a_sum([1, 100], "second"))
+    assert found.solution.choice.tolist() == [0, -1]
+    assert [r.objective for r in found.results] == [3, 1]
+    assert [r.gap for r in found.results] == [0, 0]
+
+
+@pytest.mark.parametrize(("tolerance", "choice"), [(0.3, [0, -1]), (0.34, [-1, 1])])
+def test_a_later_goal_may_take_what_the_tolerance_gives(
+    tolerance: float, choice: list[int]
+) -> None:
+    first = a_sum([300, 200], "first", tolerance=tolerance)
+    found = reached(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
+    assert found.solution.choice.tolist() == choice
+
+
+def test_the_tolerance_of_a_negative_sum_is_a_share_of_its_size() -> None:
+    must = a_problem([[(0, {}), (0, {}), (0, {})]], must_run=[0])
+    cost = a_sum([-100, -109, -111], "cost", tolerance=0.1)
+    found = reached(must, cost, a_sum([1, 2, 3], "speed"))
+    assert found.solution.choice.tolist() == [1]
+
+
+def test_a_sum_too_large_for_a_row_is_kept_to_the_last_but_a_rounding() -> None:
+    large = 2**50
+    problem = a_problem([[(1, {0: 1}), (1, {0: 1}), (1, {0: 1})]] * 4, capacity=[4])
+    goal = a_sum([large, large - 1024, large // 2] * 4, "large")
+    row = keeps(problem, goal, 4 * large)
+    assert row.amount.sum() + row.idle_amount.sum() < MAX_TOTAL
+    kept = with_rows(problem, [row])
+    best = np.array([0, 3, 6, 9])
+    assert np.all(kept.used(best) <= kept.capacity)
+    assert not np.all(kept.used(np.array([0, 3, 6, 11])) <= kept.capacity)
+
+
+def test_the_worst_off_job_comes_first_then_the_next() -> None:
+    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
+    levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
+    found = reached(problem, levels, a_sum([0, 0, 100]))
+    assert found.solution.choice.tolist() == [0, 1, -1]
+    assert levels_of(problem, levels, found.solution.choice).tolist() == [4.0, 2.0, 1.0]
+    assert (found.results[0].objective, found.results[0].bound) == (4.0, 4.0)
+
+
+def test_later_goals_are_bound_by_settled_places_only() -> None:
+    problem = a_problem([[(1, {0: 1}), (1, {0: 1})]] * 2, capacity=[2])
+    levels = some_levels([5.0, 6.0, 1.0, 2.0], [9.0, 9.0], depth=1)
+    found = reached(problem, levels, a_sum([0, 100, 0, 100]))
+    assert found.solution.choice.tolist() == [0, 3]
+    found = reached(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
+    assert found.solution.choice.tolist() == [0, 2]
+    found = reached(problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100]))
+    assert found.solution.choice.tolist() == [1, 2]
+
+
+def test_levels_are_shown_with_their_sign() -> None:
+    levels = some_levels([-7.0, -7.0], [-2.0, -3.0], sign=-1)
+    found = reached(two_jobs_for_one_gpu(), levels, a_sum([1, 1]))
+    assert found.results[0].objective == 3.0
+
+
+def test_jobs_without_columns_and_levels_of_minus_infinity_count_nowhere() -> None:
+    problem = a_problem([[], [(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
+    levels = some_levels([-math.inf, 1.0], [99.0, -math.inf, 2.0], tolerance=0.1)
+    found = reached(problem, levels, a_sum([5, 1]))
+    assert found.solution.choice.tolist() == [-1, -1, 1]
+    assert found.results[0].objective == 1.0
+
+
+def test_nothing_to_decide_is_an_answer() -> None:
+    for problem in (a_problem([]), a_problem([[], []])):
+        waiting = [1.0] * len(problem.jobs)
+        found = reached(problem, some_levels([], waiting), a_sum([], "a"), a_sum([], "b"))
+        assert found.solution.status is SolveStatus.OPTIMAL
+        assert [r.gap for r in found.results] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cbc"])
+def test_jobs_that_must_run_and_do_not_fit_are_infeasible(name: str) -> None:
+    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1], must_run=[0, 1])
+    found = reached(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
+    assert found.solution.status is SolveStatus.INFEASIBLE
+    assert [r.gap for r in found.results] == [math.inf, math.inf]
+
+
+def test_with_no_time_the_answer_is_greedys_with_bounds_that_hold() -> None:
+    spent = Budget(remaining_s=lambda: 0.0)
+    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
+    levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
+    statement = a_statement(problem, levels, a_sum([1, 1, 1]))
+    greedy = greedy_of(statement, spent)
+    found = solve_goals(statement, solver("portfolio"), spent, greedy)
+    assert np.array_equal(found.solution.choice, greedy.choice)
+    assert not violations(statement.problem, found.solution)
+    assert found.results[0].bound == 3.0  # the least that the third job could have, alone
+    assert found.results[0].gap > 0
+
+
+def test_a_round_that_had_no_time_repeats_as_it_was() -> None:
+    spent = Budget(remaining_s=lambda: 0.0)
+    goals = some_levels([2.0, 1.0], [9.0, 8.0]), a_sum([1, 1])
+    first = reached(two_jobs_for_one_gpu(), *goals, budget=spent)
+    again = reached(
+        two_jobs_for_one_gpu(), *goals,
+        budget=Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
+    )  # fmt: skip
+    assert same(first.solution, again.solution)
+
+
+class Ticking:
+    """A clock by which each question takes a second of a limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.left_s = limit_s
+
+    def __call__(self) -> float:
+        self.left_s -= 1.0
+        return self.left_s
+
+
+@pytest.mark.parametrize("limit_s", [5, 20, 60, 150])
+def test_a_round_cut_short_in_between_repeats_as_it_was(limit_s: float) -> None:
+    snapshot = a_random_snapshot(3, jobs=30, groups=((0, 4, 4), (1, 2, 8)))
+    policy = Policy(objective="finish-time-fairness then throughput within 5% then jct")
+    statement = state(snapshot, policy)
+    cut = Budget(remaining_s=Ticking(limit_s))
+    greedy = greedy_of(statement, cut)
+    first = solve_goals(statement, solver("portfolio"), cut, greedy)
+    work = dict(first.solution.work)
+    endless = Budget(remaining_s=lambda: math.inf, work=work)
+    again = solve_goals(statement, solver("portfolio"), endless, greedy)
+    assert same(first.solution, again.solution)
+    assert first.results == again.results
+
+
+def test_a_single_sum_is_solved_as_it_ever_was() -> None:
+    statement = state(a_random_snapshot(1, jobs=20), Policy())
+    greedy = greedy_of(statement, EXACT)
+    found = solve_goals(statement, solver("portfolio"), EXACT, greedy)
+    assert surrogate(statement) is statement.problem
+    assert same(found.solution, solver("portfolio").solve(statement.problem, EXACT, greedy))
+    assert found.on(statement.problem).bound == found.solution.bound
+
+
+class Lying:
+    """A solver whose answers break rules."""
+
+    name = "lying"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        return Solution(
+            status=SolveStatus.OPTIMAL, choice=problem.job_start[:-1], objective=10**9,
+            bound=1e9, solver=self.name, work=((self.name, 1.0),),
+        )  # fmt: skip
+
+
+def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
+    levels = some_levels([2.0, 1.0], [9.0, 8.0])
+    statement = a_statement(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), a_sum([1, 1]))
+    greedy = greedy_of(statement, EXACT)
+    found = solve_goals(statement, Lying(), EXACT, greedy)
+    assert np.array_equal(found.solution.choice, greedy.choice)
+    assert not violations(statement.problem, found.solution)
+
+
+def test_greedy_itself_is_measured_by_every_goal() -> None:
+    levels = some_levels([2.0, 1.0], [9.0, 8.0])
+    found = reached(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
+    assert found.solution.choice.tolist() == [0, -1]
+    assert [r.objective for r in found.results] == [8.0, 1]
+    assert found.solution.work == (("greedy", 1.0),)
+
+
+def test_of_two_choices_the_one_that_serves_the_earlier_goal_stands_higher() -> None:
+    statement = a_statement(
+        two_jobs_for_one_gpu(), a_sum([100, 98], "first", tolerance=0.05), a_sum([1, 2], "second")
+    )
+    found = solve_goals(statement, solver("portfolio"), EXACT, greedy_of(statement, EXACT))
+    first, second, none = (np.array(c) for c in ([0, -1], [-1, 1], [-1, -1]))
+    assert found.standing(statement, second) > found.standing(statement, first)
+    assert found.standing(statement, first) > found.standing(statement, none)
+
+
+def test_values_of_all_goals_put_the_worst_off_first_and_keep_restart_prices() -> None:
+    levels = some_levels([2.0, 1.0], [9.0, 8.0])
+    last = replace(a_sum([900, 1000]), restart_price=np.array([100, 0]))
+    problem = surrogate(a_statement(two_jobs_for_one_gpu(), levels, last))
+    assert problem.value[0] > problem.value[1] > 0
+    assert problem.restart_price[0] > 0
+    assert problem.restart_price[1] == 0
+
+
+def test_fewer_columns_are_the_same_columns() -> None:
+    problem = a_problem(
+        [[(1, {0: 1}), (2, {0: 2})], [(3, {1: 1})]], capacity=[2, 2], current={0: 1}
+    )
+    fewer, origin = only_columns(problem, np.array([False, True, False]))
+    assert origin.tolist() == [1]
+    assert fewer.job_start.tolist() == [0, 1, 1]
+    assert (fewer.value.tolist(), fewer.current.tolist()) == ([2], [0, -1])
+    assert fewer.usage_of(0) == {0: 2}
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["finish-time-fairness", "max-min within 10%", "makespan then cost", "cost",
+     "throughput within 5% then jct"],
+)  # fmt: skip
+def test_a_whole_round_with_several_goals_passes_the_checker(objective: str) -> None:
+    snapshot = a_random_snapshot(5, jobs=25)
+    kinds = tuple(replace(t, dollars_per_hour=2.0) for t in snapshot.gpu_types)
+    snapshot = replace(snapshot, gpu_types=kinds)
+    outcome = plan_round(snapshot, Policy(objective=objective), solver(), EXACT)
+    assert outcome.violations == ()
+    assert len(outcome.goals) >= 2
+    assert all(goal.gap < 0.2 for goal in outcome.goals)
+    recorded = Budget(remaining_s=lambda: math.inf, gap=0.0, work=dict(outcome.solution.work))
+    again = plan_round(snapshot, Policy(objective=objective), solver(), recorded)
+    assert again.decisions == outcome.decisions
