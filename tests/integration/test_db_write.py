@@ -326,4 +326,4 @@ def test_a_deadlock_is_tried_again(store: PostgresStore, database: Database) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(attempts) == 3
+    assert len(attempts) > 2  # on a busy machine the second attempt may collide, too
