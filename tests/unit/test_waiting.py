@@ -1,0 +1,131 @@
+"""Rows that count who waits, spelled out for solvers that know only columns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.check import violations
+from formulation.draft import RowUse
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from solvers.answers import answer, trivial_bound
+from solvers.base import Budget
+from solvers.goals.rows import with_rows
+from solvers.greedy import Greedy
+from solvers.registry import names, solver
+from solvers.waiting import SpelledOut, read_back, spell_out
+from tests.support.goals import every_answer
+from tests.support.problems import a_problem, problems
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+
+
+def at_most_waiting(problem: Problem, most: int) -> Problem:
+    """Return the problem in which at most so many jobs with columns wait."""
+    jobs, none = np.flatnonzero(np.diff(problem.job_start) > 0), np.zeros(0, np.int64)
+    row = RowUse(
+        name="waiting", capacity=most, column=none, amount=none, idle_job=jobs,
+        idle_amount=np.ones(len(jobs), np.int64),
+    )  # fmt: skip
+    return with_rows(problem, [row])
+
+
+def three_jobs(most: int) -> Problem:
+    job = [(-1, {0: 1}), (5, {0: 3})]
+    return at_most_waiting(a_problem([job, job, job], capacity=[3], current={1: 0}), most)
+
+
+def test_waiting_becomes_the_last_column_of_each_job_that_uses_a_row_by_it() -> None:
+    problem = at_most_waiting(a_problem([[], [(1, {0: 1})], [(2, {0: 1}), (3, {})]]), 1)
+    spelled, origin = spell_out(problem)
+    assert spelled.job_start.tolist() == [0, 0, 2, 5]
+    assert origin.tolist() == [0, -1, 1, 2, -1]
+    assert spelled.value.tolist() == [1, 0, 2, 3, 0]
+    assert spelled.must_run.tolist() == [False, True, True]
+    assert [spelled.usage_of(c) for c in range(5)] == [{0: 1}, {1: 1}, {0: 1}, {}, {1: 1}]
+    assert not len(spelled.idle_row)
+
+
+def test_what_runs_now_and_who_must_run_stay_so() -> None:
+    problem = at_most_waiting(
+        a_problem([[(1, {})], [(1, {}), (2, {})]], must_run=[0], current={1: 1}), 1
+    )
+    spelled, origin = spell_out(problem)
+    assert spelled.job_start.tolist() == [0, 1, 4]
+    assert origin[spelled.current[1]] == problem.current[1]
+
+
+def test_the_choice_is_read_back_in_the_columns_of_the_problem() -> None:
+    _, origin = spell_out(three_jobs(1))
+    assert read_back(origin, np.array([2, 3, 7])).tolist() == [-1, 2, 3 + 2]
+    assert read_back(np.zeros(0, np.int64), np.array([-1])).tolist() == [-1]
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n not in ("greedy", "lp")])
+@pytest.mark.parametrize(("most", "best"), [(3, 5), (2, 5), (1, -2), (0, -3)])
+def test_every_solver_counts_who_waits(name: str, most: int, best: int) -> None:
+    problem = three_jobs(most)
+    found = solver(name).solve(problem, EXACT)
+    assert found.status is SolveStatus.OPTIMAL
+    assert found.objective == best
+    assert not violations(problem, found)
+
+
+def test_what_cannot_be_kept_is_infeasible() -> None:
+    problem = at_most_waiting(a_problem([[(1, {0: 2})], [(1, {0: 2})]], capacity=[3]), 0)
+    assert solver("cp-sat").solve(problem, EXACT).status is SolveStatus.INFEASIBLE
+
+
+class Asked:
+    """Greedy, which remembers the hint that it was given."""
+
+    name = "asked"
+
+    def __init__(self) -> None:
+        self.hint: Solution | None = None
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        self.hint = hint
+        return Greedy().solve(problem, budget, hint)
+
+
+def test_a_hint_is_told_in_the_columns_that_the_solver_sees() -> None:
+    problem, inner = three_jobs(1), Asked()
+    hint = answer(problem, np.array([0, 2, -1]), bound=trivial_bound(problem), solver="earlier")
+    found = SpelledOut(inner).solve(problem, EXACT, hint)
+    assert inner.hint is not None
+    assert inner.hint.choice.tolist() == [0, 3, 8]
+    assert found.objective >= hint.objective
+
+
+def test_a_hint_that_breaks_the_row_is_not_told() -> None:
+    problem, inner = three_jobs(1), Asked()
+    hint = answer(problem, np.array([-1, -1, 5]), bound=9.0, solver="earlier")
+    SpelledOut(inner).solve(problem, EXACT, hint)
+    assert inner.hint is None
+
+
+def test_without_such_rows_the_solver_sees_the_problem_itself() -> None:
+    problem, inner = a_problem([[(1, {0: 1})]]), Asked()
+    hint = answer(problem, np.array([0]), bound=1.0, solver="earlier")
+    SpelledOut(inner).solve(problem, EXACT, hint)
+    assert inner.hint is hint
+
+
+@given(problem=problems(jobs=4), most=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_spelling_out_changes_no_optimum(problem: Problem, most: int) -> None:
+    limited = at_most_waiting(problem, most)
+    found = solver("cp-sat").solve(limited, EXACT)
+    answers = every_answer(limited)
+    if not answers:
+        assert found.status is SolveStatus.INFEASIBLE
+        return
+    best = max(sum(int(limited.value[c]) for c in choice if c >= 0) for choice in answers)
+    assert (found.objective, found.bound) == (best, best)
+    assert not violations(limited, found)
