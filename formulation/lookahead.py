@@ -209,7 +209,11 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
 
 
 def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
-    """Return the legs told in slots of this grid; what has passed or has no option is left out."""
+    """Return the legs told in slots of this grid.
+
+    What has passed, what begins after the deadline (a slot that was one is two now) and what has no option
+    is left out.
+    """
     picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
     mine = {int(job): index for index, job in enumerate(ahead.job.tolist())}
     start, end = ahead.boundary_s[:-1], ahead.boundary_s[1:]
@@ -219,6 +223,7 @@ def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
         if job is None:
             continue
         inside = (start >= legs.start_s[leg] - _SAME_S) | (start == ahead.boundary_s[0])
+        inside &= start < ahead.deadline_s[job] - _SAME_S
         covers = inside & (end > legs.start_s[leg]) & (end <= legs.end_s[leg] + _SAME_S)
         wanted = (legs.gpu_type[leg], legs.gpus[leg], legs.pipeline_degree[leg], legs.plan[leg])
         for option in ahead.options_of(job):

@@ -34,7 +34,7 @@ from solvers.lookahead.integers import Whole, integers
 
 ADMISSION: Final = "admission"
 """Name under which the search's work is recorded."""
-MOST_WORK: Final = 1.0
+MOST_WORK: Final = 0.4
 """Deterministic seconds of the search: about two of the wall's."""
 WORK_PER_S: Final = 0.1
 """Deterministic seconds planned for a wall second left: the round itself needs the most of the time."""

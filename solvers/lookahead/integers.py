@@ -27,11 +27,6 @@ class Whole:
     weight: Ints  # int64[jobs], 0 to 1000; a promise weighs more than all that is new together
     gpu_time: Ints  # int64[options, slots]; all GPUs over all slots are a million
 
-    @property
-    def most_gpu_time(self) -> int:
-        """Return more than any schedule of all jobs can use."""
-        return _GPU_TIME + int(self.gpu_time.size)
-
 
 def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
     """Return the plan in integers; a schedule that a promise already has stays good enough."""

@@ -171,7 +171,7 @@ def best_at_once(snapshot: Snapshot) -> float:
     return max(reach.values())
 
 
-@given(snapshots(jobs=6, slots=9), st.floats(0.05, 1.0))
+@given(snapshots(jobs=5, slots=20), st.floats(0.05, 1.0))
 @settings(max_examples=25)
 def test_certificates_hold_as_time_goes_on(snapshot: Snapshot, share: float) -> None:
     """Train by the certificates up to some moment of the first slot: what is left of them still suffices."""

@@ -173,6 +173,16 @@ def test_what_has_passed_of_a_leg_is_cut_off() -> None:
     assert told(legs_of(ahead, picks_of(ahead, legs))) == [(0, 0.0, 600.0, 4)]
 
 
+def test_a_leg_that_ends_after_the_deadline_still_counts_once_its_slot_has_been_split() -> None:
+    snapshot = a_cluster(a_dated_job("a", 300, 21.2 * 300 - NOW_S, admitted=True))
+    legs = some_legs((0, 20 * 300 - NOW_S, 24 * 300 - NOW_S, 1))
+    assert 22 * 300 not in stated(snapshot).boundary_s
+    later = replace(snapshot, now_s=7 * 300.0, legs=legs)
+    assert 22 * 300 in stated(later).boundary_s
+    found = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
+    assert told(found.legs) == [(0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)]
+
+
 def test_a_schedule_that_holds_breaks_no_rule() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1150, 600, restart_s=10))
     assert rules(snapshot, some_legs((0, 0, 300, 4), (1, 300, 600, 4))) == []
