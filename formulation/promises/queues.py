@@ -93,19 +93,19 @@ def long_waits_are_reserved(draft: Draft) -> Draft:
 
 
 def effective_queue(draft: Draft) -> Floats:
-    """Return each job's queue after promotion, float64[jobs] (Eq. 38); inf: it gives way to anybody.
+    """Return each job's queue after promotion, float64[jobs] (Eq. 38).
 
         max(1, queue_j - floor(waited_j / promote_after))
 
     A launched job keeps the promotion that it had when its allocation began. One that was started past a
-    blocked job is behind all others. Source: Arena section 3.5.
+    blocked job has none, so that it stays behind that one. Source: Arena section 3.5.
     """
     jobs = draft.snapshot.jobs
     runs = launched(draft.snapshot)
     until_s = np.where(runs & (jobs.since_s > 0), jobs.since_s, draft.snapshot.now_s)
     steps = np.floor(np.maximum(0.0, until_s - jobs.queued_s) / draft.policy.promote_after_s)
     queue = np.maximum(1.0, jobs.queue - steps)
-    return np.where(runs & jobs.opportunistic, np.inf, queue)
+    return np.where(runs & jobs.opportunistic, jobs.queue, queue)
 
 
 def _startable(draft: Draft) -> Bools:

@@ -481,9 +481,13 @@ def test_an_opportunistic_job_gives_way_once_the_blocked_one_fits() -> None:
 
 def test_a_waiting_job_is_promoted_by_one_queue_each_time_it_has_waited_so_long() -> None:
     jobs = [a_job("j", queue=4, queued_s=1000.0 - s) for s in (0.0, 99.0, 100.0, 250.0, 900.0)]
-    jobs.append(running("launched", 1, queue=4, queued_s=350.0, since_s=500.0))
-    draft = first_draft(a_queue(*jobs, gangs={5: gang(0, 0)}), Policy(promote_after_s=100.0))
-    assert effective_queue(draft).tolist() == [4, 4, 3, 2, 1, 3]
+    for past in (False, True):
+        jobs.append(
+            running("launched", 1, queue=4, queued_s=350.0, since_s=500.0, opportunistic=past)
+        )
+    snapshot = a_queue(*jobs, gangs={5: gang(0, 0), 6: gang(0, 1)})
+    draft = first_draft(snapshot, Policy(promote_after_s=100.0))
+    assert effective_queue(draft).tolist() == [4, 4, 3, 2, 1, 3, 4]
 
 
 def test_launched_best_effort_jobs_give_way_to_higher_queues_but_not_to_their_own() -> None:
