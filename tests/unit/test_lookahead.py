@@ -344,12 +344,22 @@ def test_a_best_effort_job_runs_only_beside_what_the_certificates_need_now() -> 
     assert (first.gpus, second.gpus) == (4, 0)
 
 
+def beside_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
+    """Return the GPUs that a job is started on now, before a promised one that needs four in a round."""
+    promised = a_dated_job("a", 1200, 600, admitted=True, restart_s=0)
+    other = a_job("g", guaranteed=guaranteed, requested_gpus=1, weight=9.0)
+    snapshot = a_cluster(promised, other, gpus=gpus)
+    held = replace(snapshot, legs=some_legs((0, 300, 600, 4)))
+    outcome = planned(held)
+    assert outcome.admission is not None
+    assert told(outcome.admission.legs) == [(0, 300.0, 600.0, 4)]
+    return outcome.decisions[1].gpus
+
+
 def test_a_guaranteed_job_starts_only_on_what_no_certificate_will_need() -> None:
-    later = [a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600)]
-    guaranteed = a_job("g", guaranteed=True, requested_gpus=1)
-    assert planned(a_cluster(*later, guaranteed)).decisions[2].gpus == 0
-    roomy = a_cluster(*later, guaranteed, gpus=5)
-    assert planned(roomy).decisions[2].gpus >= 1
+    assert beside_a_later_certificate(4, guaranteed=True) == 0
+    assert beside_a_later_certificate(5, guaranteed=True) >= 1
+    assert beside_a_later_certificate(4, guaranteed=False) >= 1
 
 
 def test_spare_gpus_are_those_that_no_leg_needs_at_any_time() -> None:
