@@ -114,7 +114,7 @@ class Driven:
     met_difference_low=(">=", 0),
 )
 def deadlines(
-    seeds: Annotated[int, typer.Option(help="Random loads, each driven in both modes.")] = 40,
+    seeds: Annotated[int, typer.Option(help="Random loads, each driven in both modes.")] = 20,
     jobs: Annotated[int, typer.Option(help="Jobs of a load.")] = 16,
     overload: Annotated[float, typer.Option(help="GPU time wanted for each there is.")] = 2.0,
     node_gpus: Annotated[int, typer.Option(help="GPUs a node; 0: one node a type.")] = 0,

@@ -38,8 +38,10 @@ MOST_WORK: Final = 0.4
 """Deterministic seconds of the search: about two of the wall's."""
 WORK_PER_S: Final = 0.1
 """Deterministic seconds planned for a wall second left: the round itself needs the most of the time."""
+MANY_VARIABLES: Final = 5_000
+"""(option, slot) pairs that are all searched; of more only those of the options that pay best."""
 MOST_VARIABLES: Final = 12_000
-"""(option, slot) pairs that are searched; beyond it only the options that pay best are."""
+"""Beyond so many there is no search: presolve alone would take seconds, and no work limit counts it."""
 MANY_JOBS: Final = 100
 """Beyond so many new jobs one order of admission is tried, not three."""
 MOST_EARLIEST: Final = 64
@@ -116,7 +118,7 @@ def _searched(
     """Return the room that CP-SAT finds where it is better and holds, whether proven, and the work."""
     limit = _work_limit(budget)
     allowed, whole_set = _searchable(ahead, room)
-    if limit <= 0 or budget.expired() or allowed.sum() > 4 * MOST_VARIABLES:
+    if limit <= 0 or budget.expired() or allowed.sum() > MOST_VARIABLES:
         return room, False, 0.0
     whole = integers(ahead, inherited, allowed)
     found = exact.solve(whole, budget, limit, (room.picks, room.placed))
@@ -149,7 +151,7 @@ def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
     Of too many, each job keeps what it has or was given, and on each GPU type its leanest and its fastest.
     """
     allowed = room.ok
-    if int(allowed.sum()) <= MOST_VARIABLES:
+    if int(allowed.sum()) <= MANY_VARIABLES:
         return allowed, True
     keep = ahead.stays.copy()
     keep[room.picks[room.picks >= 0]] = True
