@@ -24,6 +24,8 @@ from formulation.tables import Floats, Ints, Table
 
 TIE = 1e-9
 """Relative difference of two computations of one number."""
+SPREAD = 0.9
+"""Rate that is left for each doubling of the nodes of a Cell ("Shapes" of the README)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +153,13 @@ class Oracle:
         """Arena, Eq. 6: its rate is at least the work left over the time left, less the restart."""
         row = self._jobs[job]
         left_s = row["deadline_s"] - self._snapshot.now_s
-        pause_s = row["restart_s"]
-        if cell.current:
+        rate, pause_s = cell.rate, row["restart_s"]
+        if cell.current:  # it goes on where it is, on as many nodes as it has
             pause_s = max(0.0, row["since_s"] + row["restart_s"] - self._snapshot.now_s)
-        return bool(
-            left_s > 0 and self._work(job) <= cell.rate * max(0.0, left_s - pause_s) * (1 + TIE)
-        )
+            fewest = math.ceil(cell.gpus / self._size[cell.gpu_type])
+            held = len({a["node"] for a in _rows(self._snapshot.allocations) if a["job"] == job})
+            rate *= SPREAD ** math.log2(max(held, fewest) / fewest)
+        return bool(left_s > 0 and self._work(job) <= rate * max(0.0, left_s - pause_s) * (1 + TIE))
 
     def _price(self, gpu_type: int) -> float:
         kind = self._snapshot.gpu_types[gpu_type]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -193,12 +197,26 @@ def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str
     found = []
     for which in names:
         started_s = time.perf_counter()
-        solved = _solved(statement, which, gap=AGREE / 10)
+        with _standard_output_is_error():
+            solved = _solved(statement, which, gap=AGREE / 10)
         if which == names[0]:
             tally.solve_s.append(time.perf_counter() - started_s)
         tally.violations += len(violations(statement.problem, solved.solution))
         found.append(solved)
     tally.disagreements += not _agree(statement, *(s.solution for s in found))
+
+
+@contextmanager
+def _standard_output_is_error() -> Iterator[None]:
+    """Send what solver libraries print of themselves (HiGHS does) to standard error."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def _agree(statement: Statement, one: Solution, other: Solution) -> bool:

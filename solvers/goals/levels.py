@@ -131,7 +131,7 @@ def _try(
 ) -> Tried:  # fmt: skip
     """Return an answer that keeps ``limit`` as well, or whether it is undecided that there is none."""
     asked = limited(problem, goal, [limit])
-    needed, origin = only_columns(asked, _needed(asked))
+    needed, origin = only_columns(asked, _needed(asked, goal, limit))
     if len(cannot_run(needed)):
         return False
     if solver.name == "portfolio":  # its LP most often decides by a count, which ends sooner
@@ -155,16 +155,25 @@ def _try(
     return True if answer is None else answer
 
 
-def _needed(asked: Problem) -> Bools:
+def _needed(asked: Problem, goal: Levels, limit: Limit) -> Bools:
     """Return, bool[columns], what an answer may need: columns that fit, of jobs that cannot just wait.
 
-    A job that none fits, but which uses a row by waiting, keeps them all, as it must have some.
+    Of a job's columns that keep the limit and use one and the same row alone, the one that uses least
+    will do. A job that none fits, but which uses a row by waiting, keeps them all, as it must have some.
     """
     fits, job = lonely_fit(asked), asked.column_job
     idles = np.diff(asked.idle_start) > 0
     stuck = idles & (np.bincount(job[fits], minlength=len(idles)) == 0)
     free = ~asked.must_run & ~idles
-    return np.asarray((fits | stuck[job]) & ~free[job])
+    keep = fits.copy()
+    simple = np.flatnonzero(fits & (np.diff(asked.usage_start) == 1) & (goal.level <= limit.above))
+    row, amount = (part[asked.usage_start[simple]] for part in (asked.row, asked.amount))
+    order = np.lexsort((amount, row, job[simple]))
+    again = np.zeros(len(order), dtype=np.bool_)
+    mine, its_row = job[simple][order], row[order]
+    again[1:] = (mine[1:] == mine[:-1]) & (its_row[1:] == its_row[:-1])
+    keep[simple[order[again]]] = False
+    return np.asarray((keep | stuck[job]) & ~free[job])
 
 
 def _count(
