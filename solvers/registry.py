@@ -20,10 +20,23 @@ _CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
     "cvxpy": ("solvers.convex", "Convex"),
 }
 
+_RIVALS: Final = {  # to compare with: no round is decided by them
+    "stock-cp-sat": ("solvers.rivals.stock", "StockCpSat"),
+    "highs": ("solvers.rivals.highs", "Highs"),
+    "pop-8": ("solvers.rivals.pop", "Pop"),
+    "sia": ("solvers.rivals.sia", "SiaProgram"),
+    "gavel": ("solvers.rivals.gavel", "GavelProgram"),
+}
+
 
 def names() -> tuple[str, ...]:
     """Return the known names, the default first."""
     return tuple(_CLASSES)
+
+
+def rivals() -> tuple[str, ...]:
+    """Return the names of solvers that are there to compare with; policies cannot name them."""
+    return tuple(_RIVALS)
 
 
 def solver(name: str = DEFAULT) -> Solver:
@@ -32,7 +45,8 @@ def solver(name: str = DEFAULT) -> Solver:
     Raises:
         InvalidInput: no solver has that name; the message lists those that there are.
     """
-    if name not in _CLASSES:
-        raise InvalidInput("solver", f"unknown {name!r}; choose one of {', '.join(names())}")
-    module, cls = _CLASSES[name]
+    known = _CLASSES | _RIVALS
+    if name not in known:
+        raise InvalidInput("solver", f"unknown {name!r}; choose one of {', '.join(known)}")
+    module, cls = known[name]
     return SpelledOut(cast(Solver, getattr(importlib.import_module(module), cls)()))

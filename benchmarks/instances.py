@@ -1,0 +1,309 @@
+"""Rounds to solve, by seed: realistic ones, hard ones, and what a round looks like after some churn.
+
+A workload has Cells on every GPU type, for half the GPUs that its jobs request, as many and twice as many,
+with every pipeline degree that is a power of two up to the count. Speed-ups are sub-linear and noisy, so
+that many Cells are dominated and those left lie on no smooth curve. Jobs share workloads, at most
+``MOST_WORKLOADS``, so that a million jobs are a million rows and not a million tables.
+
+The families:
+
+``real``
+    Requests of 1 to 64 GPUs, small ones most often (``REQUESTS``); weights 1, 2 and 4; a start costs 60 s.
+``equal-ratios``
+    Requests as in ``real``, but every column is worth the same a GPU: linear speed-ups, all types alike,
+    weights in proportion to requests, free starts. Any answer that fills the cluster is best; prices tell no
+    column from another.
+``tight``
+    Gangs are large for the cluster: requests of any number from a tenth to a half of a type's GPUs. Only
+    some tens of jobs run, and what they leave over decides.
+``alike``
+    Every job is the same job: one workload, one weight, as much left to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.lifecycle import JobState
+from formulation.problem import Problem
+from formulation.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    GpuType,
+    Hold,
+    Jobs,
+    Nodes,
+    Snapshot,
+    Source,
+    Workload,
+)
+from formulation.tables import Bools, Floats, Ints, ranges
+
+FAMILIES: Final = ("real", "equal-ratios", "tight", "alike")
+REQUESTS: Final = {1: 0.30, 2: 0.20, 4: 0.18, 8: 0.14, 16: 0.10, 32: 0.05, 64: 0.03}
+"""GPUs requested -> share of the workloads."""
+MOST_WORKLOADS: Final = 1000
+NODE_GPUS: Final = 8
+BATCH: Final = 256
+ROUND_S: Final = 300.0
+RESTART_S: Final = 60.0
+_SHARES: Final = np.array([0.5, 1.0, 2.0])
+"""Counts of a workload's Cells, as shares of the request."""
+_NONE: Final = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Works:
+    """What is trained: the request of each workload, int64[workloads], and its rows of estimates."""
+
+    request: Ints
+    rate: Floats  # float64[workloads, types, counts, degrees], samples/s; 0: no such Cell
+    count: Ints  # int64[workloads, counts]
+
+
+def instance(
+    jobs: int, gpus: int, types: int, seed: int = 0, *, family: str = "real", running: float = 0.0
+) -> Snapshot:
+    """Return a round of ``jobs`` on ``gpus`` GPUs, as even as can be of each of ``types`` types.
+
+    Jobs on about the share ``running`` of the GPUs run already, at their requested counts.
+
+    Raises:
+        InvalidInput: no such family, or a number that has no meaning.
+    """
+    if family not in FAMILIES:
+        raise InvalidInput("family", f"must be one of {', '.join(FAMILIES)}")
+    if jobs < 0 or types < 1 or gpus < types:
+        raise InvalidInput("gpus", "must be at least one of each type, and jobs at least 0")
+    rng = np.random.default_rng([seed, FAMILIES.index(family)])
+    capacity = gpus // types + (np.arange(types) < gpus % types)
+    works = _works(rng, jobs, capacity, family)
+    queued = _queued(rng, np.arange(jobs), works.request, family)
+    snapshot = Snapshot(
+        cluster="bench", epoch=1, round_number=1, now_s=0.0,
+        gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(types)),
+        nodes=_nodes(capacity),
+        workloads=tuple(
+            Workload(model="m", params=str(w), global_batch=BATCH)
+            for w in range(len(works.request))
+        ),
+        plans=("",), estimates=_estimates(works), jobs=queued,
+        allocations=Allocations(job=_NONE, node=_NONE, gpu=_NONE, hold=_NONE, generation=_NONE),
+    )  # fmt: skip
+    return _started(snapshot, rng, works, running) if running > 0 else snapshot
+
+
+def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> _Works:
+    """Draw the workloads."""
+    number = 1 if family == "alike" else max(8, min(MOST_WORKLOADS, jobs // 4))
+    if family == "tight":
+        least = max(1, int(capacity.min()) // 10)
+        request = rng.integers(least, max(least, int(capacity.min()) // 2) + 1, number)
+    elif family == "alike":
+        request = np.array([4])
+    else:
+        request = rng.choice(list(REQUESTS), number, p=list(REQUESTS.values()))
+    count = np.maximum(1, (request[:, None] * _SHARES).astype(np.int64))
+    again = np.zeros_like(count, dtype=np.bool_)
+    again[:, 1:] = count[:, 1:] == count[:, :-1]  # half of one GPU is one GPU
+    degrees = 1 + int(np.log2(count.max()))
+    shape = (number, len(capacity), len(_SHARES), degrees)
+    gpus = np.broadcast_to(count[:, None, :, None], shape)
+    none = np.broadcast_to(again[:, None, :, None], shape) | (2 ** np.arange(degrees) > gpus)
+    if family == "equal-ratios":
+        rate = 10.0 * gpus
+    else:
+        speed = rng.uniform(5, 50, (number, 1)) * rng.uniform(0.5, 2.0, shape[:2])
+        exponent = rng.uniform(0.7, 0.95, (number, 1, 1, 1))
+        rate = speed[:, :, None, None] * gpus**exponent * rng.uniform(0.8, 1.0, shape)
+    return _Works(request=request, rate=np.where(none, 0.0, rate), count=count)
+
+
+def _estimates(works: _Works) -> Estimates:
+    workload, gpu_type, which, degree = np.nonzero(works.rate)
+    gpus = works.count[workload, which]
+    return Estimates(
+        workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=-(-gpus // NODE_GPUS),
+        pipeline_degree=2**degree, plan=np.zeros_like(gpus),
+        iter_time_s=BATCH / works.rate[workload, gpu_type, which, degree],
+        source=np.full_like(gpus, Source.ANALYTIC),
+    )  # fmt: skip
+
+
+def _nodes(capacity: Ints) -> Nodes:
+    """Return nodes of 8 GPUs, type after type; the last of a type has what is left over."""
+    count = -(-capacity // NODE_GPUS)
+    gpu_type = np.repeat(np.arange(len(capacity)), count)
+    gpus = np.full(len(gpu_type), NODE_GPUS)
+    last = np.cumsum(count) - 1
+    gpus[last] = capacity - NODE_GPUS * (count - 1)
+    number = len(gpus)
+    return Nodes(
+        name=tuple(f"n{n}" for n in range(number)), gpu_type=gpu_type, gpus=gpus,
+        rack=("r",) * number, schedulable=np.ones(number, np.bool_),
+        version=np.ones(number, np.int64),
+    )  # fmt: skip
+
+
+def _queued(
+    rng: np.random.Generator, number: Ints, request: Ints, family: str, now_s: float = 0.0
+) -> Jobs:
+    """Draw queued jobs of the workloads with these requests; ``number`` names them."""
+    jobs = len(number)
+    zero, no = np.zeros(jobs, np.int64), np.zeros(jobs, np.bool_)
+    workload = rng.integers(0, len(request), jobs)
+    left, weight = rng.uniform(1e2, 1e5, jobs), rng.choice([1.0, 1.0, 1.0, 2.0, 4.0], jobs)
+    if family == "alike":
+        left, weight = np.full(jobs, 1e4), np.ones(jobs)
+    if family == "equal-ratios":
+        weight = request[workload].astype(np.float64)
+    arrived_s = np.full(jobs, now_s)
+    return Jobs(
+        name=tuple(f"j{n}" for n in number.tolist()), version=zero + 1,
+        state=np.full(jobs, STATE_CODE[JobState.QUEUED]), workload=workload,
+        iterations=np.maximum(left, 1e5), iterations_left=left, requested_gpus=request[workload],
+        requested_type=zero - 1, pinned_type=no, tenant=("t",) * jobs, queue=zero + 1,
+        weight=weight, guaranteed=no, movable=~no, deadline_s=np.full(jobs, np.inf), admitted=no,
+        opportunistic=no, submit_s=arrived_s, queued_s=arrived_s, since_s=np.zeros(jobs),
+        service_gpu_s=np.zeros(jobs),
+        restart_s=np.full(jobs, 0.0 if family == "equal-ratios" else RESTART_S),
+        generation=zero, current_type=zero - 1, current_gpus=zero, current_degree=zero,
+        current_plan=zero,
+    )  # fmt: skip
+
+
+def _started(snapshot: Snapshot, rng: np.random.Generator, works: _Works, share: float) -> Snapshot:
+    """Return the snapshot with random jobs running on about this share of each type's GPUs."""
+    jobs, capacity = snapshot.jobs, snapshot.schedulable_gpus()
+    wanted = rng.integers(0, len(capacity), len(jobs))
+    gpus = jobs.requested_gpus
+    runs = np.zeros(len(jobs), np.bool_)
+    for t, room in enumerate((share * capacity).astype(np.int64).tolist()):
+        mine = np.flatnonzero(wanted == t)
+        runs[mine[np.cumsum(gpus[mine]) <= room]] = True
+    which = np.argmax(works.count == works.request[:, None], axis=1)
+    at = works.rate[np.arange(len(which)), :, which]  # float64[workloads, types, degrees]
+    degree = 2 ** np.argmax(at, axis=2)[jobs.workload, wanted]
+    return _on(snapshot, runs, wanted, gpus, degree)
+
+
+def _on(snapshot: Snapshot, runs: Bools, gpu_type: Ints, gpus: Ints, degree: Ints) -> Snapshot:
+    """Return the snapshot with just the jobs ``runs`` running, on these Cells (all int64[jobs]).
+
+    Gangs are packed into the nodes of their type anew, largest first, so that counts that are powers of two
+    lie on as few nodes as they can: the statement of a round does not see which GPUs a job has.
+    """
+    jobs = snapshot.jobs
+    started = runs & ((jobs.current_type != gpu_type) | (jobs.current_gpus != gpus)
+                      | (jobs.current_degree != degree))  # fmt: skip
+    generation = jobs.generation + started
+    state = np.where(runs, STATE_CODE[JobState.RUNNING], STATE_CODE[JobState.QUEUED])
+    return replace(
+        snapshot,
+        jobs=replace(
+            jobs, state=state, generation=generation,
+            current_type=np.where(runs, gpu_type, -1), current_gpus=np.where(runs, gpus, 0),
+            current_degree=np.where(runs, degree, 0),
+            since_s=np.where(started, snapshot.now_s, np.where(runs, jobs.since_s, 0.0)),
+            queued_s=np.where(~runs & (jobs.current_gpus > 0), snapshot.now_s, jobs.queued_s),
+        ),
+        allocations=_packed(snapshot.nodes, np.flatnonzero(runs), gpu_type, gpus, generation),
+    )  # fmt: skip
+
+
+def _packed(
+    nodes: Nodes, running: Ints, gpu_type: Ints, gpus: Ints, generation: Ints
+) -> Allocations:
+    """Return GPUs for the jobs ``running``: those of a type lie side by side, node after node."""
+    every_node = np.repeat(np.arange(len(nodes)), nodes.gpus)  # nodes are sorted by type
+    every_gpu = ranges(np.zeros(len(nodes), np.int64), nodes.gpus)
+    first = np.searchsorted(nodes.gpu_type[every_node], gpu_type[running])
+    order = running[np.lexsort((running, -gpus[running], gpu_type[running]))]
+    first = np.sort(first)
+    before = np.cumsum(gpus[order]) - gpus[order]
+    new = np.flatnonzero(np.diff(gpu_type[order], prepend=-1))
+    before -= np.repeat(before[new], np.diff(np.append(new, len(order))))
+    at = ranges(first + before, gpus[order])
+    job = np.repeat(order, gpus[order])
+    return Allocations(
+        job=job,
+        node=every_node[at],
+        gpu=every_gpu[at],
+        hold=np.full(len(job), Hold.HELD),
+        generation=generation[job],
+    )
+
+
+def churned(
+    snapshot: Snapshot, problem: Problem, choice: Ints, share: float, seed: int = 0,
+    family: str = "real",
+) -> Snapshot:  # fmt: skip
+    """Return the next round: the jobs run as ``choice`` (an answer to ``problem``) says, for 300 s.
+
+    Of the jobs the share ``share`` leaves, whether it runs or waits, and as many arrive, of the same
+    workloads. The rest keep what they were given.
+    """
+    rng = np.random.default_rng([seed, snapshot.round_number])
+    decided = _decided(snapshot, problem, choice)
+    jobs = decided.jobs
+    runs = choice >= 0
+    iter_time_s = np.full(len(jobs), np.inf)
+    cells = problem.cells
+    iter_time_s[runs] = snapshot.global_batch[runs] / cells.rate[problem.cell[choice[runs]]]
+    left = np.maximum(jobs.iterations_left - ROUND_S / iter_time_s, 1.0)
+    ends = rng.permutation(len(jobs))[: round(share * len(jobs))]
+    stays = np.ones(len(jobs), np.bool_)
+    stays[ends] = False
+    request = np.zeros(len(snapshot.workloads), np.int64)
+    request[jobs.workload] = jobs.requested_gpus
+    now_s = snapshot.now_s + ROUND_S
+    known = np.flatnonzero(request > 0)  # a workload that no job trained has no request
+    number = 1 + max((int(name[1:]) for name in jobs.name), default=-1)
+    fresh = _queued(rng, number + np.arange(len(ends)), request[known], family, now_s)
+    fresh = replace(fresh, workload=known[fresh.workload])
+    served = np.where(runs, jobs.service_gpu_s + ROUND_S * jobs.current_gpus, jobs.service_gpu_s)
+    old = _kept(replace(jobs, iterations_left=left, service_gpu_s=served), stays)
+    return replace(
+        decided, round_number=snapshot.round_number + 1, now_s=now_s, jobs=_joined(old, fresh),
+        allocations=_renumbered(decided.allocations, stays),
+    )  # fmt: skip
+
+
+def _decided(snapshot: Snapshot, problem: Problem, choice: Ints) -> Snapshot:
+    runs, cells = choice >= 0, problem.cells
+    cell = np.where(runs, problem.cell[choice], 0) if len(problem.cell) else np.zeros_like(choice)
+    if not len(cells):
+        return snapshot
+    return _on(snapshot, runs, cells.gpu_type[cell], cells.gpus[cell], cells.pipeline_degree[cell])
+
+
+def _kept(jobs: Jobs, keep: Bools) -> Jobs:
+    where = np.flatnonzero(keep).tolist()
+    found: dict[str, Any] = {}
+    for field in fields(jobs):
+        column = getattr(jobs, field.name)
+        named = isinstance(column, tuple)
+        found[field.name] = tuple(column[j] for j in where) if named else column[keep]
+    return Jobs(**found)
+
+
+def _joined(one: Jobs, other: Jobs) -> Jobs:
+    found: dict[str, Any] = {}
+    for field in fields(one):
+        left, right = getattr(one, field.name), getattr(other, field.name)
+        found[field.name] = left + right if isinstance(left, tuple) else np.append(left, right)
+    return Jobs(**found)
+
+
+def _renumbered(allocations: Allocations, keep: Bools) -> Allocations:
+    mine = keep[allocations.job]
+    return Allocations(
+        job=(np.cumsum(keep) - 1)[allocations.job[mine]], node=allocations.node[mine],
+        gpu=allocations.gpu[mine], hold=allocations.hold[mine],
+        generation=allocations.generation[mine],
+    )  # fmt: skip

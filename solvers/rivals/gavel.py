@@ -1,0 +1,112 @@
+"""Gavel's formulation through CVXPY: shares of time by job and GPU type, rounded down and repaired.
+
+D. Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads"
+(OSDI'20), sections 3.1 and 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Bools, Floats, Ints
+from solvers.answers import (
+    answer,
+    cannot_run,
+    is_answer,
+    trivial_bound,
+    usage_matrix,
+    without_answer,
+)
+from solvers.base import Budget
+from solvers.convex import cp
+from solvers.goals.rows import only_columns
+from solvers.greedy import Greedy
+
+_WHOLE = 1 - 1e-6
+"""A share of at least this is the whole."""
+
+
+class GavelProgram:
+    """Maximises the sum of value x share over (job, type); keeps whole shares, lets greedy fill what is free.
+
+    Not like for like: Gavel realises shares over many rounds by priorities and keeps each job at its
+    requested count; here one round is decided, and since a problem knows no requests the middle one of a
+    job's counts stands for it. Jobs that must run keep all of their columns. The linear program bounds
+    those columns only, so the bound is the trivial one. Work is 1, or 0 without time for it.
+    """
+
+    name = "gavel"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem``; the hint is not used, on purpose."""
+        del hint
+        if len(cannot_run(problem)):
+            return without_answer(
+                problem, SolveStatus.INFEASIBLE, solver=self.name, seed=budget.seed,
+                work=((self.name, 1.0),),
+            )  # fmt: skip
+        late = budget.expired()
+        choice = None if late else self._choice(problem, budget)
+        work = ((self.name, float(not late)),)
+        if choice is None:
+            return without_answer(
+                problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
+            )
+        return answer(
+            problem, choice, bound=trivial_bound(problem), solver=self.name, seed=budget.seed,
+            work=work,
+        )  # fmt: skip
+
+    def _choice(self, problem: Problem, budget: Budget) -> Ints | None:
+        asked, origin = only_columns(problem, _as_requested(problem))
+        share = _shares(asked)
+        rounded = np.full(len(asked.jobs), -1, dtype=np.int64)
+        whole = np.flatnonzero(share >= _WHOLE)
+        rounded[asked.column_job[whole]] = whole
+        known = None
+        if is_answer(asked, rounded):
+            known = answer(asked, rounded, bound=trivial_bound(asked), solver=self.name)
+        found = Greedy().solve(asked, budget, known)
+        if not found.has_answer:
+            return None
+        return np.where(found.choice >= 0, origin[found.choice], -1) if len(origin) else rounded
+
+
+def _as_requested(problem: Problem) -> Bools:
+    """Return, bool[columns], which columns have the middle one of their job's counts, or must be kept."""
+    gpus, job = problem.cells.gpus[problem.cell], problem.column_job
+    order = np.lexsort((gpus, job))
+    new = np.ones(len(order), dtype=np.bool_)
+    new[1:] = (np.diff(job[order]) != 0) | (np.diff(gpus[order]) != 0)
+    count = np.bincount(job[order][new], minlength=len(problem.jobs))  # counts of each job
+    first = np.cumsum(count) - count
+    some = count > 0
+    middle = np.zeros(len(problem.jobs), dtype=np.int64)
+    middle[some] = gpus[order][new][first[some] + count[some] // 2]
+    return np.asarray((gpus == middle[job]) | problem.must_run[job])
+
+
+def _shares(problem: Problem) -> Floats:
+    """Return the share of time of each column by the linear program, float64[columns]; 0 if it has none."""
+    columns = len(problem.cell)
+    if not columns:
+        return np.zeros(0)
+    member = sparse.csr_array(
+        (np.ones(columns), (problem.column_job, np.arange(columns))),
+        shape=(len(problem.jobs), columns),
+    )
+    share = cp.Variable(columns, nonneg=True)
+    rules = [member @ share <= 1]
+    must = np.flatnonzero(problem.must_run)
+    if len(must):
+        rules.append(member[must] @ share == 1)
+    if problem.rows:
+        rules.append(usage_matrix(problem).astype(np.float64) @ share <= problem.capacity)
+    unit = max(float(np.abs(problem.value).max()), 1.0)
+    cp.Problem(cp.Maximize((problem.value / unit) @ share), rules).solve(
+        solver=cp.SCIPY, scipy_options={"method": "highs"}
+    )
+    return np.zeros(columns) if share.value is None else np.asarray(share.value)

@@ -1,0 +1,107 @@
+"""HiGHS's branch and bound through SciPy, on the whole problem as sparse matrices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Ints
+from solvers.answers import (
+    answer,
+    cannot_run,
+    is_answer,
+    objective_of,
+    trivial_bound,
+    usage_matrix,
+    without_answer,
+)
+from solvers.base import Budget, SolverFailed
+
+_ENDED, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's status
+_LARGEST = 1e4
+"""The largest value that HiGHS sees: its tolerances are absolute."""
+_TRUST = 1e-9
+"""Relative error that its bound is allowed, in floating point."""
+
+
+class Highs:
+    """Solves (1) to (4) within the gap asked for; the hint is not used, on purpose.
+
+    SciPy tells no answers before the end. Work is 1, or 0 where the time ended first.
+    """
+
+    name = "highs"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem`` with HiGHS's own bound.
+
+        Raises:
+            SolverFailed: a status without a meaning here, or an answer that breaks a rule.
+        """
+        del hint
+        status, choice, bound = self._answer(problem, budget)
+        bound = min(bound, trivial_bound(problem))
+        ended = status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE)
+        work = ((self.name, float(ended)),)
+        if choice is None:
+            return without_answer(
+                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=work
+            )
+        bound = max(bound, float(objective_of(problem, choice)))
+        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+
+    def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
+        choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+        if len(cannot_run(problem)):
+            return SolveStatus.INFEASIBLE, None, math.inf
+        if not len(problem.cell):
+            return SolveStatus.OPTIMAL, choice, 0.0
+        unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
+        rules = _rules(problem)
+        remaining_s = budget.remaining_s()
+        if remaining_s <= 0 or budget.cancelled():
+            return SolveStatus.UNKNOWN, None, math.inf
+        found = milp(
+            -problem.value / unit, integrality=np.ones(len(problem.cell), np.int64),
+            bounds=Bounds(0, 1), constraints=rules,
+            options={"disp": False, "mip_rel_gap": budget.gap, "time_limit": remaining_s},
+        )  # fmt: skip
+        if found.status == _INFEASIBLE:
+            return SolveStatus.INFEASIBLE, None, math.inf
+        if found.status not in (_ENDED, _LIMIT):
+            raise SolverFailed(self.name, str(found.message))
+        bound = _bound(found.mip_dual_bound, unit)
+        if found.x is None:
+            return SolveStatus.UNKNOWN, None, bound
+        picked = np.flatnonzero(found.x > 0.5)
+        choice[problem.column_job[picked]] = picked
+        if not is_answer(problem, choice):
+            raise SolverFailed(self.name, "its answer breaks a rule of the problem")
+        ended = found.status == _ENDED
+        return SolveStatus.OPTIMAL if ended else SolveStatus.FEASIBLE, choice, bound
+
+
+def _bound(dual: float | None, unit: float) -> float:
+    """Return HiGHS's bound in the problem's integers: it minimises minus the value."""
+    if dual is None or not math.isfinite(dual):
+        return math.inf
+    found = -dual * unit
+    return float(round(found + _TRUST * abs(found)))
+
+
+def _rules(problem: Problem) -> list[LinearConstraint]:
+    columns = len(problem.cell)
+    member = sparse.csr_array(
+        (np.ones(columns), (problem.column_job, np.arange(columns))),
+        shape=(len(problem.jobs), columns),
+    )
+    rules = [LinearConstraint(member, problem.must_run.astype(np.float64), 1.0)]
+    if problem.rows:
+        usage = usage_matrix(problem).astype(np.float64)
+        rules.append(LinearConstraint(usage, -np.inf, problem.capacity.astype(np.float64)))
+    return rules

@@ -1,0 +1,104 @@
+"""POP: random parts of the jobs, each with an equal part of every capacity, solved apart and joined.
+
+D. Narayanan et al., "Solving Large-Scale Granular Resource Allocation Problems Efficiently with POP"
+(SOSP'21), section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Ints, ranges
+from solvers.answers import answer, cannot_run, trivial_bound, without_answer
+from solvers.base import Budget, Solver
+from solvers.rivals.highs import Highs
+from solvers.waiting import SpelledOut
+
+
+class Pop:
+    """Splits the jobs at random into ``parts`` and every capacity evenly, and joins the answers.
+
+    Each part is solved by ``inner`` (HiGHS's branch and bound unless another is given) in an even share of
+    the time left, one after the other: POP would run them side by side, so on n cores up to n times
+    sooner. Nothing is proven of the whole, so the bound is the trivial one. Promises are not the paper's: a
+    part whose jobs must run and do not fit leaves the whole without an answer.
+    """
+
+    def __init__(self, parts: int = 8, inner: Solver | None = None) -> None:
+        self.name = f"pop-{parts}"
+        self._parts, self._inner = parts, inner or Highs()
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem``; the hint is not used, on purpose."""
+        del hint
+        work = ((self.name, 1.0),)
+        if len(cannot_run(problem)):
+            return without_answer(
+                problem, SolveStatus.INFEASIBLE, solver=self.name, seed=budget.seed, work=work
+            )
+        order = np.random.default_rng(budget.seed).permutation(len(problem.jobs))
+        groups = [np.sort(group) for group in np.array_split(order, self._parts)]
+        choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+        for number, jobs in enumerate(groups):
+            found = self._part(problem, jobs, number, budget)
+            if not found.has_answer and problem.must_run[jobs].any():
+                return without_answer(
+                    problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
+                )
+            choice[jobs] = _lifted(problem, jobs, found.choice)
+        return answer(
+            problem, choice, bound=trivial_bound(problem), solver=self.name, seed=budget.seed,
+            work=work,
+        )  # fmt: skip
+
+    def _part(self, problem: Problem, jobs: Ints, number: int, budget: Budget) -> Solution:
+        left_s = budget.remaining_s()
+        fraction = 1.0 / (self._parts - number)
+        kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
+        mine = replace(budget, remaining_s=lambda: budget.remaining_s() - kept_s)
+        part = part_of(problem, jobs, _even(problem.capacity, self._parts, number))
+        return SpelledOut(self._inner).solve(part, mine)
+
+
+def _even(capacity: Ints, parts: int, number: int) -> Ints:
+    """Return what part ``number`` gets of each capacity; what does not divide goes round in turn."""
+    turn = (number - np.arange(len(capacity))) % parts
+    return np.asarray(capacity // parts + (turn < capacity % parts))
+
+
+def part_of(problem: Problem, jobs: Ints, capacity: Ints) -> Problem:
+    """Return the problem of ``jobs`` (rising) alone on ``capacity`` (int64[rows])."""
+    count = np.diff(problem.job_start)[jobs]
+    column = ranges(problem.job_start[jobs], count)
+    uses = np.diff(problem.usage_start)[column]
+    entry = ranges(problem.usage_start[column], uses)
+    idles = np.diff(problem.idle_start)[jobs]
+    idle = ranges(problem.idle_start[jobs], idles)
+    start = np.append(0, np.cumsum(count))
+    current = problem.current[jobs]
+    moved = np.where(current >= 0, current - problem.job_start[jobs] + start[:-1], -1)
+    return replace(
+        problem, jobs=tuple(problem.jobs[j] for j in jobs.tolist()), job_start=start,
+        cell=problem.cell[column], value=problem.value[column],
+        restart_price=problem.restart_price[column],
+        rows=tuple(
+            replace(row, capacity=c) for row, c in zip(problem.rows, capacity.tolist(), strict=True)
+        ),
+        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entry],
+        amount=problem.amount[entry], idle_start=np.append(0, np.cumsum(idles)),
+        idle_row=problem.idle_row[idle], idle_amount=problem.idle_amount[idle],
+        must_run=problem.must_run[jobs], least_rate=problem.least_rate[jobs],
+        movable=problem.movable[jobs], current=moved, restart_share=problem.restart_share[jobs],
+        weight=problem.weight[jobs],
+    )  # fmt: skip
+
+
+def _lifted(problem: Problem, jobs: Ints, choice: Ints) -> Ints:
+    """Return the choice of a part's jobs in the whole problem's columns."""
+    start = np.append(0, np.cumsum(np.diff(problem.job_start)[jobs]))
+    return np.where(choice >= 0, choice - start[:-1] + problem.job_start[jobs], -1)

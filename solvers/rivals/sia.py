@@ -1,0 +1,144 @@
+"""Sia's formulation through CVXPY: a binary matrix of jobs by configurations.
+
+S. Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling"
+(SOSP'23), section 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Bools, Floats, Ints
+from solvers.answers import (
+    answer,
+    cannot_run,
+    is_answer,
+    lonely_fit,
+    objective_of,
+    trivial_bound,
+    without_answer,
+)
+from solvers.base import Budget, SolverFailed
+from solvers.convex import cp
+
+_LARGEST = 1e4
+
+
+class SiaProgram:
+    """Chooses one configuration a job: maximise the sum of utility x A over a binary matrix A.
+
+    A configuration is what a column uses, (GPU type, GPUs) in an ordinary round. As published, a matrix
+    has an entry for every job and every configuration of any job. Not like for like: the utilities are
+    this problem's values, restarts already taken off, not goodput to a power; batch sizes are fixed;
+    every count is reachable at once (Sia at most doubles); and HiGHS solves where the paper has GLPK, which
+    is slower. ``solvers.policies.sia`` is the policy itself. The bound is HiGHS's; the hint is not used.
+    """
+
+    name = "sia"
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem``.
+
+        Raises:
+            SolverFailed: a status without a meaning here, or an answer that breaks a rule.
+        """
+        del hint
+        status, choice, bound = self._answer(problem, budget)
+        bound = min(bound, trivial_bound(problem))
+        ended = status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE)
+        work = ((self.name, float(ended)),)
+        if choice is None:
+            return without_answer(
+                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=work
+            )
+        bound = max(bound, float(objective_of(problem, choice)))
+        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+
+    def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
+        if len(cannot_run(problem)):
+            return SolveStatus.INFEASIBLE, None, math.inf
+        if not lonely_fit(problem).any():
+            return SolveStatus.OPTIMAL, np.full(len(problem.jobs), -1, dtype=np.int64), 0.0
+        if budget.expired():
+            return SolveStatus.UNKNOWN, None, math.inf
+        column, usage = _configurations(problem)
+        can = column >= 0
+        unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
+        utility = np.where(can, problem.value[column] / unit, 0.0)
+        model, chosen = _program(problem, utility, can, usage)
+        status, bound = _run(model, budget)
+        if chosen.value is None or status in (SolveStatus.INFEASIBLE, SolveStatus.UNKNOWN):
+            return status, None, math.inf
+        taken = np.asarray(chosen.value) > 0.5
+        choice = np.where(
+            taken.any(axis=1), column[np.arange(len(taken)), taken.argmax(axis=1)], -1
+        )
+        if not is_answer(problem, choice):
+            raise SolverFailed(self.name, "its answer breaks a rule of the problem")
+        return status, choice, float(round(bound * unit)) if math.isfinite(bound) else math.inf
+
+
+def _configurations(problem: Problem) -> tuple[Ints, sparse.csr_array]:
+    """Return the best column of each job in each configuration, int64[jobs, configurations], -1: none.
+
+    Beside it what each configuration uses, float64[rows, configurations]. Columns that do not fit into the
+    empty cluster have none.
+    """
+    uses = np.diff(problem.usage_start)
+    place = np.arange(len(problem.row)) - np.repeat(problem.usage_start[:-1], uses)
+    key = np.full((len(problem.cell), 2 * int(uses.max(initial=0)) + 1), -1, dtype=np.int64)
+    key[problem.usage_column, 2 * place] = problem.row
+    key[problem.usage_column, 2 * place + 1] = problem.amount
+    fits = np.flatnonzero(lonely_fit(problem))
+    _, first, which = np.unique(key[fits], axis=0, return_index=True, return_inverse=True)
+    column = np.full((len(problem.jobs), len(first)), -1, dtype=np.int64)
+    rising = fits[np.argsort(problem.value[fits], kind="stable")]  # the best is written last
+    configuration = np.zeros(len(problem.cell), dtype=np.int64)
+    configuration[fits] = which.ravel()
+    column[problem.column_job[rising], configuration[rising]] = rising
+    shape = (len(problem.rows), len(problem.cell))
+    every = sparse.csc_array((problem.amount * 1.0, problem.row, problem.usage_start), shape=shape)
+    return column, sparse.csr_array(every[:, fits[first]])
+
+
+def _program(
+    problem: Problem, utility: Floats, can: Bools, usage: sparse.csr_array
+) -> tuple[Any, Any]:
+    chosen = cp.Variable(can.shape, boolean=True)
+    must = np.flatnonzero(problem.must_run)
+    rules = [cp.sum(chosen, axis=1) <= 1, chosen <= can.astype(np.float64)]
+    if len(must):
+        rules.append(cp.sum(chosen[must], axis=1) == 1)
+    if problem.rows:
+        rules.append(usage @ cp.sum(chosen, axis=0) <= problem.capacity)
+    return cp.Problem(cp.Maximize(cp.sum(cp.multiply(utility, chosen))), rules), chosen
+
+
+def _run(model: Any, budget: Budget) -> tuple[SolveStatus, float]:
+    """Return the status and the bound, in utilities."""
+    options: dict[str, float] = {"mip_rel_gap": budget.gap}
+    remaining_s = budget.remaining_s()
+    if math.isfinite(remaining_s):
+        options["time_limit"] = max(remaining_s, 0.0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "inaccurate": said by the status
+            model.solve(solver=cp.SCIPY, scipy_options=options)
+    except cp.SolverError as error:
+        if math.isfinite(remaining_s):
+            return SolveStatus.UNKNOWN, math.inf  # CVXPY's word for "no answer in the time"
+        raise SolverFailed(SiaProgram.name, str(error)) from error
+    if model.status == cp.INFEASIBLE:
+        return SolveStatus.INFEASIBLE, math.inf
+    if model.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
+        raise SolverFailed(SiaProgram.name, f"status {model.status}")
+    ended = model.status == cp.OPTIMAL
+    bound = -float(model.solver_stats.extra_stats["mip_dual_bound"])
+    return SolveStatus.OPTIMAL if ended else SolveStatus.FEASIBLE, bound

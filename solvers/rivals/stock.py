@@ -1,0 +1,94 @@
+"""CP-SAT as it comes: the whole problem, its own defaults, all of the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Ints
+from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
+from solvers.base import Budget, SolverFailed
+from solvers.cpsat import constraints, objective, variables
+
+_STATUS = {
+    cp_model.OPTIMAL: SolveStatus.OPTIMAL,
+    cp_model.FEASIBLE: SolveStatus.FEASIBLE,
+    cp_model.INFEASIBLE: SolveStatus.INFEASIBLE,
+    cp_model.UNKNOWN: SolveStatus.UNKNOWN,
+}
+
+
+def _unheard(_objective: float) -> None:
+    return None
+
+
+class StockCpSat:
+    """States (1) to (4) whole, without prices, a core or a hint; only gap, time, seed and workers are set.
+
+    ``solvers.cpsat`` plans deterministic work well inside the time, which would be unfair to a stock
+    solver. ``on_answer`` is called with the objective of each better answer as it is found.
+    """
+
+    name = "stock-cp-sat"
+
+    def __init__(self, on_answer: Callable[[float], None] = _unheard) -> None:
+        self._on_answer = on_answer
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Answer ``problem`` with CP-SAT's own bound; the hint is not used, on purpose."""
+        del hint
+        status, choice, bound = SolveStatus.UNKNOWN, None, trivial_bound(problem)
+        if not budget.expired():
+            status, choice, found = self._run(problem, budget)
+            bound = min(bound, found)
+        ended = status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE)
+        work = ((self.name, float(ended)),)
+        if choice is None:
+            return without_answer(
+                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=work
+            )
+        bound = max(bound, float(objective_of(problem, choice)))
+        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+
+    def _run(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
+        model = cp_model.CpModel()
+        x = variables.runs_on(model, problem)
+        constraints.at_most_one_column_a_job(model, x, problem)
+        constraints.must_run_jobs_run(model, x, problem)
+        constraints.capacity(model, x, problem)
+        objective.maximise_value(model, x, problem, 0)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = budget.workers
+        solver.parameters.random_seed = budget.seed
+        solver.parameters.relative_gap_limit = budget.gap
+        remaining_s = budget.remaining_s()
+        if math.isfinite(remaining_s):
+            solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
+        status = _STATUS.get(solver.solve(model, _Heard(self._on_answer)))
+        if status is None:
+            raise SolverFailed(self.name, f"status {solver.status_name()}")
+        if status not in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):
+            return status, None, math.inf
+        picked = np.flatnonzero([solver.boolean_value(v) for v in x])
+        choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+        choice[problem.column_job[picked]] = picked
+        if not is_answer(problem, choice):
+            raise SolverFailed(self.name, "its answer breaks a rule of the problem")
+        return status, choice, float(round(solver.best_objective_bound))
+
+
+class _Heard(cp_model.CpSolverSolutionCallback):
+    """Passes on the objective of each better answer."""
+
+    def __init__(self, on_answer: Callable[[float], None]) -> None:
+        super().__init__()
+        self._on_answer = on_answer
+
+    def on_solution_callback(self) -> None:
+        """Tell of the answer just found."""
+        self._on_answer(self.objective_value)
