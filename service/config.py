@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, get_type_hints
 
 from formulation.errors import InvalidInput
-from service.rounds import RoundOptions
+from service.roundoptions import RoundOptions
 from service.rpc.agents import AgentTiming
 from service.rpc.convert.rounds import read_options
 from solvers.policies.registry import names as published_names

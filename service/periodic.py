@@ -11,7 +11,7 @@ from typing import Final
 from formulation.errors import Conflict, TesseraError
 from service.loop import RoundLoop
 from service.ports import Clock, Store
-from service.rounds import RoundOptions
+from service.roundoptions import RoundOptions
 from service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)

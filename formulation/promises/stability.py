@@ -9,6 +9,8 @@ import numpy as np
 from formulation.draft import Draft, RowUse
 from formulation.problem import CHANGES_ROW
 from formulation.promises.launched import launched
+from formulation.promises.packing import Packing
+from formulation.tables import Ints
 
 
 def jobs_run_their_minimum_time(draft: Draft) -> Draft:
@@ -32,10 +34,11 @@ def jobs_run_their_minimum_time(draft: Draft) -> Draft:
 def changes_are_capped(draft: Draft) -> Draft:
     """Change at most ``max_changes`` running jobs: move, resize or suspend them (Eq. 35).
 
-        sum_j sum_{c of j, c not current} x_c  +  sum_j [j waits]  <=  max_changes
+        sum_j sum_{c of j, c not current} x_c  +  sum_j [j waits]  <=  max(max_changes, forced)
 
-    over the jobs j that could stay as they are. Placement counts its moves within a column against the
-    same row.
+    over the jobs j that could stay as they are. ``forced`` is how many must change so that the jobs that
+    must run do and every row holds, by a packing that keeps the other jobs as they are, small ones first:
+    promises and limits go before the cap. Placement counts its moves within a column against the same row.
     """
     if draft.policy.max_changes < 0:
         return draft
@@ -43,7 +46,29 @@ def changes_are_capped(draft: Draft) -> Draft:
     column = np.flatnonzero(stays[draft.job] & draft.starts)
     idle = np.flatnonzero(stays)
     row = RowUse(
-        name=CHANGES_ROW, capacity=draft.policy.max_changes, column=column,
-        amount=np.ones_like(column), idle_job=idle, idle_amount=np.ones_like(idle),
+        name=CHANGES_ROW, capacity=len(idle), column=column, amount=np.ones_like(column),
+        idle_job=idle, idle_amount=np.ones_like(idle),
     )  # fmt: skip
-    return replace(draft, rows=(*draft.rows, row))
+    packed = _as_they_are(draft, row)
+    if packed is None:  # promises must be given up before changes can be counted
+        return replace(draft, rows=(*draft.rows, row))
+    forced = int(np.count_nonzero(stays & (packed != draft.current)))
+    row = replace(row, capacity=max(draft.policy.max_changes, forced))
+    return replace(draft, rows=(*draft.rows, row), witness=packed)
+
+
+def _as_they_are(draft: Draft, row: RowUse) -> Ints | None:
+    """Return a column or -1 of each job, int64[jobs], by which all must-run jobs run and few jobs change.
+
+    Must-run jobs stay as they are, or take what their witness has, or shrink: the first by which all fit.
+    None: none does.
+    """
+    gpus = np.where(draft.current >= 0, draft.gpus[draft.current], 0) if len(draft.cell) else 0
+    order = np.zeros(len(draft.current)) + gpus
+    capped = replace(draft, rows=(*draft.rows, row))
+    for stated in (replace(capped, witness=None), capped, replace(draft, witness=None)):
+        packing = Packing(stated, order)
+        if packing.sound:
+            packing.restore()
+            return packing.column
+    return None

@@ -11,7 +11,7 @@ import grpc.aio
 from formulation.codec import encode
 from service.loop import RoundLoop
 from service.ports import Clock, Store
-from service.rounds import RoundOptions
+from service.roundoptions import RoundOptions
 from service.rpc import fields, names
 from service.rpc.calls import Calls
 from service.rpc.convert import rounds as convert

@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from formulation.errors import InvalidInput
 from formulation.goals import GoalResult
 from formulation.resources import DecisionRecord, RoundRecord, RoundSummary
-from service.rounds import RoundOptions
+from service.roundoptions import RoundOptions
 from service.rpc import fields, names
 from service.rpc.convert.jobs import of_allocation, of_reason
 from tessera.v1 import scheduler_pb2 as pb

@@ -1,0 +1,98 @@
+"""Which promises a round can keep, and which it could not keep in the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.admission import Admission
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.promises.launched import launched
+from formulation.snapshot import Snapshot
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import Statement, state
+from formulation.tables import Bools, Ints
+from solvers.answers import objective_of
+from solvers.base import Budget
+from solvers.goals import surrogate
+from solvers.greedy import Greedy
+from solvers.waiting import SpelledOut
+
+
+def keep_promises(
+    snapshot: Snapshot, policy: Policy, admission: Admission | None, statement: Statement,
+    budget: Budget,
+) -> tuple[Statement, frozenset[int], Solution]:  # fmt: skip
+    """Return the statement with the promises that can be kept, the jobs of the others, and greedy's answer.
+
+    Where the jobs that must run no longer fit together (nodes were lost), the promises kept are those
+    of greatest total weight that greedy finds; the round is stated anew without the others.
+    """
+    solver, problem = SpelledOut(Greedy()), surrogate(statement)
+    greedy = solver.solve(problem, budget, _witness(statement, problem))
+    if greedy.has_answer:
+        return statement, frozenset(), greedy
+    heaviest = problem.weight.max(initial=1.0)
+    worth = np.rint(problem.weight / heaviest * 1e6).astype(np.int64) + 1
+    columns = problem.column_job
+    promises = replace(
+        problem,
+        value=np.where(problem.must_run[columns], worth[columns], 0),
+        must_run=np.zeros_like(problem.must_run),
+    )
+    kept = solver.solve(promises, budget)
+    must_run = problem.must_run & (kept.choice >= 0)
+    waived = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
+    statement = state(snapshot, policy, admission, waived=waived)
+    relaxed = surrogate(statement)
+    hint = _witness(statement, relaxed)
+    if hint is None:
+        others = kept.choice if len(problem.idle_row) else -1  # waiting may use what is short
+        choice = _carried(problem, relaxed, np.where(must_run, kept.choice, others))
+        hint = replace(kept, choice=choice, objective=objective_of(relaxed, choice), bound=math.inf)
+    return statement, waived, solver.solve(relaxed, budget, hint)
+
+
+def released(problem: Problem, solution: Solution) -> tuple[Problem, frozenset[int]]:
+    """Return the problem in which jobs that found no blocks need not run, and these jobs.
+
+    Placement has displaced all that it may before it leaves such a job without GPUs.
+    """
+    lost = problem.must_run & (solution.choice < 0)
+    if not lost.any():
+        return problem, frozenset()
+    return replace(problem, must_run=problem.must_run & ~lost), frozenset(
+        np.flatnonzero(lost).tolist()
+    )
+
+
+def promised_before(snapshot: Snapshot) -> Bools:
+    """Return which jobs may have had a promise before the round, bool[jobs]: launched or admitted ones.
+
+    One that is only to start, by its queue, its quota or an admission of this round, has nothing to lose.
+    """
+    return launched(snapshot) | snapshot.jobs.admitted
+
+
+def _witness(statement: Statement, problem: Problem) -> Solution | None:
+    """Return the answer that the rules packed for the jobs that must run, if they had to."""
+    if statement.witness is None:
+        return None
+    return Solution(
+        status=SolveStatus.FEASIBLE, choice=statement.witness, solver="packing", bound=math.inf,
+        objective=objective_of(problem, statement.witness),
+    )  # fmt: skip
+
+
+def _carried(before: Problem, after: Problem, choice: Ints) -> Ints:
+    """Return ``choice`` in the columns of ``after``, which states the same Cells; -1 where it has none."""
+    found = np.full(len(choice), -1, dtype=np.int64)
+    for job in np.flatnonzero(choice >= 0).tolist():
+        columns = after.columns_of(job)
+        same = np.flatnonzero(after.cell[columns.start : columns.stop] == before.cell[choice[job]])
+        if len(same):
+            found[job] = columns.start + int(same[0])
+    return found

@@ -1,0 +1,141 @@
+"""Promises where they meet: the cap on changes gives way to them, and only what was promised is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from formulation.decisions import DecisionKind
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.problem import CHANGES_ROW
+from formulation.reasons import ReasonCode
+from formulation.snapshot import Snapshot
+from service.rounds import Outcome
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
+from tests.support.driver import decided, with_quotas
+
+START, KEEP, WAIT = DecisionKind.START, DecisionKind.KEEP, DecisionKind.WAIT
+SUSPEND, MOVE = DecisionKind.SUSPEND, DecisionKind.MOVE
+
+CELLS = [
+    *(an_estimate(gpus=n, iter_time_s=1 / n) for n in (1, 2, 4)),
+    an_estimate(1, gpus=4, iter_time_s=0.25),
+    an_estimate(1, gpus=4, nodes=2, iter_time_s=float("inf")),
+]
+"""Workload 0 trains on 1, 2 or 4 GPUs; workload 1 on 4 GPUs of one node and on nothing else."""
+
+
+def running(
+    name: str, node: int, gpus: tuple[int, ...], **more: Any
+) -> tuple[dict[str, Any], Gang]:
+    """Return a job that has run since second 500 on these GPUs of a node, and its gang."""
+    given = {"state": JobState.RUNNING, "cell": (0, len(gpus), 1), "since_s": 500.0}
+    return a_job(name, **(given | more)), Gang(members=((node, gpus),))
+
+
+def a_round(
+    launched: list[tuple[dict[str, Any], Gang]], *waiting: dict[str, Any], nodes: int = 1
+) -> Snapshot:
+    """Return nodes of four GPUs with these jobs, the launched ones first."""
+    jobs = [*(job for job, _ in launched), *waiting]
+    gangs = {k: gang for k, (_, gang) in enumerate(launched)}
+    return a_snapshot(
+        nodes=some_nodes((0, nodes, 4)), estimates=CELLS, jobs=jobs, gangs=gangs, workloads=2
+    )
+
+
+def kinds(found: Outcome) -> list[DecisionKind]:
+    return [d.kind for d in found.decisions]
+
+
+def cap(found: Outcome) -> int:
+    return next(row.capacity for row in found.problem.rows if row.name == CHANGES_ROW)
+
+
+DUE: dict[str, Any] = {
+    "admitted": True,
+    "deadline_s": 2e6,
+    "iterations": 1e3,
+    "iterations_left": 1e3,
+}
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_an_admitted_deadline_goes_before_the_cap_on_changes(most: int) -> None:
+    small = [running(f"r{k}", 0, (k,), weight=9.0) for k in range(4)]
+    found = decided(
+        a_round(small, a_job("due", 1, **DUE)), Policy(deadlines="myopic", max_changes=most)
+    )
+    assert kinds(found) == [SUSPEND] * 4 + [START]
+    assert found.given_up == frozenset()
+
+
+def test_no_more_is_changed_than_a_promise_forces() -> None:
+    one = [running("big", 0, (0, 1, 2, 3)), running("a", 1, (0, 1)), running("b", 1, (2, 3))]
+    found = decided(
+        a_round(one, a_job("due", 1, **DUE), a_job("dear", 1, weight=9.0), nodes=2),
+        Policy(deadlines="myopic", max_changes=0),
+    )
+    assert kinds(found) == [SUSPEND, KEEP, KEEP, START, WAIT]
+    assert cap(found) == 1
+
+
+def test_placement_may_change_more_than_the_cap_where_a_promise_finds_no_blocks_under_it() -> None:
+    spread = [running(f"r{k}", k // 4, (k % 4,), weight=9.0 if k % 2 else 1.0) for k in range(8)]
+    found = decided(
+        a_round(spread, a_job("due", 1, **DUE), nodes=2), Policy(deadlines="myopic", max_changes=0)
+    )
+    assert found.decisions[8].kind is START
+    assert found.given_up == frozenset()
+    assert 4 <= 8 - kinds(found).count(KEEP) <= cap(found)
+
+
+def test_a_guaranteed_job_that_lost_its_node_goes_before_the_cap_on_changes() -> None:
+    lost = a_job("lost", 1, state=JobState.RUNNING, cell=(0, 4, 1), since_s=500.0, guaranteed=True,
+                 requested_gpus=4)  # fmt: skip
+    small = [running(f"r{k}", 0, (k,), weight=9.0) for k in range(4)]
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=4), a_node("gone", gpus=4, schedulable=False)], estimates=CELLS,
+        jobs=[*(job for job, _ in small), lost], workloads=2,
+        gangs={**{k: g for k, (_, g) in enumerate(small)}, 4: Gang(members=((1, (0, 1, 2, 3)),))},
+    )  # fmt: skip
+    found = decided(snapshot, Policy(max_changes=0))
+    assert kinds(found) == [SUSPEND] * 4 + [MOVE]
+    assert found.given_up == frozenset()
+
+
+def test_a_quota_that_is_cut_goes_before_the_cap_on_changes() -> None:
+    jobs = [running(f"r{k}", 0, (k,)) for k in range(4)]
+    snapshot = with_quotas(a_round(jobs), {"t": {-1: 2}}, borrow={"t": 0})
+    found = decided(snapshot, Policy(max_changes=0))
+    assert sorted(kinds(found)) == sorted([KEEP, KEEP, SUSPEND, SUSPEND])
+
+
+def test_the_cap_holds_again_once_promises_that_do_not_fit_are_given_up() -> None:
+    promised = [
+        running(f"g{k}", k, (0, 1, 2, 3), workload=1, guaranteed=True, requested_gpus=4)
+        for k in range(2)
+    ]
+    due = a_job("due", 1, weight=0.1, **DUE)
+    found = decided(a_round(promised, due, nodes=2), Policy(deadlines="myopic", max_changes=0))
+    assert kinds(found) == [KEEP, KEEP, WAIT]
+    assert found.given_up == {2}
+    assert cap(found) == 0
+    told = found.decisions[2].reason
+    assert told is not None
+    assert told.code is ReasonCode.PROMISE_GIVEN_UP
+
+
+def test_a_start_by_queue_that_finds_no_blocks_is_no_broken_promise() -> None:
+    fixed = [running(f"r{k}", k, (0,), movable=False, guaranteed=True) for k in range(2)]
+    found = decided(
+        a_round(fixed, a_job("first", 1), nodes=2), Policy(queue_order=True, min_run_s=1e4)
+    )
+    assert kinds(found) == [KEEP, KEEP, WAIT]
+    told = found.decisions[2].reason
+    assert told is not None
+    assert told.code is ReasonCode.FRAGMENTED
+    assert found.given_up == frozenset()
