@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -46,6 +46,25 @@ class Settled:
     bound: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Search:
+    """What every try needs. ``proofs`` has (level, most jobs that can be at or below it), as proven so far.
+
+    They hold for the places that follow too, because limits only ever come on top.
+    """
+
+    goal: Levels
+    solver: Solver
+    calls: Calls
+    budget: Budget
+    proofs: list[tuple[float, float]] = field(default_factory=list)
+
+    def excludes(self, limit: Limit, jobs: int) -> bool:
+        """Return whether it is proven that ``limit`` cannot be kept among so many jobs."""
+        least = jobs - limit.most
+        return any(limit.above <= level and most < least for level, most in self.proofs)
+
+
 def settle(
     problem: Problem, goal: Levels, choice: Ints, solver: Solver, calls: Calls, budget: Budget
 ) -> Settled:
@@ -56,14 +75,13 @@ def settle(
     occur. A level that time leaves undecided is passed over like one that cannot be had, but only
     what is proven counts for the bound.
     """
+    search = _Search(goal=goal, solver=solver, calls=calls, budget=budget)
     places: list[float] = []
     bound, at_floor = -math.inf, True
     for place in range(min(goal.depth, int(counted(problem).sum()))):
         now = limited(problem, goal, limits_of(places))
         floors = _floors(now, goal)
-        choice, proven = _place(
-            now, goal, choice, place, floors, solver, calls, budget, floor_first=at_floor
-        )
+        choice, proven = _place(now, search, choice, place, floors, floor_first=at_floor)
         reached = float(levels_of(problem, goal, choice)[place])
         places.append(reached)
         bound = proven if place == 0 else bound
@@ -93,18 +111,25 @@ def loosened(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
 
 
 def _place(
-    problem: Problem, goal: Levels, choice: Ints, place: int, floors: Floats, solver: Solver,
-    calls: Calls, budget: Budget, *, floor_first: bool,
+    problem: Problem, search: _Search, choice: Ints, place: int, floors: Floats, *,
+    floor_first: bool,
 ) -> tuple[Ints, float]:  # fmt: skip
-    """Return the answer with the least level in ``place``, and a proven lower bound of that level."""
+    """Return the answer with the least level in ``place``, and a proven lower bound of that level.
+
+    The ends are tried before the middle: often nothing can be had below what is known.
+    """
+    goal = search.goal
     top = levels_of(problem, goal, choice)[place]
     levels = np.unique(np.append(goal.level, goal.waiting[counted(problem)]))
     levels = levels[(levels >= floors[place]) & (levels < top)]
     proven, low, high = 0, 0, len(levels)
-    middle = 0 if floor_first else high // 2
+    ends = [high - 1, 0] if floor_first else [high - 1]
     while low < high:
-        tried = _try(problem, goal, choice, Limit(above=float(levels[middle]), most=place),
-                     solver, calls, budget)  # fmt: skip
+        middle = ends.pop() if ends else (low + high) // 2
+        if not low <= middle < high:
+            continue
+        limit = Limit(above=float(levels[middle]), most=place)
+        tried = _try(problem, search, choice, limit)
         if isinstance(tried, bool):
             low = middle + 1
             proven = proven if tried else low
@@ -112,7 +137,6 @@ def _place(
             choice = tried
             top = levels_of(problem, goal, choice)[place]
             high = int(np.searchsorted(levels, top))
-        middle = (low + high) // 2
     return choice, float(levels[proven] if proven < high else top)
 
 
@@ -125,23 +149,27 @@ def _floors(problem: Problem, goal: Levels) -> Floats:
     return np.asarray(np.sort(best[who])[::-1])
 
 
-def _try(
-    problem: Problem, goal: Levels, known: Ints, limit: Limit, solver: Solver, calls: Calls,
-    budget: Budget,
-) -> Tried:  # fmt: skip
+def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
     """Return an answer that keeps ``limit`` as well, or whether it is undecided that there is none."""
+    goal, solver, calls, budget = search.goal, search.solver, search.calls, search.budget
+    jobs = int(counted(problem).sum())
+    if search.excludes(limit, jobs):
+        return False
     asked = limited(problem, goal, [limit])
     needed, origin = only_columns(asked, _needed(asked, goal, limit))
     if len(cannot_run(needed)):
         return False
     if solver.name == "portfolio":  # its LP most often decides by a count, which ends sooner
-        counts, short = _count(problem, asked, goal, limit, origin)
+        counts, waiting = _count(problem, goal, limit, origin)
         found = calls.solve(
             SpelledOut(Relaxation()), counts, share(budget, QUICK), _hint(counts, origin, known)
         )
         if found is None:
             return True
-        if found.bound < short:
+        most = found.bound + waiting
+        if limit.most > 0 or not (problem.must_run.any() or len(problem.idle_row)):
+            search.proofs.append((limit.above, most))  # else columns above it might make room
+        if most < jobs - limit.most:
             return False
         answer = _lifted(asked, origin, found)
         if answer is not None:
@@ -176,21 +204,18 @@ def _needed(asked: Problem, goal: Levels, limit: Limit) -> Bools:
     return np.asarray((keep | stuck[job]) & ~free[job])
 
 
-def _count(
-    problem: Problem, asked: Problem, goal: Levels, limit: Limit, origin: Ints
-) -> tuple[Problem, int]:
-    """Return the problem that counts jobs at or below the limit, and the count that keeps it.
+def _count(problem: Problem, goal: Levels, limit: Limit, origin: Ints) -> tuple[Problem, int]:
+    """Return the problem that counts jobs at or below the limit, less those that are there by waiting.
 
-    Both are less the count of jobs that keep it by waiting, so that waiting is worth 0. Its columns are
-    ``origin`` of the whole; where nobody may be above, what is above is not among them.
+    Beside it, how many those are. So waiting is worth 0. Its columns are ``origin`` of the whole: where
+    nobody may be above, those above are not among them.
     """
     waits_below = ~problem.must_run & (goal.waiting <= limit.above)
     gain = (goal.level <= limit.above).astype(np.int64) - waits_below[problem.column_job]
     keep = np.zeros(len(problem.cell), dtype=np.bool_)
     keep[origin] = True
     counts, _ = only_columns(replace(problem, value=gain), keep)
-    who = counted(asked)
-    return counts, int(who.sum()) - limit.most - int((who & waits_below).sum())
+    return counts, int((counted(problem) & waits_below).sum())
 
 
 def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:

@@ -15,6 +15,7 @@ from formulation.problem import MAX_TOTAL, Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import state
 from service.rounds import plan_round
+from solvers.answers import answer
 from solvers.base import Budget
 from solvers.goals import Solved, solve_goals, surrogate
 from solvers.goals.rows import keeps, levels_of, only_columns, with_rows
@@ -90,6 +91,19 @@ def test_later_goals_are_bound_by_settled_places_only() -> None:
     assert found.solution.choice.tolist() == [0, 2]
     found = reached(problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100]))
     assert found.solution.choice.tolist() == [1, 2]
+
+
+def test_what_is_proven_for_one_place_is_not_believed_of_another_where_it_does_not_hold() -> None:
+    """With nobody above 1, job 0 needs the whole cluster; with job 0 above it, the others reach 1."""
+    problem = a_problem(
+        [[(0, {0: 3}), (0, {0: 1})], [(0, {0: 1}), (0, {0: 1})], [(0, {0: 1})]],
+        capacity=[3], must_run=[0],
+    )  # fmt: skip
+    levels = some_levels([1.0, 5.0, 3.0, 1.0, 1.0], [9.0, 6.0, 6.0])
+    statement = a_statement(problem, levels, a_sum([0] * 5))
+    start = answer(statement.problem, np.array([1, 2, 4]), bound=0.0, solver="greedy")
+    found = solve_goals(statement, solver("portfolio"), EXACT, start)
+    assert found.solution.choice.tolist() == [1, 3, 4]
 
 
 def test_levels_are_shown_with_their_sign() -> None:
