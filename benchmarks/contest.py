@@ -1,0 +1,297 @@
+"""One solver on one kind of round, in a process of its own, so that time and memory are its alone.
+
+``python -m benchmarks.contest`` reads an entry from standard input and prints a line of JSON for each thing
+that happens; ``run`` starts it, reads the lines, and kills it at twice its time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final
+
+from benchmarks.instances import churned, instance
+from benchmarks.registry import ROOT
+from formulation.check import violations
+from formulation.goals import GoalResult, Linear
+from formulation.policy import Policy
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import Statement, state
+from solvers.answers import objective_of, trivial_bound
+from solvers.base import Budget, Solver
+from solvers.goals import Solved, solve_goals, surrogate
+from solvers.greedy import Greedy
+from solvers.registry import solver
+from solvers.rivals.stock import StockCpSat
+from solvers.waiting import SpelledOut
+
+SETUP_S: Final = 600.0
+"""Seconds in which a process must have imported, warmed up and drawn its first round."""
+WARM_REPEATS: Final = 3
+NAMES: Final = {"cp-sat": "stock-cp-sat"}
+"""What is meant by a name, where that differs: the registry's CP-SAT plans its work and uses prices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Who solves what. ``churn`` > 0: the round after that share of churn, cold and warm."""
+
+    solver: str
+    jobs: int
+    gpus: int
+    types: int
+    family: str = "real"
+    objective: str = "throughput"
+    time_limit_s: float = 30.0
+    gap: float = 1e-4
+    workers: int = 2
+    seed: int = 0
+    repeats: int = 1
+    running: float = 0.0
+    churn: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What became of one round. ``objective`` and ``bound`` are the first goal's, as shown; ``sign`` is -1
+    where less is better. ``answers`` has (seconds since the solve began, objective) of what was told early.
+    """
+
+    status: str
+    objective: float
+    bound: float
+    gap: float
+    sign: int
+    last_gap: float
+    build_s: float
+    solve_s: float
+    columns: int
+    verified: bool
+    answers: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds from the snapshot to the answer."""
+        return self.build_s + self.solve_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a process came to. ``ended``: how it did, "done", "killed" or "failed"."""
+
+    rounds: tuple[Round, ...]
+    ended: str
+    peak_mib: float = math.nan
+    cold_s: float = math.nan
+    warm_s: float = math.nan
+    warm_verified: bool = True
+    early: tuple[tuple[float, float], ...] = ()
+    """Answers told before it was killed."""
+
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run(entry: Entry) -> Outcome:
+    """Run ``entry`` in a process of its own, and kill it at twice the time limit of a round."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.contest"], cwd=ROOT, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, start_new_session=True, text=True,
+    ) as process:  # fmt: skip
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("both are pipes")
+        json.dump(asdict(entry), process.stdin)
+        process.stdin.close()
+        lines: queue.Queue[str] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        outcome = _follow(entry, lines)
+        if process.poll() is None and outcome.ended != "done":
+            os.killpg(process.pid, signal.SIGKILL)  # its own session: CBC is a process below it
+        process.wait()
+        reader.join()
+        return outcome
+
+
+def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")
+
+
+def _follow(entry: Entry, lines: queue.Queue[str]) -> Outcome:
+    """Return what the lines come to; "killed" where the next one is late."""
+    rounds: list[Round] = []
+    answers: list[tuple[float, float]] = []
+    patience_s = SETUP_S
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            line = lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            return Outcome(rounds=tuple(rounds), ended="killed", early=tuple(answers))
+        if not line:
+            return Outcome(rounds=tuple(rounds), ended="failed", early=tuple(answers))
+        said = json.loads(line)
+        if "done" in said:
+            return Outcome(rounds=tuple(rounds), ended="done", **said["done"])
+        if "answer" in said:
+            answers.append((said["answer"][0], said["answer"][1]))
+        elif "started" in said:
+            answers.clear()
+            deadline_s = time.monotonic() + 2 * entry.time_limit_s
+        elif "round" in said:
+            rounds.append(Round(answers=tuple(answers), **said["round"]))
+            answers.clear()
+            deadline_s = time.monotonic() + SETUP_S
+
+
+def take_part(entry: Entry, tell: Tell) -> None:
+    """Solve what ``entry`` asks in this process, and tell of it."""
+    _warm_up(entry)
+    told: dict[str, Any] = {}
+    if entry.churn > 0:
+        told = _cold_and_warm(entry)
+    else:
+        for k in range(entry.repeats):
+            seeded = replace(entry, seed=entry.seed + k)
+            found = _round(seeded, tell)
+            tell({"round": found})
+    tell({"done": {"peak_mib": peak_mib(), **told}})
+
+
+def _warm_up(entry: Entry) -> None:
+    """Solve a tiny round, so that neither imports nor compilation are timed, for anyone."""
+    tiny = replace(entry, jobs=6, gpus=max(8, entry.types), time_limit_s=10.0)
+    _round(tiny, lambda _line: None)
+
+
+def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
+    """Draw, state, solve and check one round; return the fields of a ``Round``."""
+    snapshot = instance(
+        entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
+    )
+    policy = Policy(objective=entry.objective)
+    tell({"started": True})
+    started_s = time.perf_counter()
+    statement = state(snapshot, policy)
+    build_s = time.perf_counter() - started_s
+    goal = statement.goals[0]
+    scale = goal.scale if isinstance(goal, Linear) else 1.0
+    began_s = time.perf_counter()
+
+    def on_answer(objective: float) -> None:
+        tell({"answer": [time.perf_counter() - began_s, objective / scale]})
+
+    alone = len(statement.goals) == 1
+    found = solved(statement, _solver(entry.solver, on_answer if alone else None), _budget(entry))
+    solve_s = time.perf_counter() - began_s
+    first, solution = found.results[0], found.solution
+    answered = solution.has_answer
+    return {
+        "status": str(solution.status), "objective": first.objective if answered else math.nan,
+        "bound": first.bound, "gap": first.gap if answered else math.inf,
+        "sign": 1 if isinstance(goal, Linear) or goal.sign < 0 else -1,
+        "last_gap": found.results[-1].gap, "build_s": build_s, "solve_s": solve_s,
+        "columns": len(statement.problem.cell),
+        "verified": answered and not violations(statement.problem, solution),
+    }  # fmt: skip
+
+
+def _solver(name: str, on_answer: Callable[[float], None] | None) -> Solver:
+    name = NAMES.get(name, name)
+    if name == StockCpSat.name and on_answer is not None:
+        return SpelledOut(StockCpSat(on_answer))
+    return solver(name)
+
+
+def _budget(entry: Entry) -> Budget:
+    end_s = time.perf_counter() + entry.time_limit_s
+    return Budget(
+        remaining_s=lambda: end_s - time.perf_counter(), seed=entry.seed, gap=entry.gap,
+        workers=entry.workers,
+    )  # fmt: skip
+
+
+def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
+    """Return the solver's answer; for goals in order it starts from greedy's, as a round does."""
+    goal = statement.goals[0]
+    if len(statement.goals) == 1 and isinstance(goal, Linear):
+        found = by.solve(statement.problem, budget)
+        result = GoalResult(
+            name=goal.name, unit=goal.unit, objective=found.objective / goal.scale,
+            bound=found.bound / goal.scale, gap=found.gap,
+        )  # fmt: skip
+        return Solved(solution=found, results=(result,))
+    greedy = SpelledOut(Greedy()).solve(surrogate(statement), budget)
+    return solve_goals(statement, by, budget, greedy)
+
+
+def _cold_and_warm(entry: Entry) -> dict[str, Any]:
+    """Solve a round, let some jobs go and others come, and solve the next with and without what is known.
+
+    The hint is the last answer, as far as its jobs are still there, and its prices. Medians of a few runs.
+    """
+    snapshot = instance(
+        entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
+    )
+    policy, by = Policy(objective=entry.objective), _solver(entry.solver, None)
+    problem = state(snapshot, policy).problem
+    first = by.solve(problem, _budget(entry))
+    later = state(
+        churned(snapshot, problem, first.choice, entry.churn, entry.seed, entry.family), policy
+    )
+    problem = later.problem
+    hint = Solution(
+        status=SolveStatus.FEASIBLE, choice=problem.current, solver=first.solver,
+        objective=objective_of(problem, problem.current), bound=trivial_bound(problem),
+        prices=first.prices,
+    )  # fmt: skip
+    took: dict[str, list[float]] = {"cold": [], "warm": []}
+    verified = True
+    for _ in range(WARM_REPEATS):
+        for name, known in (("cold", None), ("warm", hint)):
+            began_s = time.perf_counter()
+            found = by.solve(problem, _budget(entry), known)
+            took[name].append(time.perf_counter() - began_s)
+            met = found.has_answer and found.gap <= max(entry.gap, first.gap)
+            verified = verified and met and not violations(problem, found)
+    return {
+        "cold_s": statistics.median(took["cold"]), "warm_s": statistics.median(took["warm"]),
+        "warm_verified": verified,
+    }  # fmt: skip
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has held, or one below it if that is more, in MiB.
+
+    Linux counts the starter's memory in ``ru_maxrss`` as well, so the process's own peak is read from /proc
+    where there is one.
+    """
+    status = Path("/proc/self/status")
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if status.exists():
+        rows = (line.split() for line in status.read_text().splitlines())
+        mine = next((int(row[1]) for row in rows if row and row[0] == "VmHWM:"), mine)
+    return max(mine, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024
+
+
+def _print(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    take_part(Entry(**json.load(sys.stdin)), _print)

@@ -1,0 +1,177 @@
+"""Random problems that nobody would state, and their optimum by a dynamic program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.cells import Cells, Shapes
+from formulation.problem import MAX_TOTAL, Problem, Row
+from formulation.tables import Floats, Ints
+
+KINDS: Final = (
+    "small", "middling", "empty", "huge", "tiny", "no capacity", "many rows", "alike",
+    "must run", "counts who waits", "equal ratios",
+)  # fmt: skip
+"""What is unusual about a problem; ``a_problem`` says how."""
+MOST_STATES: Final = 2_000
+"""States of the dynamic program: beyond, another solver is asked."""
+
+
+@dataclass(slots=True)
+class _Shape:
+    """How a random problem is drawn. Ranges include both ends."""
+
+    jobs: tuple[int, int] = (0, 5)
+    options: tuple[int, int] = (0, 3)
+    rows: tuple[int, int] = (1, 3)
+    uses: int = 2  # at most so many rows a column
+    value: tuple[int, int] = (-3, 20)
+    amount: tuple[int, int] = (0, 5)
+    capacity: tuple[int, int] = (0, 9)
+    must_run: float = 0.15
+    current: float = 0.3
+    idle: float = 0.0
+
+
+def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
+    """Draw a problem of a kind, any if none is named.
+
+    ``huge``: values and amounts up to what the sums allow; ``tiny``: values of 0 and 1, capacities up to 2;
+    ``alike``: every job has the same columns; ``must run``: most jobs must, often more than fit; ``counts
+    who waits``: jobs use rows by waiting; ``equal ratios``: every column is worth three times its size.
+    """
+    kind = kind or str(rng.choice(KINDS))
+    shape = _shape(kind, rng)
+    jobs, rows = _between(rng, shape.jobs), _between(rng, shape.rows)
+    count = rng.integers(shape.options[0], shape.options[1] + 1, jobs)
+    if kind == "alike" and jobs:
+        count[:] = count[0]
+    columns = int(count.sum())
+    use = _use(rng, shape, columns, rows)
+    value = rng.integers(shape.value[0], shape.value[1] + 1, columns)
+    if kind == "equal ratios":
+        value = 3 * use.sum(axis=1)
+    if kind == "alike" and jobs:
+        value, use = np.tile(value[: count[0]], jobs), np.tile(use[: count[0]], (jobs, 1))
+    start = np.append(0, np.cumsum(count))
+    current = np.where(count > 0, start[:-1] + rng.integers(0, np.maximum(count, 1)), -1)
+    runs = rng.random(jobs) < shape.current
+    idle = np.where(
+        (rng.random((jobs, rows)) < shape.idle) & (count > 0)[:, None],
+        rng.integers(1, 4, (jobs, rows)), 0,
+    )  # fmt: skip
+    capacity = rng.integers(shape.capacity[0], shape.capacity[1] + 1, rows)
+    used, waiting = use > 0, idle > 0
+    return Problem(
+        jobs=tuple(f"job-{j}" for j in range(jobs)), job_start=start, cells=_one_cell(),
+        plans=("",), cell=np.zeros(columns, np.int64), value=value,
+        restart_price=np.zeros(columns, np.int64), scale=1.0, unit="units",
+        rows=tuple(Row(name=f"row-{r}", capacity=c) for r, c in enumerate(capacity.tolist())),
+        usage_start=np.append(0, np.cumsum(used.sum(axis=1))), row=np.nonzero(used)[1],
+        amount=use[used], idle_start=np.append(0, np.cumsum(waiting.sum(axis=1))),
+        idle_row=np.nonzero(waiting)[1], idle_amount=idle[waiting],
+        must_run=rng.random(jobs) < shape.must_run, current=np.where(runs, current, -1),
+        restart_share=np.zeros(jobs), weight=np.ones(jobs), least_rate=np.zeros(jobs),
+        movable=np.ones(jobs, np.bool_),
+    )  # fmt: skip
+
+
+def _shape(kind: str, rng: np.random.Generator) -> _Shape:
+    shape = _Shape()
+    if kind == "middling":
+        shape = _Shape(jobs=(5, 60), options=(0, 6), rows=(1, 4), value=(0, 10**6),
+                       amount=(1, 16), capacity=(0, 128), must_run=0.02)  # fmt: skip
+    elif kind == "empty":
+        shape = _Shape(jobs=(0, 2), options=(0, 1), rows=(0, 1), capacity=(0, 1))
+    elif kind == "huge":
+        most = int(MAX_TOTAL) // 8
+        shape.value = (-most // 4, most) if rng.random() < 0.5 else (most - 9, most)
+        shape.amount = shape.capacity = (0, most // 8)
+        shape.uses = 1
+    elif kind == "tiny":
+        shape.value, shape.amount, shape.capacity = (0, 1), (0, 1), (0, 2)
+    elif kind == "no capacity":
+        shape.capacity = (0, 0)
+    elif kind == "many rows":
+        shape.rows, shape.uses, shape.capacity = (10, 40), 12, (2, 9)
+    elif kind == "must run":
+        shape.must_run = 0.8
+    elif kind == "counts who waits":
+        shape.idle, shape.capacity = 0.4, (3, 12)
+    return shape
+
+
+def _between(rng: np.random.Generator, ends: tuple[int, int]) -> int:
+    return int(rng.integers(ends[0], ends[1] + 1))
+
+
+def _use(rng: np.random.Generator, shape: _Shape, columns: int, rows: int) -> Ints:
+    """Return what each column uses of each row, int64[columns, rows]; at most ``shape.uses`` of them."""
+    if not rows:
+        return np.zeros((columns, 0), np.int64)
+    amount = rng.integers(shape.amount[0], shape.amount[1] + 1, (columns, rows))
+    rank = np.argsort(np.argsort(rng.random((columns, rows)), axis=1), axis=1)
+    kept = rank < rng.integers(0, min(shape.uses, rows) + 1, (columns, 1))
+    return np.where(kept, amount, 0)
+
+
+def _one_cell() -> Cells:
+    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
+    return Cells(
+        workload=zero, gpu_type=zero, gpus=one, pipeline_degree=one, plan=zero, nodes=one,
+        rate=rate, first_shape=zero, shape_count=one, shapes=Shapes(nodes=one, rate=rate),
+    )  # fmt: skip
+
+
+class TooLarge(Exception):
+    """The dynamic program would need more than ``MOST_STATES`` states."""
+
+
+def optimum(problem: Problem) -> int | None:
+    """Return the best objective, by a dynamic program over what is used; None: there is no answer.
+
+    Python's own integers and dictionaries only: it shares no arithmetic with what it judges.
+
+    Raises:
+        TooLarge: it would take too long.
+    """
+    capacity = [row.capacity for row in problem.rows]
+    best: dict[tuple[int, ...], int] = {(0,) * len(capacity): 0}
+    for job in range(len(problem.jobs)):
+        ways = [(int(problem.value[c]), problem.usage_of(c)) for c in problem.columns_of(job)]
+        if not problem.must_run[job]:
+            ways.append((0, problem.idle_usage_of(job)))
+        following: dict[tuple[int, ...], int] = {}
+        for used, worth in best.items():
+            for value, use in ways:
+                after = _after(used, use, capacity)
+                if after is not None and worth + value > following.get(after, worth + value - 1):
+                    following[after] = worth + value
+        if len(following) > MOST_STATES:
+            raise TooLarge
+        best = following
+    return max(best.values(), default=None)
+
+
+def _after(
+    used: tuple[int, ...], use: dict[int, int], capacity: Sequence[int]
+) -> tuple[int, ...] | None:
+    after = list(used)
+    for row, amount in use.items():
+        after[row] += amount
+        if after[row] > capacity[row]:
+            return None
+    return tuple(after)
+
+
+def some_prices(rng: np.random.Generator, problem: Problem) -> Floats:
+    """Draw prices of the problem's rows, most of them of the size of its values, some wild."""
+    top = float(np.abs(problem.value).max(initial=1))
+    wild = rng.choice([0.0, 1e-300, 1.0, top, 1e15], len(problem.rows))
+    return np.where(
+        rng.random(len(problem.rows)) < 0.5, wild, rng.uniform(0, top, len(problem.rows))
+    )
