@@ -59,8 +59,8 @@ def explain(
         elif job in given_up:
             found[job] = Reason(
                 code=ReasonCode.PROMISE_GIVEN_UP,
-                message="the guaranteed jobs no longer fit together; this one weighs least",
-                next_step="bring lost nodes back, or raise the job's weight",
+                message="what was promised can no longer all be kept, and this job's promise is given up",
+                next_step="bring lost nodes back, raise its weight, or give it a later deadline",
             )
         else:
             found[job] = _lost_out(problem, solution, offers, job)

@@ -13,14 +13,13 @@ from formulation.admission import Admission
 from formulation.draft import Draft, RowUse
 from formulation.lifecycle import JobState
 from formulation.lookahead import reserved, spare_gpus, staying
+from formulation.promises.guarantee import ROUNDING
 from formulation.promises.launched import launched
 from formulation.rates import work_left
 from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import STATE_CODE
 from formulation.tables import Bools, Floats, Ints
 
-ROUNDING: Final = 1e-9
-"""Times and rates that differ by no more than this share are the same."""
 _NOW_S: Final = 1e-3
 
 
@@ -185,7 +184,7 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
         message=f"its deadline is promised; its schedule starts it at {start}",
         next_step="nothing: it starts then, or earlier where GPUs are free",
         evidence=(
-            ("start", start), ("deadline", rfc3339(float(draft.snapshot.jobs.deadline_s[job])))
+            ("start", start), ("deadline", _deadline(draft, job))
         ),
     )  # fmt: skip
 
@@ -201,7 +200,7 @@ def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
 
 
 def _beside_promises(draft: Draft, earliest_s: float, job: int) -> Reason:
-    deadline = rfc3339(float(draft.snapshot.jobs.deadline_s[job]))
+    deadline = _deadline(draft, job)
     known = math.isfinite(earliest_s)
     earliest = rfc3339(earliest_s) if known else ""
     wish = f"; {earliest} would be met" if known else ""
@@ -230,8 +229,7 @@ def _dropped(draft: Draft, late: Bools) -> Draft:
 
 def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
     deadline_s, finish = float(draft.snapshot.jobs.deadline_s[job]), rfc3339(finish_s)
-    past = deadline_s <= draft.snapshot.now_s
-    deadline = rfc3339(deadline_s)
+    past, deadline = deadline_s <= draft.snapshot.now_s, _deadline(draft, job)
     return Reason(
         code=ReasonCode.DEADLINE_PAST if past else ReasonCode.DEADLINE_UNREACHABLE,
         message=f"its deadline {deadline} is past"
@@ -336,6 +334,11 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
                 )
             )
     return replace(draft, rows=(*draft.rows, *rows))
+
+
+def _deadline(draft: Draft, job: int) -> str:
+    """Return the deadline of ``job`` to the second, as the job itself shows it."""
+    return rfc3339(math.floor(draft.snapshot.jobs.deadline_s[job]))
 
 
 def rfc3339(moment_s: float) -> str:

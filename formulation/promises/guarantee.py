@@ -17,7 +17,7 @@ from formulation.snapshot import Hold, Snapshot
 from formulation.tables import Bools, Floats, Ints
 
 ROUNDING: Final = 1e-9
-"""Rates that differ by no more than this share are the same."""
+"""Rates and times that differ by no more than this share are the same."""
 
 
 def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:

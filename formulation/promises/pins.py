@@ -108,11 +108,12 @@ def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
     nodes = sorted(
         {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == job].tolist()}
     )
+    more = f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else ""
     pin = int(jobs.requested_type[job]) if jobs.pinned_type[job] else -1
     pinned = f"is pinned to {snapshot.gpu_types[pin].name} and " if pin >= 0 else ""
     return Reason(
         code=ReasonCode.PINS_CONTRADICT,
-        message=f"it {pinned}avoids {len(nodes)} nodes, which leaves too few GPUs: it {left}",
+        message=f"it {pinned}avoids {', '.join(nodes[:4])}{more}, which leaves too few GPUs: it {left}",
         next_step="let it run on more nodes" + (", or unpin its type" if pinned else ""),
         evidence=(("avoided nodes", " ".join(nodes[:16])), ("needs", left)),
     )

@@ -68,8 +68,8 @@ def cell(value: estimates_pb2.Cell) -> str:
 
 
 def show_job(job: jobs_pb2.Job, now: Timestamp, history: Sequence[jobs_pb2.JobEvent] = ()) -> None:
-    """Print everything about a job, why it waits, and the latest of its ``history``."""
-    facts = (*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job.reason))
+    """Print everything about a job, why it waits or was rejected, and the latest of its ``history``."""
+    facts = (*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job))
     show_facts((*facts, *_history(history)))
     if job.certificate:
         note(f"the schedule that meets its deadline, {at(job.deadline)}:")
@@ -111,7 +111,7 @@ def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
         ("service", _service(job)),
         ("ended", _when(job.end_time, now)),
         ("retries", retries),
-        ("last error", job.last_error),
+        ("last error", job.last_error if job.last_error != job.reason.message else ""),
     ]
 
 
@@ -161,13 +161,14 @@ def _service(job: jobs_pb2.Job) -> str:
     return f"{used or '0 GPU-hours'}{past_a_blocked_one}" if job.opportunistic else used
 
 
-def _why(reason: jobs_pb2.Reason) -> list[tuple[str, str]]:
+def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
+    reason, rejected = job.reason, job.state == jobs_pb2.REJECTED
     if not reason.code:
         return []
     said = f" (round {short(reason.round)})" if reason.round else ""
     evidence = "; ".join(f"{k}: {v}" for k, v in sorted(reason.evidence.items()))
     return [
-        ("why it waits", f"{reason.code}: {reason.message}{said}"),
+        ("why rejected" if rejected else "why it waits", f"{reason.code}: {reason.message}{said}"),
         ("evidence", evidence),
         ("next step", reason.next_step),
     ]

@@ -120,6 +120,10 @@ GOALS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
 """The stages of an objective, in order."""
 
 
+def _capped(chosen: scheduler_pb2.RoundOptions) -> bool:
+    return chosen.HasField("max_changes") and chosen.max_changes >= 0
+
+
 def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
     """Return the objective, or the published policy that decided, and the rules that were chosen."""
     rules = {
@@ -131,7 +135,7 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "reserve after": span(chosen.reserve_after.ToSeconds()) if chosen.HasField("reserve_after") else "",
         "run to completion": "yes" if chosen.run_to_completion else "",
         "minimum run": span(chosen.min_run.ToSeconds()) if chosen.min_run.ToSeconds() else "",
-        "at most changes": str(chosen.max_changes) if chosen.max_changes > 0 else "",
+        "changes at most": str(chosen.max_changes) if _capped(chosen) else "",
     }  # fmt: skip
     said = [f"{name} {value}" for name, value in rules.items() if value]
     by = f"{chosen.scheduler} (published)" if chosen.scheduler else chosen.objective

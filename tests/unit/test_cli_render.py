@@ -151,6 +151,25 @@ def test_a_waiting_job_is_shown_with_its_reason_evidence_and_next_step(
     assert "8 GPUs of any type" in printed
 
 
+def test_a_rejected_job_is_shown_with_its_reason_once(capsys: pytest.CaptureFixture[str]) -> None:
+    rejected = a_waiting_job()
+    rejected.state, rejected.last_error = jobs_pb2.REJECTED, rejected.reason.message
+    show_job(rejected, NOW)
+    printed = capsys.readouterr().out
+    assert "why rejected" in printed
+    assert "why it waits" not in printed
+    assert "last error" not in printed
+
+
+@pytest.mark.parametrize(("most", "said"), [(0, True), (3, True), (-1, False)])
+def test_a_round_says_how_many_changes_were_allowed(
+    most: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = scheduler_pb2.RoundOptions(objective="throughput", max_changes=most)
+    show_round(scheduler_pb2.Round(name="r", options=options), everything=False, wide=False)
+    assert (f"throughput; changes at most {most}" in capsys.readouterr().out) == said
+
+
 def test_a_running_job_is_shown_with_its_gpus_and_no_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -242,3 +242,9 @@ def test_a_certified_job_that_cannot_afford_a_restart_keeps_its_gpus() -> None:
 def test_moments_are_rounded_up_so_that_a_deadline_that_is_told_is_late_enough() -> None:
     assert rfc3339(0.2) == "1970-01-01T00:00:01Z"
     assert rfc3339(math.inf) == "never"
+
+
+def test_a_reason_has_the_deadline_to_the_second_that_the_job_shows() -> None:
+    late = a_dated_job("late", 4800, 60.75)
+    told = state(a_cluster(late), MYOPIC).absent[0]
+    assert dict(told.evidence)["deadline"] == "1970-01-01T00:21:00Z"

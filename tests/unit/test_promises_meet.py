@@ -32,7 +32,7 @@ def running(
     name: str, node: int, gpus: tuple[int, ...], **more: Any
 ) -> tuple[dict[str, Any], Gang]:
     """Return a job that has run since second 500 on these GPUs of a node, and its gang."""
-    given = {"state": JobState.RUNNING, "cell": (0, len(gpus), 1), "since_s": 500.0}
+    given: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, len(gpus), 1), "since_s": 500.0}
     return a_job(name, **(given | more)), Gang(members=((node, gpus),))
 
 
@@ -84,7 +84,7 @@ def test_no_more_is_changed_than_a_promise_forces() -> None:
 
 
 def test_placement_may_change_more_than_the_cap_where_a_promise_finds_no_blocks_under_it() -> None:
-    spread = [running(f"r{k}", k // 4, (k % 4,), weight=9.0 if k % 2 else 1.0) for k in range(8)]
+    spread = [running(f"r{k}", k % 2, (k // 2,), weight=9.0) for k in range(8)]
     found = decided(
         a_round(spread, a_job("due", 1, **DUE), nodes=2), Policy(deadlines="myopic", max_changes=0)
     )
