@@ -46,6 +46,7 @@ def fuzz(
     cases: Annotated[int, typer.Option(help="Random problems.")] = 2_000,
     short: Annotated[int, typer.Option(help="Rounds solved in 5 to 50 ms.")] = 100,
     solver: Annotated[str, typer.Option(help="Solver to try.")] = DEFAULT,
+    first: Annotated[int, typer.Option(help="Number of the first, to repeat one.")] = 0,
     seed: int = 0,
 ) -> Report:
     """Solve random problems and compare with their optimum: degenerate, empty, infeasible, huge, tiny ones.
@@ -58,10 +59,10 @@ def fuzz(
     to 300 jobs, given 5 to 50 ms, that end without an answer, or with less than greedy's.
     """
     by, tally = make_solver(solver), Counter[str]()
-    for k in steps(cases, "problems"):
+    for k in (first + step for step in steps(cases, "problems")):
         rng = np.random.default_rng([seed, k])
         _judge(a_problem(rng), by, rng, tally, k)
-    for k in steps(short, "short budgets"):
+    for k in (first + step for step in steps(short, "short budgets")):
         rng = np.random.default_rng([seed, k, 1])
         _hurry(by, rng, tally, k)
     names = (
