@@ -51,10 +51,11 @@ def _columns(snapshot: Snapshot, cells: Cells, *, every_cell: bool) -> tuple[Int
     absent = running >= 0
     absent[owner[kept == running[owner]]] = False
     extra = np.flatnonzero(absent)
-    owner, kept = np.concatenate([owner, extra]), np.concatenate([kept, running[extra]])
-    order = np.lexsort((kept, owner))
-    owner, kept = owner[order], kept[order]
-    job_start = np.searchsorted(owner, np.arange(len(jobs) + 1))
+    if len(extra):
+        key = owner * len(cells) + kept  # rises
+        place = np.searchsorted(key, extra * len(cells) + running[extra])
+        owner, kept = np.insert(owner, place, extra), np.insert(kept, place, running[extra])
+    job_start = np.append(0, np.cumsum(count + absent))
     current = np.full(len(jobs), -1, dtype=np.int64)
     is_current = np.flatnonzero(kept == running[owner])
     current[owner[is_current]] = is_current

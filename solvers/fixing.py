@@ -71,13 +71,13 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     room = problem.capacity - problem.used(fixed)
     columns = np.flatnonzero(keep & np.isin(problem.column_job, open_jobs))
     return Core(
-        problem=_restricted(problem, open_jobs, columns, ~may_idle, room), jobs=open_jobs,
+        problem=restricted(problem, open_jobs, columns, ~may_idle, room), jobs=open_jobs,
         columns=columns, fixed=fixed, offset=objective_of(problem, fixed),
         outside=priced.total + priced.slack - reach if left_out else -np.inf,
     )  # fmt: skip
 
 
-def _restricted(
+def restricted(
     problem: Problem, jobs: Ints, columns: Ints, must_run: Bools, capacity: Ints
 ) -> Problem:
     """Return ``problem`` with only these jobs, columns and capacities."""

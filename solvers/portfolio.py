@@ -1,4 +1,4 @@
-"""Cheap to exact: greedy, then the LP, then CP-SAT on the core; the best verified answer wins."""
+"""Cheap to exact: greedy, then prices, then CP-SAT on the core; the best verified answer wins."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from solvers.answers import answer, objective_of, trivial_bound, without_answer
 from solvers.base import Budget, Solver, SolverFailed
 from solvers.cpsat import CpSat
 from solvers.greedy import Greedy
-from solvers.relaxation import Relaxation
+from solvers.pricing import Pricing
 
 _LOG = logging.getLogger(__name__)
 
-_RESERVE = {Relaxation.name: 0.5, CpSat.name: 0.1}
+_RESERVE = {Pricing.name: 0.5, CpSat.name: 0.1}
 """Share of the time left that a stage must leave to those after it, and to verification."""
 
 
@@ -58,7 +58,7 @@ class Portfolio:
     name = "portfolio"
 
     def __init__(self, stages: Sequence[Solver] | None = None) -> None:
-        self._stages = tuple(stages or (Greedy(), Relaxation(), CpSat()))
+        self._stages = tuple(stages or (Greedy(), Pricing(), CpSat()))
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``, never worse than greedy; INFEASIBLE only where a stage proved it."""

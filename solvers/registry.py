@@ -14,6 +14,7 @@ DEFAULT: Final = "portfolio"
 _CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
     "portfolio": ("solvers.portfolio", "Portfolio"),
     "greedy": ("solvers.greedy", "Greedy"),
+    "pricing": ("solvers.pricing", "Pricing"),
     "lp": ("solvers.relaxation", "Relaxation"),
     "cp-sat": ("solvers.cpsat", "CpSat"),
     "cbc": ("solvers.cbc", "Cbc"),

@@ -125,7 +125,9 @@ def _widen(
 
     Stops when the gap is met, the core held all that could be better, or the work is spent.
     """
-    loss = np.sort(losses(problem, priced))
+    needed = priced.total + priced.slack - objective_of(problem, known)
+    loss = losses(problem, priced)
+    loss = np.sort(loss[loss <= needed])  # no other column can be part of a better answer
     size = FIRST_CORE + int(np.searchsorted(loss, 1.0))
     bound, done, allowed = priced.bound, 0.0, FIRST_WORK
     while True:

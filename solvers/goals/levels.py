@@ -23,11 +23,11 @@ from solvers.answers import (
 from solvers.base import Budget, Solver
 from solvers.goals.calls import Calls, share
 from solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
-from solvers.relaxation import Relaxation
+from solvers.pricing import Pricing
 from solvers.waiting import SpelledOut
 
 QUICK: Final = 0.5
-"""Share of the goal's time left that the LP may take of it in one try."""
+"""Share of the goal's time left that the prices may take of it in one try."""
 EXACT: Final = 0.25
 """Share of the goal's time left that the solver may take of it in one try."""
 ANY_ANSWER: Final = 0.9
@@ -159,10 +159,10 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
     needed, origin = only_columns(asked, _needed(asked, goal, limit))
     if len(cannot_run(needed)):
         return False
-    if solver.name == "portfolio":  # its LP most often decides by a count, which ends sooner
+    if solver.name == "portfolio":  # its prices most often decide by a count, which ends sooner
         counts, waiting = _count(problem, goal, limit, origin)
         found = calls.solve(
-            SpelledOut(Relaxation()), counts, share(budget, QUICK), _hint(counts, origin, known)
+            SpelledOut(Pricing()), counts, share(budget, QUICK), _hint(counts, origin, known)
         )
         if found is None:
             return True

@@ -103,7 +103,7 @@ def test_an_expired_budget_never_means_run_no_job(name: str) -> None:
     found = registry.solver(name).solve(problem, EXPIRED)
     if name == "portfolio":
         assert found.objective == Greedy().solve(problem, ALWAYS).objective
-        assert dict(found.work) == {"greedy": 1.0, "lp": 0.0, "cp-sat": 0.0}
+        assert dict(found.work) == {"greedy": 1.0, "pricing": 0.0, "cp-sat": 0.0}
     else:
         assert found.status is SolveStatus.UNKNOWN
         assert dict(found.work) == {name: 0.0}
@@ -116,7 +116,7 @@ def test_a_cancelled_round_still_has_greedys_answer() -> None:
 
 
 def test_an_unknown_solver_is_refused_with_the_known_names() -> None:
-    with pytest.raises(InvalidInput, match="portfolio, greedy, lp, cp-sat, cbc, cvxpy"):
+    with pytest.raises(InvalidInput, match="portfolio, greedy, pricing, lp, cp-sat, cbc, cvxpy"):
         registry.solver("simplex")
 
 

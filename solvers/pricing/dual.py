@@ -1,0 +1,175 @@
+"""The Lagrangian dual by cutting planes in a trust box.
+
+    minimise over p >= 0   L(p) = p . b + sum over jobs of max(0 unless it must run, max_c v_c - p . u_c)
+
+L is convex and piecewise linear; b less what the best columns use is a subgradient, so each evaluation
+gives L and a plane below it. The next prices minimise the highest plane inside a box around the best
+prices so far; the box grows where the model was right and its edge was met, and shrinks where it was
+wrong. There are as many unknowns as rows, a handful, so nearly all time goes into evaluations, and one
+evaluation is one compiled pass over the columns (``solvers.kernels.pricing``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.problem import Problem, jobwise
+from formulation.tables import Floats, Ints
+from solvers.answers import lonely_fit
+from solvers.base import Budget, SolverFailed
+from solvers.kernels.planes import lowest_point
+from solvers.kernels.pricing import demand
+
+MOST_PASSES: Final = 400
+"""Evaluations at most: 30 to 60 are usual with up to 10 rows."""
+GOOD_STEP: Final = 0.1
+"""Share of the promised decrease that a step must bring, or the box shrinks."""
+SHRINK: Final = 0.5
+GROW: Final = 2.0
+LEAP: Final = 4.0
+WARM_BOX: Final = 0.05
+"""First box around prices that are known, as a share of them; around a guess it is as large as they are."""
+PLANES_A_ROW: Final = 4
+"""Planes kept for each row, the highest at the best prices, beside the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dual:
+    """What the ascent found: float64[rows] prices, L there, and how many evaluations that took.
+
+    ``choice`` is what each job would choose at these prices, int64[jobs]. ``infeasible``: L fell below what
+    any answer is worth, which proves that the jobs that must run do not fit together.
+    """
+
+    prices: Floats
+    total: float
+    choice: Ints
+    passes: int
+    infeasible: bool
+
+
+def descend(
+    problem: Problem, budget: Budget, start: Floats | None, *, most: float, tolerance: float
+) -> Dual:
+    """Minimise L until no model can promise a decrease of more than the share ``tolerance`` of it.
+
+    ``start`` are prices to begin with, e.g. of the last round; None: a guess. Stops after ``most``
+    evaluations, or when the budget is spent; whatever it stops at is a true bound.
+
+    Raises:
+        SolverFailed: the model of planes could not be solved.
+    """
+    return _Descent(problem, start).run(budget, min(most, MOST_PASSES), tolerance)
+
+
+class _Descent:
+    def __init__(self, problem: Problem, start: Floats | None) -> None:
+        self._problem = problem
+        self._capacity = problem.capacity.astype(np.float64)
+        self._unit = _typical(problem)
+        warm = start is not None and len(start) == len(self._capacity) and bool(np.any(start > 0))
+        if start is not None and warm:
+            self._best = np.where(np.isfinite(start) & (start > 0), start, 0.0)
+            self._box = WARM_BOX * np.maximum(self._best, 0.1 * self._unit)
+        else:
+            self._best = _guess(problem, self._unit)
+            self._box = self._unit.copy()
+        self._usage = np.zeros(len(self._capacity))
+        self._now = np.empty(len(problem.jobs), dtype=np.int64)
+        self._choice = self._now.copy()
+        self._slopes = np.empty((0, len(self._capacity)))
+        self._levels = np.empty(0)  # of each plane at p = 0
+        self._total = math.inf
+        self._passes = 0
+        self._worth = _least_worth(problem)
+
+    def run(self, budget: Budget, most: float, tolerance: float) -> Dual:
+        """Take steps until the model promises too little."""
+        self._evaluate(self._best)
+        while self._passes < most and not budget.expired() and not self._infeasible():
+            prices, promise, inside = self._step()
+            enough = tolerance * max(abs(self._total), 1.0)
+            if promise <= enough and inside:
+                break
+            before = self._total
+            self._evaluate(prices)
+            if promise <= enough:  # nothing more to gain in this box: look beyond it
+                self._box *= LEAP
+            elif before - self._total < GOOD_STEP * promise:
+                self._box *= SHRINK
+            elif not inside:
+                self._box *= GROW
+            self._forget()
+        return Dual(
+            prices=self._best, total=self._total, choice=self._choice, passes=self._passes,
+            infeasible=self._infeasible(),
+        )  # fmt: skip
+
+    def _infeasible(self) -> bool:
+        slack = 1e-9 * (abs(self._worth) + abs(self._total)) + 1.0
+        return self._total < self._worth - slack
+
+    def _evaluate(self, prices: Floats) -> None:
+        p = self._problem
+        sold = float(prices @ self._capacity)
+        total = sold + demand(
+            p.job_start, p.value, p.usage_start, p.row, p.amount, p.must_run, prices, self._now,
+            self._usage,
+        )  # fmt: skip
+        self._passes += 1
+        slope = self._capacity - self._usage
+        self._slopes = np.vstack([self._slopes, slope])
+        self._levels = np.append(self._levels, total - float(slope @ prices))
+        if total < self._total:
+            self._total, self._best = total, prices
+            self._choice, self._now = self._now, self._choice
+
+    def _step(self) -> tuple[Floats, float, bool]:
+        """Return the model's best prices in the box, the decrease it promises, and whether no edge was met.
+
+        In units of the box and of |L|, so that the program is well scaled whatever the rows count.
+        """
+        scale = max(abs(self._total), 1.0)
+        low = np.maximum(-1.0, -self._best / self._box)
+        height = (self._levels + self._slopes @ self._best - self._total) / scale
+        slopes = self._slopes * self._box / scale
+        z = np.empty(len(self._box))
+        lowest = lowest_point(height, slopes, low, np.ones(len(low)), z)
+        if not math.isfinite(lowest):
+            raise SolverFailed("pricing", "the model of planes has no lowest point")
+        at_edge = (z >= 1.0 - 1e-9) | ((z <= low + 1e-9) & (low <= -1.0 + 1e-12))
+        prices = np.maximum(self._best + z * self._box, 0.0)
+        return prices, max(0.0, -lowest * scale), not bool(at_edge.any())
+
+    def _forget(self) -> None:
+        """Keep the planes that are highest at the best prices."""
+        most = PLANES_A_ROW * len(self._capacity) + 10
+        if len(self._levels) > 2 * most:
+            height = self._levels + self._slopes @ self._best
+            keep = np.sort(np.argsort(-height, kind="stable")[:most])
+            self._levels, self._slopes = self._levels[keep], self._slopes[keep]
+
+
+def _typical(problem: Problem) -> Floats:
+    """Return a price at which the row's capacity would cost what all jobs are worth, float64[rows]."""
+    top = jobwise(np.maximum, np.abs(problem.value).astype(np.float64), problem.job_start)
+    return max(float(top.sum()), 1.0) / np.maximum(problem.capacity.astype(np.float64), 1.0)
+
+
+def _guess(problem: Problem, unit: Floats) -> Floats:
+    """Return prices to begin with: those rows cost that all jobs together would overfill."""
+    use = np.bincount(problem.row, weights=problem.amount, minlength=len(unit))
+    columns = np.maximum(np.bincount(problem.row, minlength=len(unit)), 1)
+    wanted = use / columns * len(problem.jobs)
+    return np.where(wanted > problem.capacity, 0.5 * unit, 0.0)
+
+
+def _least_worth(problem: Problem) -> float:
+    """Return what any answer, less the jobs that need not run, is worth at least."""
+    value = np.where(lonely_fit(problem), problem.value.astype(np.float64), np.inf)
+    least = jobwise(np.minimum, value, problem.job_start)
+    return float(least[problem.must_run].sum()) if problem.must_run.any() else 0.0
