@@ -39,7 +39,7 @@ class Policy:
     min_run_s: float = 0.0
     """A job is neither moved, resized nor suspended before it has run so long."""
     max_changes: int = -1
-    """At most so many running jobs are moved, resized or suspended a round; -1: any number."""
+    """At most so many running jobs are moved, resized or suspended, or as many as promises force; -1: any."""
     queue_order: bool = False
     """Launch by queue and time of arrival (Arena section 3.5), not by value alone."""
     promote_after_s: float = math.inf

@@ -9,11 +9,12 @@ import numpy as np
 
 from formulation.objectives.throughput import throughput
 from formulation.promises.launched import launched
+from formulation.promises.queues import effective_queue
 from formulation.tables import Bools, Floats, Ints
 from solvers.policies.base import Seen
 from solvers.policies.packing import options_of
 from solvers.policies.scaling import Scaling
-from solvers.policies.slots import Slots, in_order, queue_now, slots_of
+from solvers.policies.slots import Slots, in_order, slots_of
 
 Objective = Literal["priced", "normalised", "samples"]
 
@@ -72,7 +73,7 @@ class Arena:
             resize=self.elasticity, retype=self.heterogeneity,
         )  # fmt: skip
         state.keep_running()
-        queue, order = queue_now(seen), in_order(seen)
+        queue, order = effective_queue(seen.draft), in_order(seen)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         past = launched(draft.snapshot) & jobs.opportunistic & self.opportunism

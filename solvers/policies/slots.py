@@ -1,4 +1,4 @@
-"""Options as a table, job by (GPU type, count), for policies that scale many jobs; the order of queues."""
+"""Options as a table, job by (GPU type, count), for policies that scale many jobs; the order of jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from formulation.promises.launched import launched
+from formulation.promises.queues import effective_queue
 from formulation.tables import Bools, Floats, Ints
 from solvers.policies.base import Seen
 from solvers.policies.packing import Options
@@ -68,19 +68,7 @@ def slots_of(options: Options, worth: Floats, types: int) -> Slots:
     return Slots(sizes=sizes, types=types, column=column, worth=value, current=current)
 
 
-def queue_now(seen: Seen) -> Ints:
-    """Return the queue that each job counts in, int64[jobs]; 1 is served first.
-
-    A waiting job counts as one queue higher for each ``promote_after_s`` that it has waited (Arena
-    section 3.5).
-    """
-    snapshot = seen.draft.snapshot
-    jobs = snapshot.jobs
-    waited_s = np.maximum(0.0, snapshot.now_s - jobs.queued_s)
-    steps = np.floor(waited_s / seen.draft.policy.promote_after_s).astype(np.int64)
-    return np.maximum(1, np.where(launched(snapshot), jobs.queue, jobs.queue - steps))
-
-
 def in_order(seen: Seen) -> Ints:
-    """Return the jobs by queue, then arrival, int64[jobs]; the snapshot has them by submission."""
-    return np.lexsort((seen.draft.snapshot.jobs.submit_s, queue_now(seen))).astype(np.int64)
+    """Return the jobs by queue after promotion, then arrival, int64[jobs]."""
+    arrival = seen.draft.snapshot.jobs.submit_s
+    return np.lexsort((arrival, effective_queue(seen.draft))).astype(np.int64)

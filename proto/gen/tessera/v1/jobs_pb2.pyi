@@ -133,7 +133,7 @@ class Job(_message.Message):
     weight: _builtins.float
     """Worth of its throughput beside others'; 0 means 1."""
     guaranteed: _builtins.bool
-    """Guaranteed jobs are not suspended once launched; others are best effort."""
+    """Guaranteed jobs are not suspended once launched, and run no slower than what was requested; others are best effort."""
     pinned: _builtins.bool
     """Opt out of moves that mend fragmentation."""
     max_retries: _builtins.int

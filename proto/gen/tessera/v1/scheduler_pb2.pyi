@@ -81,7 +81,9 @@ class RoundOptions(_message.Message):
     run_to_completion: _builtins.bool
     """No launched job is suspended."""
     max_changes: _builtins.int
-    """At most so many running jobs are moved, resized or suspended a round; default (also -1): any number."""
+    """At most so many running jobs are moved, resized or suspended a round, or as many as promises and quotas force;
+    default (also -1): any number.
+    """
     queue_order: _builtins.bool
     """Launch by queue and time of arrival, not by value alone."""
     opportunistic: _builtins.bool
@@ -93,7 +95,10 @@ class RoundOptions(_message.Message):
     fairness_levels: _builtins.int
     """How many of the worst-off jobs an objective without a sum settles before the next one. Default (also 0): 4."""
     scheduler: _builtins.str
-    """A published policy decides in place of the objective, e.g. "fcfs"; default (""): Tessera's own statement."""
+    """A published policy decides in place of the objective, e.g. "fcfs"; default (""): Tessera's own statement.
+    It has rules of its own: guarantees, promised deadlines, quotas and the limits above do not bind it. Promises stay
+    on record for later rounds.
+    """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """At most this long; unset: what the caller's deadline leaves."""

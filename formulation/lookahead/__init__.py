@@ -1,0 +1,40 @@
+"""Deadlines over several rounds: time in slots, who could run when, and an independent check of schedules.
+
+Equations (22) to (29) of ``formulation/README.md``. Slots are a grid of absolute time that is fine near now
+and doubles with the distance; a later grid contains every boundary that an earlier one had beyond
+it, so a schedule that was promised can always be told again.
+"""
+
+from formulation.lookahead.check import MILLIONTH, schedule_violations
+from formulation.lookahead.grid import boundaries, spacing
+from formulation.lookahead.kept import reserved, spare_gpus, staying
+from formulation.lookahead.plan import (
+    NEED,
+    Lookahead,
+    Picks,
+    legs_of,
+    picks_of,
+    samples,
+    usage,
+    usage_of,
+)
+from formulation.lookahead.statement import look_ahead
+
+__all__ = [
+    "MILLIONTH",
+    "NEED",
+    "Lookahead",
+    "Picks",
+    "boundaries",
+    "legs_of",
+    "look_ahead",
+    "picks_of",
+    "reserved",
+    "samples",
+    "schedule_violations",
+    "spacing",
+    "spare_gpus",
+    "staying",
+    "usage",
+    "usage_of",
+]

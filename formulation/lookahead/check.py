@@ -1,0 +1,97 @@
+"""The independent checker of schedules that meet deadlines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from formulation.cells import build_cells
+from formulation.check import Violation
+from formulation.lifecycle import ACTIVE
+from formulation.lookahead.grid import SAME_S
+from formulation.placement import current_gangs
+from formulation.snapshot import STATE_CODE, Legs, Snapshot
+from formulation.tables import Bools
+
+MILLIONTH: Final = 1e-6
+"""Share of a job's whole work by which a schedule may fall short: rounding, not a promise."""
+
+
+def schedule_violations(
+    snapshot: Snapshot, legs: Legs, promised: Bools,
+    reserved_gpus: Mapping[int, int] = MappingProxyType({}),
+) -> list[Violation]:  # fmt: skip
+    """Return every way in which ``legs`` fail to meet the deadlines of ``promised`` (bool[jobs]) together.
+
+    Plain loops over the legs, independent of the slots: one Cell at a time, capacity at every moment, restart
+    time charged to each leg that does not go on from what runs now, all work done by the deadline.
+    ``reserved_gpus``: GPU type -> GPUs that others hold throughout.
+    """
+    found: list[Violation] = []
+    cells, gangs = build_cells(snapshot), current_gangs(snapshot)
+    known = {
+        (int(cells.workload[c]), int(cells.gpu_type[c]), int(cells.gpus[c]),
+         int(cells.pipeline_degree[c]), int(cells.plan[c])): c
+        for c in range(len(cells))
+    }  # fmt: skip
+    disturbed, jobs = snapshot.disturbed(), snapshot.jobs
+    active = {STATE_CODE[state] for state in ACTIVE}
+    order: dict[int, list[int]] = {}
+    for leg in range(len(legs)):
+        order.setdefault(int(legs.job[leg]), []).append(leg)
+    for job in range(len(jobs)):
+        if not promised[job]:
+            if job in order:
+                found.append(
+                    Violation(rule="promised", detail=f"{jobs.name[job]} has legs, no promise")
+                )
+            continue
+        trained, ends_s = 0.0, -math.inf
+        for leg in sorted(order.get(job, []), key=lambda k: float(legs.start_s[k])):
+            start_s = max(float(legs.start_s[leg]), snapshot.now_s)
+            end_s = float(legs.end_s[leg])
+            if start_s < ends_s - SAME_S:
+                detail = f"{jobs.name[job]} has two Cells at {start_s:.3f}"
+                found.append(Violation(rule="one Cell at a time", detail=detail))
+            ends_s = end_s
+            spec = (int(legs.gpu_type[leg]), int(legs.gpus[leg]), int(legs.pipeline_degree[leg]),
+                    int(legs.plan[leg]))  # fmt: skip
+            cell = known.get((int(jobs.workload[job]), *spec))
+            if cell is None:
+                found.append(Violation(rule="Cell exists", detail=f"{jobs.name[job]}: {spec}"))
+                continue
+            rate, pause_s = float(cells.rate[cell]), float(jobs.restart_s[job])
+            runs = (int(jobs.current_type[job]), int(jobs.current_gpus[job]),
+                    int(jobs.current_degree[job]), int(jobs.current_plan[job]))  # fmt: skip
+            runs_now = int(jobs.state[job]) in active and not disturbed[job]
+            if start_s - snapshot.now_s < SAME_S and runs == spec and runs_now:
+                if job in gangs:
+                    rate = min(rate, cells.rate_on(cell, gangs[job].nodes))
+                since_s = float(jobs.since_s[job])
+                pause_s = max(0.0, since_s + pause_s - snapshot.now_s) if since_s > 0 else 0.0
+            usable_s = min(end_s, float(jobs.deadline_s[job])) - start_s
+            trained += rate * max(0.0, usable_s - pause_s)
+        batch = snapshot.workloads[int(jobs.workload[job])].global_batch
+        left = float(jobs.iterations_left[job]) * batch
+        if trained < left - MILLIONTH * float(jobs.iterations[job]) * batch:
+            detail = f"{jobs.name[job]} trains {trained:.6g} of {left:.6g} samples by its deadline"
+            found.append(Violation(rule="deadline", detail=detail))
+    return [*found, *_overfull(snapshot, legs, reserved_gpus)]
+
+
+def _overfull(snapshot: Snapshot, legs: Legs, reserved_gpus: Mapping[int, int]) -> list[Violation]:
+    """Return where the legs together need more GPUs than there are; some leg starts at each such moment."""
+    found: list[Violation] = []
+    schedulable = snapshot.schedulable_gpus()
+    for at in sorted({max(s, snapshot.now_s) for s in legs.start_s.tolist()}):
+        for kind, gpu_type in enumerate(snapshot.gpu_types):
+            used = reserved_gpus.get(kind, 0)
+            for leg in range(len(legs)):
+                on = legs.start_s[leg] <= at + SAME_S and at + SAME_S < legs.end_s[leg]
+                used += int(legs.gpus[leg]) if on and legs.gpu_type[leg] == kind else 0
+            if used > schedulable[kind]:
+                detail = f"{gpu_type.name}: {used} used of {schedulable[kind]} at {at:.3f}"
+                found.append(Violation(rule="capacity", detail=detail))
+    return found

@@ -1,0 +1,45 @@
+"""Slots of time: fine near now, doubling with the distance."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from formulation.tables import Floats
+
+FINE: Final = 4
+"""A slot is at most a quarter as long as its end is away, so little is lost to whole slots."""
+MAX_DOUBLINGS: Final = 12
+"""The horizon is 32,768 rounds: 113 days of 300 s, in 57 slots."""
+SAME_S: Final = 1e-3
+"""Moments nearer than this are one."""
+
+
+def spacing(distance: float) -> int:
+    """Return how many rounds apart the boundaries lie that are ``distance`` rounds away (Eq. 22)."""
+    return 1 if distance < 2 * FINE else 2 ** int(math.log2(distance / FINE))
+
+
+def boundaries(now_s: float, until_s: float, round_s: float) -> Floats:
+    """Return now and the slot boundaries after it up to the first at or beyond ``until_s``.
+
+    A multiple b of the round belongs to the grid where the spacing at its distance divides it. The spacing
+    only shrinks as b comes nearer, to divisors of itself, so b stays (``test_lookahead`` proves it by
+    cases). At least one slot; none ends beyond the horizon.
+    """
+    now = now_s / round_s
+    b = math.floor(now) + 1
+    if b * round_s - now_s < SAME_S:
+        b += 1
+    found, horizon = [now_s, b * round_s], FINE * 2.0 ** (MAX_DOUBLINGS + 1)
+    while found[-1] < until_s:
+        step = spacing(b - now)
+        b = (b // step + 1) * step
+        while b % spacing(b - now):
+            b += step
+        if b - now > horizon:
+            break
+        found.append(b * round_s)
+    return np.array(found)

@@ -1,0 +1,86 @@
+"""What jobs keep: those that stay as they are, those that must run, and what certificates leave to spare."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.rates import work_left
+from formulation.snapshot import Hold, Legs
+from formulation.tables import Bools, Floats, Ints
+
+
+def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
+    """Return what the jobs ``among`` have that stay as they are: samples/s, seconds left of the last restart.
+
+    Both float64[all jobs]; the rate is that of the shape they lie on, never above their Cell's own, and 0
+    for jobs that have no current column.
+    """
+    snapshot = draft.snapshot
+    jobs, a = snapshot.jobs, snapshot.allocations
+    own = (a.hold != Hold.RELEASING) & (a.job >= 0)
+    pair = np.unique(a.job[own] * max(1, len(snapshot.nodes)) + a.node[own])
+    nodes = np.bincount(pair // max(1, len(snapshot.nodes)), minlength=len(jobs))
+    rate = np.zeros(len(jobs))
+    for job in among[draft.current[among] >= 0].tolist():
+        cell = int(draft.cell[draft.current[job]])
+        spread = int(nodes[job]) or int(draft.cells.nodes[cell])
+        rate[job] = min(draft.cells.rate_on(cell, spread), float(draft.cells.rate[cell]))
+    left_s = np.where(jobs.since_s > 0, jobs.since_s + jobs.restart_s - snapshot.now_s, 0.0)
+    return rate, np.clip(left_s, 0.0, jobs.restart_s)
+
+
+def reserved(draft: Draft, among: Bools) -> list[tuple[int, float]]:
+    """Return (column, until when) that is kept for each job of ``among`` that must run (Eq. 28).
+
+    Its smallest column on its own type, else its smallest: what a round can always shrink it to. Steady
+    jobs keep it for good, others (in their minimum run) until that is over. Jobs with no work left are
+    about to end and keep nothing.
+    """
+    jobs, found = draft.snapshot.jobs, []
+    for job in np.flatnonzero(draft.must_run & among & (work_left(draft.snapshot) > 0)).tolist():
+        columns = np.arange(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+        own = columns[draft.gpu_type[columns] == jobs.current_type[job]]
+        choice = own if len(own) else columns
+        least = int(choice[np.argmin(draft.gpus[choice])])
+        steady = bool(jobs.guaranteed[job]) or draft.policy.run_to_completion
+        until_s = math.inf if steady else float(jobs.since_s[job]) + draft.policy.min_run_s
+        found.append((least, until_s))
+    return found
+
+
+def spare_gpus(draft: Draft, legs: Legs) -> Ints:
+    """Return the GPUs of each type that no leg and no reservation needs at any time, int64[types].
+
+    Jobs that will keep what they are given once may start on these alone, or certificates would be broken
+    by the rounds after this one.
+    """
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    steady = jobs.guaranteed | draft.policy.run_to_completion
+    planned = np.zeros(len(jobs), dtype=np.bool_)
+    planned[legs.job] = True
+    least: dict[tuple[int, int], int] = {}
+    for job in np.flatnonzero(planned & steady).tolist():
+        for c in range(int(draft.job_start[job]), int(draft.job_start[job + 1])):
+            key = job, int(draft.gpu_type[c])
+            least[key] = min(least.get(key, 2**62), int(draft.gpus[c]))
+    moments = sorted({snapshot.now_s, *legs.start_s.tolist()})
+    used = np.zeros((len(snapshot.gpu_types), len(moments)), dtype=np.int64)
+    held: dict[tuple[int, int], int] = {}
+    for leg in range(len(legs)):
+        job, kind, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
+        kept = min(least.get((job, kind), gpus), gpus) if steady[job] else 0
+        held[job, kind] = kept
+        on = [legs.start_s[leg] <= at < legs.end_s[leg] for at in moments]
+        used[kind, on] += gpus - kept
+    for job in np.flatnonzero(planned & steady & draft.must_run).tolist():
+        kind = int(jobs.current_type[job])
+        held.setdefault((job, kind), least.get((job, kind), 0))
+    for (_, kind), kept in held.items():
+        used[kind] += kept
+    for column, until_s in reserved(draft, ~planned):
+        used[int(draft.gpu_type[column]), np.array(moments) < until_s] += int(draft.gpus[column])
+    spare: Ints = np.maximum(snapshot.schedulable_gpus() - used.max(axis=1), 0)
+    return spare

@@ -1,0 +1,189 @@
+"""Jobs with deadlines in slots: what each could run on and when, and schedules told as slots or as legs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.cells import Cells
+from formulation.lookahead.grid import SAME_S
+from formulation.snapshot import Legs
+from formulation.tables import Bools, Floats, Ints
+
+NEED: Final = 10**8
+"""A job's remaining work in integers; rounding loses less than a millionth of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lookahead:
+    """Jobs with deadlines, what each could run on, and what is free in each slot.
+
+    A job's options are ``option_start[j] : option_start[j + 1]``. An option that ``stays`` is the Cell that
+    the job runs on, on its own GPUs: it has no restart to pay but what is left of the last one (``lag_s``),
+    and goes on from now without a break or not at all. A steady job (guaranteed, or jobs run to
+    completion) keeps ``floor`` GPUs of each type that it was ever given, up to the horizon; ``held`` is
+    the type of which it has some already, -1: none. Resources are the GPU types, then those rows of the
+    round that count columns alone.
+    """
+
+    boundary_s: Floats  # float64[slots + 1]; the first is now
+    names: tuple[str, ...]
+    job: Ints  # int64[jobs], index into Snapshot.jobs
+    work: Floats  # samples left
+    total_work: Floats  # samples of the whole job
+    deadline_s: Floats
+    restart_s: Floats
+    weight: Floats
+    promised: Bools
+    steady: Bools
+    held: Ints
+    option_start: Ints  # int64[jobs + 1]
+    cells: Cells
+    cell: Ints  # int64[options], index into cells
+    rate: Floats  # float64[options], samples/s
+    stays: Bools
+    now: Bools  # bool[options], False: a rule of this round keeps it from the first slot
+    lag_s: Floats  # float64[options]
+    floor: Ints  # int64[options], GPUs of its type that a steady job keeps
+    use: Ints  # int64[options, resources]
+    capacity: Ints  # int64[resources, slots], less what jobs without deadlines were promised
+
+    @property
+    def slots(self) -> int:
+        """Return the number of slots."""
+        return len(self.boundary_s) - 1
+
+    @property
+    def owner(self) -> Ints:
+        """Return the job of each option, int64[options]."""
+        return np.repeat(np.arange(len(self.job), dtype=np.int64), np.diff(self.option_start))
+
+    def options_of(self, job: int) -> range:
+        """Return the options of ``job``."""
+        return range(int(self.option_start[job]), int(self.option_start[job + 1]))
+
+    def trains(self) -> Floats:
+        """Return the samples of each option in each slot before the deadline (Eq. 25).
+
+        float64[options, slots]; what is left of an earlier restart is taken off the first slot of those that
+        stay, which may make it negative.
+        """
+        start, end = self.boundary_s[:-1], self.boundary_s[1:]
+        last = self.deadline_s[self.owner][:, None]
+        seconds = np.maximum(np.minimum(end, last) - start, 0.0)
+        seconds[:, 0] -= self.lag_s
+        return self.rate[:, None] * seconds
+
+    def start_costs(self) -> Floats:
+        """Return the samples that a start of each option costs, float64[options]; 0 for those that stay."""
+        return np.where(self.stays, 0.0, self.rate * self.restart_s[self.owner])
+
+    def allowed(self) -> Bools:
+        """Return, bool[options, slots], which options may be used when.
+
+        Not after the deadline, not where they do not fit alone, and a Cell that a job runs on already is
+        not started anew in the first slot.
+        """
+        before = self.boundary_s[:-1] < self.deadline_s[self.owner][:, None] - SAME_S
+        fits = np.all(self.use[:, :, None] <= self.capacity[None], axis=1)
+        ok = before & fits
+        ok[~self.now, 0] = False
+        running = np.full(len(self.job), -1, dtype=np.int64)
+        running[self.owner[self.stays]] = self.cell[self.stays]
+        ok[~self.stays & (self.cell == running[self.owner]), 0] = False
+        ok[self.stays] = np.logical_and.accumulate(ok[self.stays], axis=1)
+        return np.asarray(ok, dtype=np.bool_)
+
+
+Picks = Ints
+"""int64[jobs, slots]: the option of each job in each slot, -1: it waits."""
+
+
+def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
+    """Return what ``job`` trains by its deadline with the options ``pick`` (int64[slots]).
+
+    ``first`` leaves out the slots before it, but not that a leg which began there goes on.
+    """
+    gain, cost = ahead.trains(), ahead.start_costs()
+    total = 0.0
+    for slot in range(first, ahead.slots):
+        option = int(pick[slot])
+        if option >= 0:
+            begins = slot == 0 or int(pick[slot - 1]) != option
+            total += float(gain[option, slot]) - (float(cost[option]) if begins else 0.0)
+    return total
+
+
+def usage(ahead: Lookahead, picks: Picks) -> Ints:
+    """Return what the schedules use, int64[resources, slots], with what steady jobs keep (Eq. 27)."""
+    used = np.zeros_like(ahead.capacity)
+    for job in range(len(ahead.job)):
+        used += usage_of(ahead, job, picks[job])
+    return used
+
+
+def usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
+    """Return what ``job`` uses with the options ``pick`` (int64[slots]), int64[resources, slots]."""
+    used = np.zeros_like(ahead.capacity)
+    runs = np.flatnonzero(pick >= 0)
+    used[:, runs] = ahead.use[pick[runs]].T
+    if ahead.steady[job]:
+        kept = {int(ahead.cells.gpu_type[ahead.cell[o]]): int(ahead.floor[o]) for o in pick[runs]}
+        for option in ahead.options_of(job):
+            kind = int(ahead.cells.gpu_type[ahead.cell[option]])
+            if kind == ahead.held[job]:
+                kept[kind] = int(ahead.floor[option])
+        for kind, gpus in kept.items():
+            used[kind] = np.maximum(used[kind], gpus)
+    return used
+
+
+def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
+    """Return the schedules as legs, one for each run of slots on one option."""
+    rows = []
+    for job in range(len(ahead.job)):
+        edges = np.flatnonzero(np.diff(picks[job], prepend=-2, append=-2))
+        for first, after in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            option = int(picks[job, first])
+            if option >= 0:
+                cell = int(ahead.cell[option])
+                rows.append(
+                    {"job": int(ahead.job[job]), "start_s": float(ahead.boundary_s[first]),
+                     "end_s": float(ahead.boundary_s[after]),
+                     "gpu_type": int(ahead.cells.gpu_type[cell]),
+                     "gpus": int(ahead.cells.gpus[cell]),
+                     "pipeline_degree": int(ahead.cells.pipeline_degree[cell]),
+                     "plan": int(ahead.cells.plan[cell])}
+                )  # fmt: skip
+    return Legs.from_rows(rows)
+
+
+def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
+    """Return the legs told in slots of this grid.
+
+    What has passed, what begins after the deadline (a slot that was one is two now) and what has no option
+    is left out.
+    """
+    picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
+    mine = {int(job): index for index, job in enumerate(ahead.job.tolist())}
+    start, end = ahead.boundary_s[:-1], ahead.boundary_s[1:]
+    cells = ahead.cells
+    for leg in range(len(legs)):
+        job = mine.get(int(legs.job[leg]))
+        if job is None:
+            continue
+        inside = (start >= legs.start_s[leg] - SAME_S) | (start == ahead.boundary_s[0])
+        inside &= start < ahead.deadline_s[job] - SAME_S
+        covers = inside & (end > legs.start_s[leg]) & (end <= legs.end_s[leg] + SAME_S)
+        wanted = (legs.gpu_type[leg], legs.gpus[leg], legs.pipeline_degree[leg], legs.plan[leg])
+        for option in ahead.options_of(job):
+            cell = int(ahead.cell[option])
+            has = (cells.gpu_type[cell], cells.gpus[cell], cells.pipeline_degree[cell],
+                   cells.plan[cell])  # fmt: skip
+            if has == wanted and bool(ahead.stays[option]) <= bool(covers[0]):
+                picks[job, covers] = option
+                if ahead.stays[option]:
+                    break
+    return picks
