@@ -31,6 +31,8 @@ GOOD_STEP: Final = 0.1
 SHRINK: Final = 0.5
 GROW: Final = 2.0
 LEAP: Final = 4.0
+FARTHEST: Final = 1e6
+"""Largest box, in typical prices: jobs that cannot all run are found out long before."""
 WARM_BOX: Final = 0.05
 """First box around prices that are known, as a share of them; around a guess it is as large as they are."""
 PLANES_A_ROW: Final = 4
@@ -70,7 +72,9 @@ class _Descent:
     def __init__(self, problem: Problem, start: Floats | None) -> None:
         self._problem = problem
         self._capacity = problem.capacity.astype(np.float64)
-        self._unit = _typical(problem)
+        self._size = _size(problem)
+        self._unit = self._size / np.maximum(self._capacity, 1.0)
+        self._largest_box = FARTHEST * self._unit
         warm = start is not None and len(start) == len(self._capacity) and bool(np.any(start > 0))
         if start is not None and warm:
             self._best = np.where(np.isfinite(start) & (start > 0), start, 0.0)
@@ -103,6 +107,7 @@ class _Descent:
                 self._box *= SHRINK
             elif not inside:
                 self._box *= GROW
+            self._box = np.minimum(self._box, self._largest_box)
             self._forget()
         return Dual(
             prices=self._best, total=self._total, choice=self._choice, passes=self._passes,
@@ -131,9 +136,10 @@ class _Descent:
     def _step(self) -> tuple[Floats, float, bool]:
         """Return the model's best prices in the box, the decrease it promises, and whether no edge was met.
 
-        In units of the box and of |L|, so that the program is well scaled whatever the rows count.
+        In units of the box and of what all jobs are worth, so that the program is well scaled whatever
+        the rows count.
         """
-        scale = max(abs(self._total), 1.0)
+        scale = max(abs(self._total), self._size)
         low = np.maximum(-1.0, -self._best / self._box)
         height = (self._levels + self._slopes @ self._best - self._total) / scale
         slopes = self._slopes * self._box / scale
@@ -142,6 +148,7 @@ class _Descent:
         if not math.isfinite(lowest):
             raise SolverFailed("pricing", "the model of planes has no lowest point")
         at_edge = (z >= 1.0 - 1e-9) | ((z <= low + 1e-9) & (low <= -1.0 + 1e-12))
+        at_edge &= self._box < self._largest_box
         prices = np.maximum(self._best + z * self._box, 0.0)
         return prices, max(0.0, -lowest * scale), not bool(at_edge.any())
 
@@ -154,10 +161,10 @@ class _Descent:
             self._levels, self._slopes = self._levels[keep], self._slopes[keep]
 
 
-def _typical(problem: Problem) -> Floats:
-    """Return a price at which the row's capacity would cost what all jobs are worth, float64[rows]."""
+def _size(problem: Problem) -> float:
+    """Return what all jobs together are worth; a price at which a row's capacity costs that is typical."""
     top = jobwise(np.maximum, np.abs(problem.value).astype(np.float64), problem.job_start)
-    return max(float(top.sum()), 1.0) / np.maximum(problem.capacity.astype(np.float64), 1.0)
+    return max(float(top.sum()), 1.0)
 
 
 def _guess(problem: Problem, unit: Floats) -> Floats:

@@ -43,7 +43,8 @@ def test_the_lowest_point_of_planes_is_that_of_a_linear_program(
         A_ub=np.column_stack([slopes, -np.ones(planes)]), b_ub=-height,
         bounds=[*zip(low.tolist(), high.tolist(), strict=True), (None, None)],
     )  # fmt: skip
-    assert lowest == pytest.approx(known.x[-1], abs=1e-8)
+    assert known.status == 0
+    assert lowest == pytest.approx(known.fun, abs=1e-8)
     assert (height + slopes @ point).max() == pytest.approx(lowest, abs=1e-8)
     assert np.all((low <= point) & (point <= high))
 

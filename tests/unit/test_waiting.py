@@ -66,7 +66,7 @@ def test_the_choice_is_read_back_in_the_columns_of_the_problem() -> None:
     assert read_back(np.zeros(0, np.int64), np.array([-1])).tolist() == [-1]
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n not in ("greedy", "lp")])
+@pytest.mark.parametrize("name", [n for n in names() if n not in ("greedy", "pricing", "lp")])
 @pytest.mark.parametrize(("most", "best"), [(3, 5), (2, 5), (1, -2), (0, -3)])
 def test_every_solver_counts_who_waits(name: str, most: int, best: int) -> None:
     problem = three_jobs(most)
