@@ -43,6 +43,9 @@ def draw(file: Path, points: Sequence[Point], limit_s: float) -> None:
         xscale="log", yscale="log", xlabel="jobs", ylabel="seconds from snapshot to answer",
         title="Solving a round (hollow: the gap asked for was not met)",
     )  # fmt: skip
+    sizes = sorted({p.jobs for p in points})
+    axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    axes.minorticks_off()
     axes.grid(visible=True, which="major", linewidth=0.3)
     axes.legend()
     figure.savefig(file, dpi=110)

@@ -1,0 +1,130 @@
+"""Laws of the default solver, and of prices alone, on problems that nobody would state and on hard rounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.cases.fuzz import faults
+from benchmarks.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
+from benchmarks.instances import FAMILIES, churned, instance
+from formulation.check import violations
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import build_problem
+from solvers.answers import objective_of, trivial_bound
+from solvers.base import Budget
+from solvers.registry import names, solver
+from tests.support.problems import problems, same
+
+OURS = tuple(name for name in ("pricing", "portfolio") if name in names())
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+USUAL = Budget(remaining_s=lambda: math.inf)
+EXPIRED = Budget(remaining_s=lambda: 0.0)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def judged(problem: Problem, found: Solution) -> list[str]:
+    """Return what is wrong with an answer; what no dynamic program can judge counts as right."""
+    try:
+        return faults(problem, found, optimum(problem))
+    except TooLarge:
+        return faults(problem, found, math.nan)
+
+
+@pytest.mark.parametrize("name", OURS)
+@settings(max_examples=100)
+@given(problem=problems())
+def test_an_answer_breaks_no_rule_and_its_bound_is_true(name: str, problem: Problem) -> None:
+    assert judged(problem, solver(name).solve(problem, EXACT)) == []
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_so_it_is_on_problems_that_nobody_would_state(name: str, kind: str, seed: int) -> None:
+    problem = a_problem(np.random.default_rng(seed), kind)
+
+    assert judged(problem, solver(name).solve(problem, USUAL)) == []
+
+
+@pytest.mark.parametrize("name", OURS)
+@settings(max_examples=100)
+@given(seed=SEEDS)
+def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = a_problem(rng)
+    hint = Solution(
+        status=SolveStatus.FEASIBLE, solver="liar", objective=10**9, bound=-1.0,
+        choice=rng.integers(-1, max(1, len(problem.cell)), len(problem.jobs)),
+        prices=some_prices(rng, problem),
+    )  # fmt: skip
+
+    assert judged(problem, solver(name).solve(problem, EXACT, hint)) == []
+
+
+@pytest.mark.parametrize("name", OURS)
+@settings(max_examples=30)
+@given(seed=SEEDS)
+def test_the_same_question_has_the_same_answer(name: str, seed: int) -> None:
+    problem = a_problem(np.random.default_rng(seed))
+
+    assert same(solver(name).solve(problem, USUAL), solver(name).solve(problem, USUAL))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 1000), running=st.sampled_from([0.0, 0.5, 1.0]))
+def test_without_time_there_is_an_answer_and_never_less_than_greedys(
+    family: str, seed: int, running: float
+) -> None:
+    problem = build_problem(instance(60, 64, 4, seed, family=family, running=running), Policy())
+    greedy = solver("greedy").solve(problem, USUAL)
+
+    found = solver().solve(problem, EXPIRED)
+
+    assert not violations(problem, found)
+    assert found.objective >= greedy.objective
+    assert found.bound >= found.objective
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_bounds_and_answers_agree_with_stock_cp_sat(family: str, seed: int) -> None:
+    problem = build_problem(instance(24, 24, 4, seed, family=family, running=0.5), Policy())
+    stock = solver("stock-cp-sat").solve(problem, EXACT)
+
+    assert stock.status is SolveStatus.OPTIMAL
+    for name in OURS:
+        found = solver(name).solve(problem, USUAL)
+        assert not violations(problem, found)
+        assert found.objective <= stock.objective <= found.bound
+    assert found.gap <= 1e-4  # the portfolio's, the last
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), share=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
+    seed: int, share: float
+) -> None:
+    snapshot = instance(60, 64, 4, seed)
+    problem = build_problem(snapshot, Policy())
+    first = solver().solve(problem, USUAL)
+    later = build_problem(churned(snapshot, problem, first.choice, share, seed), Policy())
+    hint = Solution(
+        status=SolveStatus.FEASIBLE, choice=later.current, solver=first.solver,
+        objective=objective_of(later, later.current), bound=trivial_bound(later),
+        prices=first.prices,
+    )  # fmt: skip
+
+    found = solver().solve(later, USUAL, hint)
+
+    assert not violations(later, found)
+    assert found.gap <= 1e-4
+    assert found.objective >= hint.objective

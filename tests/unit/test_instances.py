@@ -1,0 +1,143 @@
+"""Rounds to solve by seed: what their families promise, and how churn changes them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.instances import FAMILIES, MOST_WORKLOADS, churned, instance
+from formulation.check import held_twice
+from formulation.codec import digest
+from formulation.errors import InvalidInput
+from formulation.placement import current_gangs
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from formulation.statement import build_problem
+from formulation.tables import Ints
+from solvers.answers import is_answer
+from solvers.base import Budget
+from solvers.greedy import Greedy
+
+
+def decided(snapshot: Snapshot) -> tuple[Problem, Ints]:
+    """Return the round's problem and greedy's choice."""
+    problem = build_problem(snapshot, Policy())
+    return problem, Greedy().solve(problem, Budget(remaining_s=lambda: math.inf)).choice
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_names_one_round(family: str) -> None:
+    first, again = (instance(40, 70, 3, 5, family=family, running=0.5) for _ in range(2))
+
+    assert digest(first) == digest(again)
+    assert digest(first) != digest(instance(40, 70, 3, 6, family=family, running=0.5))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("gpus", "types"), [(64, 4), (301, 10), (7, 7)])
+def test_a_cluster_has_as_many_gpus_as_asked_spread_evenly(
+    family: str, gpus: int, types: int
+) -> None:
+    capacity = instance(20, gpus, types, family=family).schedulable_gpus()
+
+    assert capacity.sum() == gpus
+    assert capacity.max() - capacity.min() <= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("running", [0.5, 1.0])
+def test_running_jobs_hold_gpus_of_their_cell_and_nobody_elses(family: str, running: float) -> None:
+    snapshot = instance(200, 128, 4, 1, family=family, running=running)
+    problem = build_problem(snapshot, Policy())
+    gangs = current_gangs(snapshot)
+
+    assert not held_twice(snapshot)
+    assert len(gangs) == (problem.current >= 0).sum() > 0
+    assert is_answer(problem, problem.current)
+    for job, gang in gangs.items():
+        assert gang.gpus == snapshot.jobs.current_gpus[job] == snapshot.jobs.requested_gpus[job]
+        nodes = [node for node, _ in gang.members]
+        assert set(snapshot.nodes.gpu_type[nodes]) == {snapshot.jobs.current_type[job]}
+
+
+def test_every_request_has_half_as_many_and_twice_and_every_degree() -> None:
+    snapshot = instance(400, 4000, 2, 3)
+    e = snapshot.estimates
+    for job in range(0, 400, 37):
+        wanted = int(snapshot.jobs.requested_gpus[job])
+        mine = e.workload == snapshot.jobs.workload[job]
+        assert set(e.gpus[mine]) == {max(1, wanted // 2), wanted, 2 * wanted}
+        most = e.pipeline_degree[mine & (e.gpus == 2 * wanted)]
+        assert set(most) == {2**k for k in range(int(math.log2(2 * wanted)) + 1)}
+
+
+def test_of_equal_ratios_no_column_is_worth_more_a_gpu() -> None:
+    problem = build_problem(instance(60, 256, 4, family="equal-ratios"), Policy())
+
+    assert len(np.unique(problem.value / problem.amount)) == 1
+
+
+def test_a_tight_cluster_holds_few_jobs() -> None:
+    _, choice = decided(instance(400, 400, 4, family="tight"))
+
+    assert 4 <= (choice >= 0).sum() < 100
+
+
+def test_alike_jobs_have_the_same_columns() -> None:
+    problem = build_problem(instance(30, 64, 4, family="alike"), Policy())
+
+    assert len(np.unique(problem.value.reshape(30, -1), axis=0)) == 1
+
+
+def test_a_million_jobs_would_share_a_thousand_workloads() -> None:
+    snapshot = instance(20_000, 100, 2)
+
+    assert len(snapshot.workloads) == MOST_WORKLOADS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_after_churn_the_jobs_that_stay_have_what_they_were_given(family: str) -> None:
+    snapshot = instance(100, 100, 4, 2, family=family, running=0.5)
+    problem, choice = decided(snapshot)
+
+    later = churned(snapshot, problem, choice, 0.1, 7, family)
+
+    before, after = snapshot.jobs.name, later.jobs.name
+    kept = [j for j, name in enumerate(before) if name in set(after)]
+    assert len(kept) == 90
+    assert len(after) == 100 == len(set(after))
+    for position, job in enumerate(kept):  # arrivals come last
+        column = int(choice[job])
+        cell = int(problem.cell[column])
+        gpus = int(problem.cells.gpus[cell]) if column >= 0 else 0
+        assert after[position] == before[job]
+        assert int(later.jobs.current_gpus[position]) == gpus
+        assert later.jobs.iterations_left[position] <= snapshot.jobs.iterations_left[job]
+    assert not held_twice(later)
+    following = build_problem(later, Policy())
+    assert is_answer(following, following.current)
+    assert (following.current >= 0).sum() == (choice[kept] >= 0).sum()
+
+
+def test_churn_can_go_on() -> None:
+    snapshot = instance(50, 60, 3, 2)
+    for step in range(4):
+        problem, choice = decided(snapshot)
+        snapshot = churned(snapshot, problem, choice, 0.2, step)
+
+    assert snapshot.round_number == 5
+    assert len(set(snapshot.jobs.name)) == 50
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "types", "family"),
+    [(5, 8, 2, "easy"), (5, 1, 2, "real"), (-1, 8, 2, "real"), (5, 8, 0, "real")],
+)
+def test_rounds_without_a_meaning_are_refused(
+    jobs: int, gpus: int, types: int, family: str
+) -> None:
+    with pytest.raises(InvalidInput):
+        instance(jobs, gpus, types, family=family)

@@ -1,0 +1,234 @@
+"""Solvers to compare with answer the same problem truly; the bench and the fuzzer see what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import contest
+from benchmarks.cases.fuzz import faults
+from benchmarks.cases.solve import reached
+from benchmarks.contest import Entry, Outcome, Round
+from benchmarks.fuzzing import KINDS, TooLarge, a_problem, optimum
+from benchmarks.instances import instance
+from formulation.check import violations
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.solution import SolveStatus
+from formulation.statement import build_problem
+from solvers import registry
+from solvers.answers import answer, objective_of, without_answer
+from solvers.base import Budget
+from solvers.rivals.pop import Pop, part_of
+from solvers.rivals.stock import StockCpSat
+from tests.support import problems as support
+
+ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
+EXPIRED = Budget(remaining_s=lambda: 0.0)
+EXACT = ("stock-cp-sat", "highs", "sia")
+SMALL_KINDS = tuple(kind for kind in KINDS if kind not in ("huge", "middling"))
+
+
+def optimum_or_nan(problem: Problem) -> int | float | None:
+    try:
+        return optimum(problem)
+    except TooLarge:
+        return math.nan
+
+
+@pytest.mark.parametrize("name", registry.rivals())
+@pytest.mark.parametrize("kind", SMALL_KINDS)
+def test_a_rival_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> None:
+    by = registry.solver(name)
+    for seed in range(5):
+        problem = a_problem(np.random.default_rng(seed), kind)
+        best = optimum_or_nan(problem)
+        found = by.solve(problem, ALWAYS)
+        assert faults(problem, found, best) == []
+        if name in EXACT and best is not None and not math.isnan(best):
+            assert found.objective == best
+
+
+@pytest.mark.parametrize("name", registry.rivals())
+def test_a_rival_without_time_says_that_it_does_not_know(name: str) -> None:
+    problem = support.a_problem([[(60, {0: 5})], [(50, {0: 5})]], [10])
+    found = registry.solver(name).solve(problem, EXPIRED)
+
+    assert found.status is SolveStatus.UNKNOWN or not violations(problem, found)
+    assert found.bound >= 110
+
+
+def test_exact_rivals_agree_on_a_round_and_the_others_come_near() -> None:
+    problem = build_problem(instance(60, 64, 4, 3, running=0.5), Policy())
+    worth = {n: registry.solver(n).solve(problem, ALWAYS).objective for n in registry.rivals()}
+
+    best = worth.pop("highs")
+    assert worth.pop("stock-cp-sat") == best == worth.pop("sia")
+    assert all(0.6 * best < objective <= best for objective in worth.values())
+
+
+def test_rivals_decide_no_round() -> None:
+    assert not set(registry.rivals()) & set(registry.names())
+
+
+def test_pop_with_one_part_is_its_inner_solver() -> None:
+    problem = build_problem(instance(30, 32, 4, 3), Policy())
+    inner = registry.solver("highs").solve(problem, ALWAYS)
+
+    assert Pop(parts=1).solve(problem, ALWAYS).objective == inner.objective
+
+
+def test_parts_of_pop_cannot_lend_each_other_what_is_free() -> None:
+    # one GPU for each part: nobody can have two, though there are two
+    problem = support.a_problem([[(1, {0: 1}), (9, {0: 2})], [(1, {0: 1}), (9, {0: 2})]], [2])
+
+    assert Pop(parts=2).solve(problem, ALWAYS).objective == 2
+
+
+def test_parts_of_pop_share_out_every_unit() -> None:
+    problem = support.a_problem([[(1, {0: 1, 1: 1})]] * 7, [7, 5])
+
+    assert Pop(parts=3).solve(problem, ALWAYS).objective == 5
+
+
+def test_a_part_keeps_what_its_jobs_are() -> None:
+    jobs = [[(1, {0: 1})], [(2, {0: 2}), (3, {1: 3})], [], [(4, {1: 1})]]
+    problem = support.a_problem(jobs, [9, 9], must_run=[1], current={1: 1, 3: 0})
+
+    part = part_of(problem, np.array([1, 3]), np.array([4, 5]))
+
+    assert part.jobs == ("job-1", "job-3")
+    assert part.value.tolist() == [2, 3, 4]
+    assert part.current.tolist() == [1, 2]
+    assert part.must_run.tolist() == [True, False]
+    assert [part.usage_of(c) for c in range(3)] == [{0: 2}, {1: 3}, {1: 1}]
+    assert part.capacity.tolist() == [4, 5]
+
+
+def test_gavel_keeps_a_job_at_the_middle_of_its_counts() -> None:
+    problem = build_problem(instance(40, 200, 4, 1), Policy())
+    found = registry.solver("gavel").solve(problem, ALWAYS)
+
+    gpus = problem.cells.gpus[problem.cell]
+    for job, column in enumerate(found.choice.tolist()):
+        counts = np.unique(gpus[problem.job_start[job] : problem.job_start[job + 1]])
+        assert column < 0 or gpus[column] == counts[len(counts) // 2]
+
+
+def test_stock_cp_sat_tells_of_each_better_answer() -> None:
+    told: list[float] = []
+    problem = build_problem(instance(60, 64, 4, 3), Policy())
+    found = StockCpSat(told.append).solve(problem, ALWAYS)
+
+    assert told == sorted(told)
+    assert told[-1] == found.objective
+
+
+# the dynamic program that judges, and what the fuzzer makes of an answer
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_dynamic_program_agrees_with_trying_all(seed: int) -> None:
+    problem = a_problem(np.random.default_rng([seed, 9]), "small")
+
+    assert optimum(problem) == support.brute_force(problem)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_problem_can_be_drawn(kind: str) -> None:
+    drawn = [a_problem(np.random.default_rng(seed), kind) for seed in range(40)]
+
+    assert any(len(problem.cell) for problem in drawn)
+    if kind == "counts who waits":
+        assert any(len(problem.idle_row) for problem in drawn)
+    if kind == "must run":
+        assert any(optimum_or_nan(problem) is None for problem in drawn)
+    if kind == "huge":
+        assert max(int(problem.value.max(initial=0)) for problem in drawn) > 2**49
+
+
+def test_the_fuzzer_sees_what_is_wrong_with_an_answer() -> None:
+    problem = support.a_problem([[(5, {0: 3})], [(4, {0: 3})]], [3])
+    right = answer(problem, np.array([0, -1]), bound=5, solver="me")
+    second = answer(problem, np.array([-1, 1]), bound=5, solver="me")
+
+    assert faults(problem, right, 5) == []
+    assert faults(problem, second, 5) == []
+    assert faults(problem, replace(second, bound=4.0), 5) == ["wrong_bounds"]
+    assert "wrong_proofs" in faults(problem, replace(second, status=SolveStatus.OPTIMAL), 5)
+    both = replace(right, choice=np.array([0, 1]), objective=9, bound=9.0)
+    assert {"violations", "wrong_bounds"} <= set(faults(problem, both, 5))
+    none = without_answer(problem, SolveStatus.INFEASIBLE, solver="me")
+    assert faults(problem, none, 5) == ["wrong_proofs"]
+    assert faults(problem, none, None) == []
+    assert faults(problem, right, None) == ["wrong_proofs"]
+
+
+# what the bench makes of a rival
+
+
+def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
+    return Round(
+        status="feasible", objective=objective, bound=12.0, gap=0.1, sign=sign, last_gap=0.1,
+        build_s=0.5, solve_s=solve_s, columns=1, verified=True,
+    )  # fmt: skip
+
+
+def test_a_rival_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:
+    told = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
+
+    assert reached(a_round(10.0), Outcome(rounds=(told,), ended="done")) == 1.5
+
+
+def test_a_rival_that_tells_nothing_has_reached_ours_at_its_end() -> None:
+    assert reached(a_round(10.0), Outcome(rounds=(a_round(10.0),), ended="done")) == 2.5
+    assert math.isnan(reached(a_round(10.0), Outcome(rounds=(a_round(9.9),), ended="done")))
+    wrong = replace(a_round(10.0), verified=False)
+    assert math.isnan(reached(a_round(10.0), Outcome(rounds=(wrong,), ended="done")))
+
+
+def test_where_less_is_better_less_reaches_ours() -> None:
+    ours = a_round(1.2, sign=-1)
+
+    assert reached(ours, Outcome(rounds=(a_round(1.1, sign=-1),), ended="done")) == 2.5
+    assert math.isnan(reached(ours, Outcome(rounds=(a_round(1.3, sign=-1),), ended="done")))
+
+
+def test_a_rival_that_was_killed_keeps_what_it_had_told() -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    for line in ({"started": True}, {"answer": [0.5, 10.0]}):
+        lines.put(json.dumps(line))
+    late = Entry(solver="cp-sat", jobs=1, gpus=1, types=1, time_limit_s=0.0)
+
+    found = contest._follow(late, lines)
+
+    assert found.ended == "killed"
+    assert reached(a_round(10.0), found) == 1.0
+
+
+def test_a_process_that_ends_without_a_word_has_failed() -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    lines.put("")
+
+    assert contest._follow(Entry(solver="x", jobs=1, gpus=1, types=1), lines).ended == "failed"
+
+
+def test_a_round_is_solved_in_a_process_of_its_own() -> None:
+    entry = Entry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
+    problem = build_problem(instance(12, 16, 2, 5, running=0.5), Policy())
+    greedy = registry.solver("greedy").solve(problem, ALWAYS)
+
+    found = contest.run(entry)
+
+    assert found.ended == "done"
+    assert [r.verified for r in found.rounds] == [True, True]
+    second = found.rounds[1]  # of the next seed
+    assert second.objective == objective_of(problem, greedy.choice) / problem.scale
+    assert second.bound == greedy.bound / problem.scale
+    assert second.columns == len(problem.cell)
+    assert 20 < found.peak_mib < 2000
