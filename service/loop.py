@@ -23,6 +23,7 @@ from formulation.snapshot import Snapshot
 from service.ports import Clock, Store
 from service.rounds import Outcome, RoundOptions, plan_round
 from solvers.base import Budget
+from solvers.kernels.warm import warm
 from solvers.policies.registry import scheduler_of
 from solvers.registry import solver as make_solver
 
@@ -40,7 +41,8 @@ NOT_SOLVING = ("load", "build", "greedy", *AFTER_SOLVING)
 REMEMBERED = 5
 """Rounds over which the median of a phase's time is taken."""
 
-_VERSIONS = tuple(f"{name} {version(name)}" for name in ("tessera", "ortools", "scipy", "numpy"))
+_LIBRARIES = ("tessera", "ortools", "scipy", "numpy", "numba")
+_VERSIONS = tuple(f"{name} {version(name)}" for name in _LIBRARIES)
 
 
 class _Phases:
@@ -86,7 +88,8 @@ class RoundLoop:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        make_solver()  # loads the solver libraries now, not within the first call's deadline
+        make_solver()  # loads the solver libraries now, not within the first call's deadline,
+        warm()  # and compiles what is compiled
         self._measured: defaultdict[str, _Measured] = defaultdict(_Measured)  # by cluster
 
     def schedule(

@@ -15,7 +15,6 @@ from formulation.solution import Solution, SolveStatus
 from formulation.tables import Bools, Floats, Ints
 from solvers.answers import (
     answer,
-    is_answer,
     lonely_fit,
     objective_of,
     trivial_bound,
@@ -24,7 +23,7 @@ from solvers.answers import (
     without_answer,
 )
 from solvers.base import Budget, SolverFailed
-from solvers.greedy import Greedy, improve, shares
+from solvers.greedy import Greedy, improve, repaired, shares
 from solvers.prices import Priced, price
 
 _LARGEST = 1e4
@@ -197,14 +196,16 @@ def rounded(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | No
     """Return the better of ``start`` and the LP's answer made whole; None: neither is an answer.
 
     A job takes the column whose x exceeds one half; few jobs have none, since an LP vertex has at
-    most as many fractional jobs as coupling rows. The rest is steps of best gain per price.
+    most as many fractional jobs as coupling rows. What that overfills is given up where it loses least,
+    and the rest is steps of best gain per price.
     """
     choice = np.full(len(problem.jobs), -1, dtype=np.int64)
     likely = np.flatnonzero(relaxed.x > 0.5)
     choice[problem.column_job[likely]] = likely
     candidates = [] if start is None else [start]
     weight = relaxed.prices if relaxed.prices.any() else shares(problem)
-    if is_answer(problem, choice):
-        candidates.append(improve(problem, choice, weight))
+    whole = repaired(problem, choice, relaxed.prices)
+    if whole is not None:
+        candidates.append(whole)
     candidates += [improve(problem, c, weight) for c in candidates[:1] if start is not None]
     return max(candidates, key=lambda c: objective_of(problem, c), default=None)

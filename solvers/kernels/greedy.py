@@ -1,0 +1,344 @@
+"""Greedy's loops: steps that gain, must-run jobs packed, overfull rows relieved.
+
+All work on ``choice`` (int64[jobs], column or -1) and ``free`` (int64[rows], capacity less what the
+choice uses) in place. While the columns of a job are judged, what it holds is given back to ``free``.
+The heap holds a job at most once, the largest key first and of equal keys the lower job, so that every
+order is decided; memory is O(jobs + rows) beside the problem.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from formulation.tables import Bools, Floats, Ints
+from solvers.kernels.jit import jitted
+
+FREE_STEP = 1e-9
+"""A step that takes no more than this (of the cluster, where sizes are shares) counts as taking this."""
+
+REFRESHES = 8
+"""After so many times that all jobs were judged anew it takes twice as many misses to do so again."""
+
+Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Floats]
+"""A Problem's job_start, value, usage_start, row and amount, and the size of each column (float64[columns]).
+
+A plain tuple: the files that keep machine code name no class of ours, which a later release might not have.
+"""
+
+
+@jitted
+def sizes(usage_start: Ints, row: Ints, amount: Ints, weight: Floats) -> Floats:
+    """Return sum over rows of ``weight[row] * amount`` of each column, float64[columns]."""
+    out = np.zeros(len(usage_start) - 1)
+    for c in range(len(out)):
+        for k in range(usage_start[c], usage_start[c + 1]):
+            out[c] += weight[row[k]] * amount[k]
+    return out
+
+
+@jitted
+def smallest(job_start: Ints, size: Floats) -> Floats:
+    """Return the least size of a column of each job, float64[jobs]; 0 where it has none."""
+    out = np.zeros(len(job_start) - 1)
+    for j in range(len(out)):
+        first = job_start[j]
+        for c in range(first, job_start[j + 1]):
+            if c == first or size[c] < out[j]:
+                out[j] = size[c]
+    return out
+
+
+@jitted
+def give_back(columns: Columns, column: int, free: Ints) -> None:
+    """Return to ``free`` what ``column`` (-1: nothing) uses."""
+    _, _, usage_start, row, amount, _ = columns
+    if column >= 0:
+        for k in range(usage_start[column], usage_start[column + 1]):
+            free[row[k]] += amount[k]
+
+
+@jitted
+def take(columns: Columns, column: int, free: Ints) -> None:
+    """Take from ``free`` what ``column`` (-1: nothing) uses."""
+    _, _, usage_start, row, amount, _ = columns
+    if column >= 0:
+        for k in range(usage_start[column], usage_start[column + 1]):
+            free[row[k]] -= amount[k]
+
+
+@jitted
+def occupy(columns: Columns, choice: Ints, free: Ints) -> None:
+    """Take from ``free`` what ``choice`` uses."""
+    for j in range(len(choice)):
+        take(columns, choice[j], free)
+
+
+@jitted
+def fits(columns: Columns, column: int, free: Ints) -> bool:
+    """Return whether ``column`` fits into ``free``."""
+    _, _, usage_start, row, amount, _ = columns
+    for k in range(usage_start[column], usage_start[column + 1]):  # noqa: SIM110
+        if amount[k] > free[row[k]]:
+            return False
+    return True
+
+
+@jitted
+def sink(heap: Ints, length: int, key: Floats, at: int) -> None:
+    """Move the job at place ``at`` down until no job below it comes first."""
+    job = heap[at]
+    while True:
+        child = 2 * at + 1
+        if child >= length:
+            break
+        if child + 1 < length and comes_first(key, heap[child + 1], heap[child]):
+            child += 1
+        if not comes_first(key, heap[child], job):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = job
+
+
+@jitted
+def comes_first(key: Floats, one: int, other: int) -> bool:
+    """Return whether job ``one`` comes before job ``other``."""
+    return key[one] > key[other] or (key[one] == key[other] and one < other)
+
+
+@jitted
+def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, int]:
+    """Return the largest gain per size of a step of ``job`` from column ``now`` (-1: from waiting).
+
+    And the column that it leads to, the lowest of equals; -1: no step gains and fits.
+    """
+    job_start, value, _, _, _, size = columns
+    worth, takes = 0, 0.0
+    if now >= 0:
+        worth, takes = value[now], size[now]
+    best, found = 0.0, -1
+    for c in range(job_start[job], job_start[job + 1]):
+        if value[c] > worth:
+            ratio = (value[c] - worth) / max(size[c] - takes, FREE_STEP)
+            if ratio > best and fits(columns, c, free):
+                best, found = ratio, c
+    return best, found
+
+
+@jitted
+def climb(columns: Columns, choice: Ints, free: Ints) -> None:
+    """Take the step of largest gain per size again and again, until none gains and fits.
+
+    A step that no longer fits when its turn comes (a miss) is replaced by the job's best that does. What a
+    retyped job gives up may make room for others: then all are judged anew, at the latest when the heap is
+    empty, sooner after some misses. To wait for few is better (64 to 10,000 jobs: up to 0.2 % on average)
+    and slower, so their number grows with the jobs and with the times that all were judged. A job's value
+    rises with each of its steps, so there are at most as many steps as columns.
+    """
+    _, _, usage_start, row, _, _ = columns
+    jobs = len(choice)
+    heap, key, step = np.empty(jobs, np.int64), np.empty(jobs), np.empty(jobs, np.int64)
+    before = np.zeros(len(free), np.int64)
+    freed, rounds = True, 0
+    while freed:
+        freed, length, misses = False, 0, 0
+        patience = (1 + jobs // 1024) << min(rounds // REFRESHES, 40)
+        rounds += 1
+        for j in range(jobs):
+            give_back(columns, choice[j], free)
+            key[j], step[j] = best_step(columns, j, choice[j], free)
+            take(columns, choice[j], free)
+            if step[j] >= 0:
+                heap[length] = j
+                length += 1
+        for at in range(length // 2 - 1, -1, -1):
+            sink(heap, length, key, at)
+        while length > 0 and (misses < patience or not freed):
+            j = heap[0]
+            old = choice[j]
+            if old >= 0:
+                for k in range(usage_start[old], usage_start[old + 1]):
+                    before[row[k]] = free[row[k]]
+            give_back(columns, old, free)
+            if fits(columns, step[j], free):
+                choice[j] = step[j]
+            else:
+                misses += 1
+            key[j], step[j] = best_step(columns, j, choice[j], free)
+            take(columns, choice[j], free)
+            if old >= 0:
+                for k in range(usage_start[old], usage_start[old + 1]):
+                    if free[row[k]] > before[row[k]]:
+                        freed = True
+            if step[j] < 0:
+                length -= 1
+                heap[0] = heap[length]
+            sink(heap, length, key, 0)
+
+
+@jitted
+def pack(
+    columns: Columns, order: Ints, current: Ints, balance: bool, choice: Ints, free: Ints
+) -> bool:
+    """Give each job of ``order`` a column; return whether all have one.
+
+    Its ``current`` one (-1: none) where that fits; else the smallest that fits, or with ``balance`` the one
+    whose largest share of what is free in a row is least; of equals the one worth most, then the lowest.
+    """
+    job_start, value, usage_start, row, amount, size = columns
+    for j in order:
+        found, least = -1, 0.0
+        if current[j] >= 0 and fits(columns, current[j], free):
+            found = current[j]
+        else:
+            for c in range(job_start[j], job_start[j + 1]):
+                if not fits(columns, c, free):
+                    continue
+                cost = size[c]
+                if balance:
+                    cost = 0.0
+                    for k in range(usage_start[c], usage_start[c + 1]):
+                        cost = max(cost, amount[k] / max(free[row[k]], 1))
+                if found >= 0 and cost == least:
+                    better = value[c] > value[found]
+                else:
+                    better = found < 0 or cost < least
+                if better:
+                    found, least = c, cost
+        if found < 0:
+            return False
+        choice[j] = found
+        take(columns, found, free)
+    return True
+
+
+@jitted
+def keep(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints) -> None:
+    """Leave each waiting job of ``order`` on its ``current`` column if that fits."""
+    for j in order:
+        if fits(columns, current[j], free):
+            choice[j] = current[j]
+            take(columns, current[j], free)
+
+
+@jitted
+def relief(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -> float:
+    """Return the sum over overfull rows of column ``now`` of ``share`` times the units given up.
+
+    ``given`` is int64[rows]; what a row has too many is the most that counts of it.
+    """
+    _, _, usage_start, row, _, _ = columns
+    total = 0.0
+    for k in range(usage_start[now], usage_start[now + 1]):
+        r = row[k]
+        if free[r] < 0:
+            total += share[r] * min(given[r], -free[r])
+    return total
+
+
+@jitted
+def best_relief(
+    columns: Columns, share: Floats, job: int, now: int, must: bool, free: Ints, given: Ints
+) -> tuple[float, int]:
+    """Return the key of the step of ``job`` away from ``now`` that costs least per unit of overfull rows.
+
+    The key is minus the loss of value less size, divided by the step's ``relief``. A step may take room
+    that is free, but nothing more of an overfull row. And the column that it leads to, the lowest of equals;
+    -1 to wait, if not ``must``; -2: there is no step. ``given`` (int64[rows]) is zero before and after.
+    """
+    job_start, value, usage_start, row, amount, size = columns
+    for k in range(usage_start[now], usage_start[now + 1]):
+        given[row[k]] += amount[k]
+    margin = value[now] - size[now]
+    best, found = -np.inf, -2
+    whole = relief(columns, share, now, free, given)
+    if whole > 0:
+        for c in range(job_start[job], job_start[job + 1]):
+            allowed = True
+            for k in range(usage_start[c], usage_start[c + 1]):
+                r = row[k]
+                given[r] -= amount[k]
+                if given[r] < -max(free[r], 0):
+                    allowed = False
+            if allowed:
+                relieved = relief(columns, share, now, free, given)
+                if relieved > 0:
+                    key = (value[c] - size[c] - margin) / relieved
+                    if key > best:
+                        best, found = key, c
+            for k in range(usage_start[c], usage_start[c + 1]):
+                given[row[k]] += amount[k]
+        if not must and -margin / whole > best:
+            best, found = -margin / whole, -1
+    for k in range(usage_start[now], usage_start[now + 1]):
+        given[row[k]] = 0
+    return best, found
+
+
+@jitted
+def relieve(columns: Columns, share: Floats, must: Bools, choice: Ints, free: Ints) -> bool:
+    """Take the step that costs least per unit of overfull rows until no row is; return whether none is.
+
+    Jobs in ``must`` (bool[jobs]) are moved, never stopped. Overfull is a row whose ``free`` is negative.
+    No step takes more of an overfull row or makes a new one, so no job returns to a column that it has
+    left.
+    """
+    jobs = len(choice)
+    heap, key, step = np.empty(jobs, np.int64), np.empty(jobs), np.empty(jobs, np.int64)
+    given = np.zeros(len(free), np.int64)
+    moved = True
+    while moved and is_short(free):
+        moved, length = False, 0
+        for j in range(jobs):
+            if choice[j] >= 0:
+                key[j], step[j] = best_relief(columns, share, j, choice[j], must[j], free, given)
+                if step[j] > -2:
+                    heap[length] = j
+                    length += 1
+        for at in range(length // 2 - 1, -1, -1):
+            sink(heap, length, key, at)
+        while length > 0:
+            j = heap[0]
+            was, expected = key[j], step[j]
+            key[j], step[j] = best_relief(columns, share, j, choice[j], must[j], free, given)
+            if key[j] == was and step[j] == expected:  # else its turn may come later
+                give_back(columns, choice[j], free)
+                choice[j] = step[j]
+                take(columns, choice[j], free)
+                moved = True
+                if not is_short(free):
+                    break
+                step[j] = -2
+                if choice[j] >= 0:
+                    key[j], step[j] = best_relief(
+                        columns, share, j, choice[j], must[j], free, given
+                    )
+            if step[j] == -2:
+                length -= 1
+                heap[0] = heap[length]
+            sink(heap, length, key, 0)
+    return not is_short(free)
+
+
+@jitted
+def is_short(free: Ints) -> bool:
+    """Return whether any row is overfull."""
+    for r in range(len(free)):  # noqa: SIM110
+        if free[r] < 0:
+            return True
+    return False
+
+
+@jitted
+def start_missing(columns: Columns, must: Bools, choice: Ints) -> None:
+    """Give each job of ``must`` that waits its column of most value less size, the lowest of equals."""
+    job_start, value, _, _, _, size = columns
+    for j in range(len(choice)):
+        if must[j] and choice[j] < 0:
+            for c in range(job_start[j], job_start[j + 1]):
+                margin = value[c] - size[c]
+                now = choice[j]
+                if now < 0 or margin > value[now] - size[now]:
+                    choice[j] = c

@@ -1,0 +1,50 @@
+"""Load what is compiled before the first round, which has a deadline, needs it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from functools import cache
+
+import numpy as np
+
+from formulation.cells import Cells, Shapes
+from formulation.problem import Problem, Row
+from solvers.base import Budget
+from solvers.greedy import Greedy, repaired
+
+_LOCK = threading.Lock()
+
+
+def warm() -> None:
+    """Run every compiled loop once: from disk 0.1 s, or compiled anew some seconds.
+
+    Later calls do nothing; one beside a first call waits for it.
+    """
+    with _LOCK:
+        _run_all()
+
+
+@cache
+def _run_all() -> None:
+    problem = _crowded()
+    Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
+    repaired(problem, np.array([1, 2]), np.ones(1))
+
+
+def _crowded() -> Problem:
+    """Return two running jobs, of which one must run, on two GPUs: too few, so that no loop is left out."""
+    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
+    cells = Cells(
+        workload=zero, gpu_type=zero, gpus=one, pipeline_degree=one, plan=zero, nodes=one,
+        rate=rate, first_shape=zero, shape_count=one, shapes=Shapes(nodes=one, rate=rate),
+    )  # fmt: skip
+    return Problem(
+        jobs=("must", "may"), job_start=np.array([0, 2, 3]), cells=cells, plans=("",),
+        cell=np.zeros(3, np.int64), value=np.array([1, 2, 1]), restart_price=np.zeros(3, np.int64),
+        scale=1.0, unit="", rows=(Row(name="gpus", capacity=2),), usage_start=np.arange(4),
+        row=np.zeros(3, np.int64), amount=np.array([1, 2, 2]), idle_start=np.zeros(3, np.int64),
+        idle_row=np.zeros(0, np.int64), idle_amount=np.zeros(0, np.int64),
+        must_run=np.array([True, False]), least_rate=np.zeros(2), movable=np.ones(2, np.bool_),
+        current=np.array([0, 2]), restart_share=np.zeros(2), weight=np.ones(2),
+    )  # fmt: skip

@@ -1,0 +1,268 @@
+"""Greedy's compiled loops: what a step is, repairing what overfills, and compiling itself."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.errors import InvalidInput
+from formulation.problem import Problem, jobwise
+from formulation.tables import Floats, Ints
+from solvers.answers import is_answer, objective_of
+from solvers.base import Budget
+from solvers.greedy import Greedy, improve, pack_must_run, repaired, shares
+from solvers.kernels import greedy as loops
+from solvers.kernels.jit import fixed, jitted
+from solvers.kernels.warm import warm
+from solvers.prices import price
+from solvers.relaxation import Relaxation
+from tests.support.builders import a_random_problem
+from tests.support.problems import a_problem, brute_force, problems
+
+FOREVER = Budget(remaining_s=lambda: math.inf)
+SOME = settings(max_examples=150, deadline=None)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def solved(problem: Problem) -> list[int]:
+    found: list[int] = Greedy().solve(problem, FOREVER).choice.tolist()
+    return found
+
+
+def told(choice: Ints | None) -> list[int] | None:
+    return None if choice is None else choice.tolist()
+
+
+def none_runs(problem: Problem) -> Ints:
+    return np.full(len(problem.jobs), -1)
+
+
+def best_at(problem: Problem, prices: Floats) -> Ints:
+    """Return each job's column of the largest margin; -1 where that is not above 0 and it may wait."""
+    margin = price(problem, prices).margin
+    top = jobwise(np.maximum, margin, problem.job_start)
+    choice = none_runs(problem)
+    for column in np.flatnonzero(margin == top[problem.column_job])[::-1].tolist():
+        choice[problem.column_job[column]] = column
+    return np.where((top <= 0) & ~problem.must_run, -1, choice)
+
+
+# steps
+
+
+def test_of_equal_steps_the_lower_job_and_then_its_lower_column_is_taken() -> None:
+    same = [(6, {0: 4}), (6, {0: 4})]
+    assert solved(a_problem([same, same, same], [8])) == [0, 2, -1]
+
+
+def test_what_a_retyped_job_gives_up_goes_to_one_that_waited() -> None:
+    jobs = [[(4, {0: 4}), (14, {1: 8})], [(3, {0: 4})]]
+    assert solved(a_problem(jobs, [4, 8])) == [1, 2]
+
+
+def test_numbers_up_to_the_largest_are_exact() -> None:
+    large = 2**52 - 1
+    problem = a_problem([[(large - 1, {0: large - 1}), (large, {0: large})]], [large])
+    assert solved(problem) == [1]
+
+
+def test_a_row_without_capacity_holds_only_those_that_use_none_of_it() -> None:
+    assert solved(a_problem([[(9, {0: 1}), (2, {0: 0})], [(5, {})]], [0])) == [1, 2]
+
+
+def test_must_run_jobs_are_packed_by_balance_where_the_smallest_columns_do_not_fit() -> None:
+    jobs = [[(1, {0: 4}), (1, {1: 5})], [(1, {0: 4})]]
+    problem = a_problem(jobs, [4, 6], must_run=[0, 1])
+    assert told(pack_must_run(problem, np.array([0.1, 1.0]))) == [1, 2]
+    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+
+
+@SOME
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_improving_loses_nothing_and_leaves_no_step_that_gains(problem: Problem, seed: int) -> None:
+    weight = np.random.default_rng(seed).random(len(problem.rows))
+    start = pack_must_run(problem, weight)
+    if start is None:
+        return
+    found = improve(problem, start, weight)
+    assert is_answer(problem, found)
+    assert objective_of(problem, found) >= objective_of(problem, start)
+    now = np.where(found >= 0, problem.value[found], 0) if len(problem.cell) else found
+    for column, job in enumerate(problem.column_job.tolist()):
+        changed = found.copy()
+        changed[job] = column
+        assert problem.value[column] <= now[job] or not is_answer(problem, changed)
+
+
+def test_improving_does_not_touch_where_it_starts() -> None:
+    problem = a_random_problem(1, jobs=20)
+    start = none_runs(problem)
+    improve(problem, start, shares(problem))
+    assert np.all(start == -1)
+
+
+# repairing
+
+
+def test_the_job_that_loses_least_per_unit_makes_room() -> None:
+    problem = a_problem([[(9, {0: 4})], [(5, {0: 4})], [(8, {0: 4})]], [8])
+    assert told(repaired(problem, np.array([0, 1, 2]), np.zeros(1))) == [0, -1, 2]
+
+
+def test_a_job_moves_where_that_loses_less_than_another_loses_by_waiting() -> None:
+    problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 4])
+    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+
+
+def test_no_more_is_given_up_than_a_row_has_too_many() -> None:
+    problem = a_problem([[(80, {0: 8})], [(11, {0: 1})]], [8])
+    assert told(repaired(problem, np.array([0, 1]), np.zeros(1))) == [0, -1]
+
+
+def test_a_job_that_must_run_moves_and_never_stops() -> None:
+    jobs = [[(9, {0: 4}), (1, {1: 4})], [(50, {0: 4})], [(50, {1: 4})]]
+    problem = a_problem(jobs, [4, 4], must_run=[0])
+    found = repaired(problem, np.array([0, 2, 3]), np.zeros(2))
+    assert found is not None
+    assert is_answer(problem, found)
+    assert objective_of(problem, found) == 59  # job 0 stays, job 1 makes room
+
+
+def test_must_run_jobs_that_fit_nowhere_together_are_said_to() -> None:
+    problem = a_problem([[(1, {0: 4})], [(1, {0: 4})]], [4], must_run=[0, 1])
+    assert repaired(problem, np.array([0, 1]), np.zeros(1)) is None
+
+
+@SOME
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_whatever_is_chosen_at_whatever_prices_becomes_an_answer(
+    problem: Problem, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    prices = rng.random(len(problem.rows)) * rng.choice(
+        [0, 1, 100, -1, math.inf, math.nan, 1e300], len(problem.rows)
+    )
+    drawn = rng.integers(problem.job_start[:-1] - 1, problem.job_start[1:])
+    choice = np.where(drawn < problem.job_start[:-1], -1, drawn)
+    found = repaired(problem, choice, prices)
+    best = brute_force(problem)
+    if found is not None:
+        assert is_answer(problem, found)
+        assert best is not None
+        assert objective_of(problem, found) <= best
+    else:
+        assert not Greedy().solve(problem, FOREVER).has_answer
+    if is_answer(problem, choice):
+        assert found is not None
+        assert objective_of(problem, found) >= objective_of(problem, choice)
+
+
+def test_the_best_columns_at_dual_prices_repair_to_near_the_bound() -> None:
+    for seed in range(3):
+        problem = a_random_problem(seed, jobs=300, groups=((0, 40, 4), (1, 20, 8)))
+        prices = Relaxation().solve(problem, FOREVER).prices
+        choice = best_at(problem, 0.9 * prices)  # a little too cheap: too many want to run
+        assert np.any(problem.used(choice) > problem.capacity)
+        found = repaired(problem, choice, prices)
+        assert found is not None
+        assert is_answer(problem, found)
+        assert objective_of(problem, found) >= 0.97 * price(problem, prices).bound
+
+
+@pytest.mark.parametrize("choice", [[0], [0, 0], [1, 1], [-2, 1], [0, 7]])
+def test_a_choice_that_is_not_of_this_problem_is_refused(choice: list[int]) -> None:
+    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], [4])
+    for call in (improve, repaired):
+        with pytest.raises(InvalidInput, match="choice"):
+            call(problem, np.array(choice), np.ones(1))
+
+
+def test_prices_of_another_number_of_rows_are_refused() -> None:
+    problem = a_problem([[(1, {0: 1})]], [4])
+    for call in (improve, repaired):
+        with pytest.raises(InvalidInput, match="weight"):
+            call(problem, np.array([-1]), np.ones(2))
+
+
+# compiling
+
+
+CALLED = ("sizes", "smallest", "occupy", "climb", "pack", "keep", "relieve", "start_missing")
+
+
+def compiled_for() -> dict[str, int]:
+    """Return for how many combinations of types each loop that is called from outside was compiled."""
+    return {name: len(cast(SimpleNamespace, getattr(loops, name)).signatures) for name in CALLED}
+
+
+def test_once_warm_no_round_compiles_anything() -> None:
+    warm()
+    assert compiled_for() == dict.fromkeys(CALLED, 1)
+    for problem in (
+        a_problem([], [1]),
+        a_problem([[], [(1, {})]], [0]),
+        a_problem([[(5, {0: 4})], [(5, {0: 4})]], [4], must_run=[1], current={0: 0}),
+        a_random_problem(1, jobs=30),
+    ):
+        found = Greedy().solve(problem, FOREVER)
+        Greedy().solve(problem, FOREVER, found)
+        improve(problem, found.choice, np.ones(len(problem.rows), dtype=np.float32))
+        repaired(problem, np.repeat(found.choice, 2)[::2], np.ones(len(problem.rows)))
+    assert compiled_for() == dict.fromkeys(CALLED, 1)
+
+
+def test_threads_may_warm_and_solve_at_once() -> None:
+    problem = a_random_problem(2, jobs=200)
+
+    def work(_: int) -> list[int]:
+        warm()
+        return solved(problem)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(work, range(8)))
+    assert all(one == answers[0] for one in answers)
+
+
+def test_a_function_that_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
+    scope: dict[str, Callable[[int], int]] = {}
+    exec(
+        "def twice(n):\n    return 2 * n", scope
+    )  # a function without a file has no place beside it
+    with pytest.raises(RuntimeError, match="cannot cache"):
+        numba.njit(cache=True)(scope["twice"])
+    assert jitted(scope["twice"])(21) == 42
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull, ""])
+def test_a_cache_directory_that_cannot_be_written_does_no_harm(place: str) -> None:
+    code = (
+        "import numpy as np; from solvers.kernels.greedy import is_short;"
+        "print(is_short(np.array([0, -1])))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True,
+        env=os.environ | {"NUMBA_CACHE_DIR": place, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert run.stdout.strip() == "True"
+
+
+def test_arguments_are_read_only_and_contiguous_without_copying_those_that_are() -> None:
+    array = np.arange(10)
+    view = fixed(array)
+    assert np.shares_memory(view, array)
+    assert not view.flags.writeable
+    assert array.flags.writeable
+    assert fixed(array[::2]).flags.c_contiguous
