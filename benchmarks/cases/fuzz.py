@@ -31,6 +31,11 @@ SHORT_S: Final = (0.005, 0.01, 0.02, 0.05)
 """Budgets from which there must be an answer, for up to 300 jobs."""
 LONG_S: Final = 10.0
 """Budget of a problem that is to be solved."""
+INTERRUPTED: Final = 0.2
+"""Share of the problems whose budget ends at once or within two milliseconds."""
+FEW_JOBS: Final = 300
+LARGE: Final = 0.2
+"""Share of the short rounds that have more jobs, and the time that greedy takes."""
 
 
 @case(
@@ -44,7 +49,7 @@ LONG_S: Final = 10.0
 )
 def fuzz(
     cases: Annotated[int, typer.Option(help="Random problems.")] = 2_000,
-    short: Annotated[int, typer.Option(help="Rounds solved in 5 to 50 ms.")] = 100,
+    short: Annotated[int, typer.Option(help="Rounds given 5 to 50 ms, or greedy's time.")] = 100,
     solver: Annotated[str, typer.Option(help="Solver to try.")] = DEFAULT,
     first: Annotated[int, typer.Option(help="Number of the first, to repeat one.")] = 0,
     seed: int = 0,
@@ -52,25 +57,33 @@ def fuzz(
     """Solve random problems and compare with their optimum: degenerate, empty, infeasible, huge, tiny ones.
 
     The optimum comes from a dynamic program over what is used, or from CP-SAT where that would be too large;
-    ``unjudged`` are those that neither solves. Each problem is asked with a gap of 0 or of 1e-4, and with no
-    hint or one that has a greedy answer, or none, and any prices. ``violations`` are those of the checker;
-    ``wrong_bounds`` below the optimum, or an objective above it; ``wrong_proofs`` "optimal" that is not, or
-    "infeasible" where there is an answer; ``crashes`` anything raised. ``below_greedy``: rounds of up
-    to 300 jobs, given 5 to 50 ms, that end without an answer, or with less than greedy's.
+    ``unjudged`` are those that neither solves. Each problem is asked with a gap of 0 or of 1e-4, with no hint
+    or one that has a greedy answer, or nonsense, and any prices; a fifth with next to no time.
+    ``violations`` are those of the checker; ``wrong_bounds`` below the optimum, or an objective above it;
+    ``wrong_proofs`` "optimal" that is not, or "infeasible" where there is an answer; ``crashes`` anything
+    raised. ``below_greedy``: rounds of up to 300 jobs given 5 to 50 ms, or of up to 3,000 given the
+    time that greedy takes, that end without an answer or with less than greedy's; ``worst_overrun_s``
+    is by how much the slowest of them missed its time.
     """
-    by, tally = make_solver(solver), Counter[str]()
+    by, tally, overrun_s = make_solver(solver), Counter[str](), 0.0
     for k in (first + step for step in steps(cases, "problems")):
         rng = np.random.default_rng([seed, k])
         _judge(a_problem(rng), by, rng, tally, k)
     for k in (first + step for step in steps(short, "short budgets")):
         rng = np.random.default_rng([seed, k, 1])
-        _hurry(by, rng, tally, k)
+        overrun_s = max(overrun_s, _hurry(by, rng, tally, k))
     names = (
         "violations", "wrong_bounds", "wrong_proofs", "crashes", "below_greedy", "unjudged",
         "optimal", "feasible", "infeasible", "unknown",
     )  # fmt: skip
     return Report(
-        seed=seed, figures={"cases": cases, "short": short, **{n: tally[n] for n in names}}
+        seed=seed,
+        figures={
+            "cases": cases,
+            "short": short,
+            **{n: tally[n] for n in names},
+            "worst_overrun_s": overrun_s,
+        },
     )
 
 
@@ -78,11 +91,11 @@ def _judge(
     problem: Problem, by: Solver, rng: np.random.Generator, tally: Counter[str], k: int
 ) -> None:
     """Solve one problem and count what is wrong with the answer."""
-    end_s = time.perf_counter() + LONG_S
-    budget = Budget(
-        remaining_s=lambda: end_s - time.perf_counter(), gap=float(rng.choice([0.0, 1e-4])), seed=k
-    )
-    found = _asked(problem, by, budget, _hint(problem, rng), tally, k)
+    limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
+    gap, hint = float(rng.choice([0.0, 1e-4])), _hint(problem, rng)
+    end_s = time.perf_counter() + limit_s
+    budget = Budget(remaining_s=lambda: end_s - time.perf_counter(), gap=gap, seed=k)
+    found = _asked(problem, by, budget, hint, tally, k)
     if found is None:
         return
     tally[str(found.status)] += 1
@@ -153,20 +166,28 @@ def _best(problem: Problem, tally: Counter[str]) -> int | float | None:
         return exact.objective
 
 
-def _hurry(by: Solver, rng: np.random.Generator, tally: Counter[str], k: int) -> None:
-    """Solve a round within milliseconds; count an answer that is missing, broken or below greedy's."""
-    jobs, types = int(rng.integers(1, 301)), int(rng.integers(1, 11))
+def _hurry(by: Solver, rng: np.random.Generator, tally: Counter[str], k: int) -> float:
+    """Solve a round within milliseconds; count an answer that is missing, broken or below greedy's.
+
+    Returns the seconds by which it was late.
+    """
+    large = rng.random() < LARGE
+    jobs = int(rng.integers(FEW_JOBS + 1, 3_000) if large else rng.integers(1, FEW_JOBS + 1))
+    types = int(rng.integers(1, 11))
     snapshot = instance(
         jobs, max(types, int(jobs * rng.uniform(0.2, 3.0))), types, k,
         family=str(rng.choice(FAMILIES)), running=float(rng.choice([0.0, 0.5, 1.0])),
     )  # fmt: skip
     problem = build_problem(snapshot, Policy())
+    began_s = time.perf_counter()
     greedy = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf))
-    end_s = time.perf_counter() + float(rng.choice(SHORT_S))
+    now_s = time.perf_counter()
+    end_s = now_s + (now_s - began_s if large else float(rng.choice(SHORT_S)))
     budget = Budget(remaining_s=lambda: end_s - time.perf_counter())
     found = _asked(problem, by, budget, None, tally, k)
+    late_s = max(0.0, time.perf_counter() - end_s)
     if found is None:
-        return
+        return late_s
     if violations(problem, found):
         tally["violations"] += 1
     if found.bound < greedy.objective:
@@ -174,3 +195,4 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: Counter[str], k: int) ->
     if not found.has_answer or found.objective < greedy.objective:
         logger.error("round %d: below greedy by %s", k, by.name, extra={"action": "fuzz-fault"})
         tally["below_greedy"] += 1
+    return late_s
