@@ -20,7 +20,7 @@ import numpy as np
 from formulation.problem import Problem, jobwise
 from formulation.tables import Floats, Ints
 from solvers.answers import lonely_fit
-from solvers.base import Budget, SolverFailed
+from solvers.base import Budget
 from solvers.kernels.planes import lowest_point
 from solvers.kernels.pricing import demand
 
@@ -60,10 +60,8 @@ def descend(
     """Minimise L until no model can promise a decrease of more than the share ``tolerance`` of it.
 
     ``start`` are prices to begin with, e.g. of the last round; None: a guess. Stops after ``most``
-    evaluations, or when the budget is spent; whatever it stops at is a true bound.
-
-    Raises:
-        SolverFailed: the model of planes could not be solved.
+    evaluations, when the budget is spent, or where a model cannot be solved; whatever it stops at is a true
+    bound.
     """
     return _Descent(problem, start).run(budget, min(most, MOST_PASSES), tolerance)
 
@@ -95,7 +93,10 @@ class _Descent:
         """Take steps until the model promises too little."""
         self._evaluate(self._best)
         while self._passes < most and not budget.expired() and not self._infeasible():
-            prices, promise, inside = self._step()
+            step = self._step()
+            if step is None:
+                break
+            prices, promise, inside = step
             enough = tolerance * max(abs(self._total), 1.0)
             if promise <= enough and inside:
                 break
@@ -133,8 +134,10 @@ class _Descent:
             self._total, self._best = total, prices
             self._choice, self._now = self._now, self._choice
 
-    def _step(self) -> tuple[Floats, float, bool]:
+    def _step(self) -> tuple[Floats, float, bool] | None:
         """Return the model's best prices in the box, the decrease it promises, and whether no edge was met.
+
+        None: rounding keeps the model from being solved, e.g. planes that are all but the same.
 
         In units of the box and of what all jobs are worth, so that the program is well scaled whatever
         the rows count.
@@ -146,7 +149,7 @@ class _Descent:
         z = np.empty(len(self._box))
         lowest = lowest_point(height, slopes, low, np.ones(len(low)), z)
         if not math.isfinite(lowest):
-            raise SolverFailed("pricing", "the model of planes has no lowest point")
+            return None
         at_edge = (z >= 1.0 - 1e-9) | ((z <= low + 1e-9) & (low <= -1.0 + 1e-12))
         at_edge &= self._box < self._largest_box
         prices = np.maximum(self._best + z * self._box, 0.0)
