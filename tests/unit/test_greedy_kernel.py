@@ -69,8 +69,8 @@ def test_of_equal_steps_the_lower_job_and_then_its_lower_column_is_taken() -> No
 
 
 def test_what_a_retyped_job_gives_up_goes_to_one_that_waited() -> None:
-    jobs = [[(4, {0: 4}), (14, {1: 8})], [(3, {0: 4})]]
-    assert solved(a_problem(jobs, [4, 8])) == [1, 2]
+    problem = a_problem([[(4, {0: 4}), (14, {1: 8})], [(3, {0: 4})]], [4, 8])
+    assert told(improve(problem, np.array([0, -1]), shares(problem))) == [1, 2]
 
 
 def test_numbers_up_to_the_largest_are_exact() -> None:
@@ -125,6 +125,11 @@ def test_the_job_that_loses_least_per_unit_makes_room() -> None:
 def test_a_job_moves_where_that_loses_less_than_another_loses_by_waiting() -> None:
     problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 4])
     assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+
+
+def test_a_job_moves_only_to_where_there_is_room() -> None:
+    problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 3])
+    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
 
 
 def test_no_more_is_given_up_than_a_row_has_too_many() -> None:
