@@ -127,6 +127,11 @@ def test_a_job_moves_where_that_loses_less_than_another_loses_by_waiting() -> No
     assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
 
 
+def test_of_two_that_may_move_the_one_that_loses_less_does() -> None:
+    problem = a_problem([[(9, {0: 4}), (2, {1: 4})], [(9, {0: 4}), (8, {1: 4})]], [4, 4])
+    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [0, 3]
+
+
 def test_a_job_moves_only_to_where_there_is_room() -> None:
     problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 3])
     assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
