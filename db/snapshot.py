@@ -21,6 +21,7 @@ from formulation.snapshot import (
     Jobs,
     Legs,
     Nodes,
+    Prices,
     Quotas,
     Snapshot,
     Tenants,
@@ -29,7 +30,7 @@ from formulation.snapshot import (
 from formulation.tables import Ints
 
 _CLUSTER = sa.text("""
-SELECT id, epoch, last_round, extract(epoch FROM now())::float8 AS now_s
+SELECT id, epoch, last_round, decided_round, extract(epoch FROM now())::float8 AS now_s
 FROM clusters WHERE name = :name
 """)
 
@@ -60,6 +61,13 @@ SELECT name, tenant FROM jobs WHERE cluster_id = :cluster AND {LIVE} ORDER BY id
 
 _TENANTS = sa.text("""
 SELECT id, name, weight, borrow_gpus, lends FROM tenants WHERE cluster_id = :cluster ORDER BY name
+""")
+
+_PRICES = sa.text("""
+SELECT p.key, greatest(p.value::float8, 0) AS price
+FROM rounds r CROSS JOIN LATERAL jsonb_each(r.summary->'prices') AS p
+WHERE r.cluster_id = :cluster AND r.number = :round AND jsonb_typeof(p.value) = 'number'
+ORDER BY p.key COLLATE "C"
 """)
 
 
@@ -203,7 +211,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
         ),
         tenants=tenants, quotas=quotas,
         avoids=Avoids(job=job_at.of(avoids["job"]), node=node_at.of(avoids["node"])),
-        legs=Legs(**legs),
+        legs=Legs(**legs), prices=_prices(connection, cluster.id, cluster.decided_round),
     )  # fmt: skip
 
 
@@ -255,6 +263,14 @@ def _tenants(connection: sa.Connection, cluster: int, type_at: _Index) -> tuple[
     at = _Index([row.id for row in rows])
     return tenants, Quotas(
         tenant=at.of(q["tenant"]), gpu_type=type_at.of(q["gpu_type"]), gpus=q["gpus"]
+    )
+
+
+def _prices(connection: sa.Connection, cluster: int, number: int) -> Prices:
+    """Return the prices of the last decided round; none where it had none or is no longer kept."""
+    rows = connection.execute(_PRICES, {"cluster": cluster, "round": number}).all()
+    return Prices(
+        row=tuple(row.key for row in rows), price=np.array([row.price for row in rows], np.float64)
     )
 
 

@@ -27,6 +27,7 @@ from formulation.snapshot import (
     Jobs,
     Legs,
     Nodes,
+    Prices,
     Quotas,
     Snapshot,
     Tenants,
@@ -40,8 +41,8 @@ FORMAT = 2
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
-        Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Nodes, Problem, Quotas, Row, Shapes,
-        Snapshot, Solution, Tenants, Workload,
+        Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Nodes, Prices, Problem, Quotas, Row,
+        Shapes, Snapshot, Solution, Tenants, Workload,
     )
 }  # fmt: skip
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}

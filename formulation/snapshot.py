@@ -184,6 +184,15 @@ class Legs(Table):
     plan: Ints
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prices(Table):
+    """What the rows cost in the cluster's last decided round: solvers begin with them."""
+
+    INDEX: ClassVar[str] = "prices"
+    row: tuple[str, ...]  # e.g. "gpus/a100"
+    price: Floats  # of one unit of the row, in units of that round's last goal
+
+
 _NO_INTS, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
 NO_TENANTS = Tenants(name=(), weight=_NO_FLOATS, borrow_gpus=_NO_INTS, lends=np.zeros(0, np.bool_))
 NO_QUOTAS = Quotas(tenant=_NO_INTS, gpu_type=_NO_INTS, gpus=_NO_INTS)
@@ -192,6 +201,7 @@ NO_LEGS = Legs(
     job=_NO_INTS, start_s=_NO_FLOATS, end_s=_NO_FLOATS, gpu_type=_NO_INTS, gpus=_NO_INTS,
     pipeline_degree=_NO_INTS, plan=_NO_INTS,
 )  # fmt: skip
+NO_PRICES = Prices(row=(), price=_NO_FLOATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -215,6 +225,7 @@ class Snapshot:
     quotas: Quotas = NO_QUOTAS
     avoids: Avoids = NO_AVOIDS
     legs: Legs = NO_LEGS
+    prices: Prices = NO_PRICES
 
     def __post_init__(self) -> None:
         """Check that every index points somewhere and every number has a meaning."""
@@ -257,6 +268,7 @@ class Snapshot:
             ("tenants", "borrow_gpus", -1, True),
             ("quotas", "gpus", 0, True),
             ("legs", "gpus", 1, True),
+            ("prices", "price", 0, True),
         ):
             values = getattr(getattr(self, table), column)
             if not np.all(values >= least) or (finite and not np.all(np.isfinite(values))):

@@ -27,6 +27,7 @@ from solvers.goals import solve_goals
 from solvers.lookahead import ADMISSION, admit
 from solvers.placement import Placed, place
 from solvers.policies.base import Known, Scheduler, narrowed, not_chosen
+from solvers.prices import known_prices
 
 __all__ = ["Outcome", "RoundOptions", "plan_round"]
 
@@ -101,7 +102,8 @@ def _solved(
     mark("build")
     statement, waived, greedy = keep_promises(snapshot, policy, admission, statement, budget)
     mark("greedy")
-    solved = solve_goals(statement, solver, budget, greedy)
+    known = known_prices(statement.problem, snapshot.prices) if len(snapshot.prices) else None
+    solved = solve_goals(statement, solver, budget, greedy, known)
     mark("solve")
     statement, placed = place_answers(snapshot, policy, statement, solved, greedy, budget)
     choice = placed.solution.choice

@@ -70,7 +70,7 @@ class Portfolio:
                 best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired()
             ):
                 continue
-            told = _solution(problem, best, budget, work) if best.choice is not None else hint
+            told = _told(problem, best, budget, work, hint)
             found = _run(stage, problem, _share(budget, stage.name), told)
             if found is None:
                 continue
@@ -78,6 +78,17 @@ class Portfolio:
             if work[stage.name] > 0 or budget.workers > 1:
                 _merge(best, problem, found)
         return _solution(problem, best, budget, work)
+
+
+def _told(
+    problem: Problem, best: _Best, budget: Budget, work: dict[str, float], hint: Solution | None
+) -> Solution | None:
+    """Return the next stage's hint: the best so far, with the hint's prices while there are no others."""
+    if best.choice is None:
+        return hint
+    found = _solution(problem, best, budget, work)
+    known = hint is not None and not len(best.prices)
+    return replace(found, prices=hint.prices) if hint is not None and known else found
 
 
 def _share(budget: Budget, stage: str) -> Budget:
@@ -94,7 +105,7 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
     """
     own = hint is not None and hint.solver == stage.name and hint.has_answer
     if hint is not None and own and not violations(problem, hint):
-        return hint
+        return replace(hint, prices=np.zeros(0))  # those it brings are an earlier round's
     try:
         found = stage.solve(problem, budget, hint)
     except SolverFailed as error:

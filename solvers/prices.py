@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulation.problem import Problem
+from formulation.snapshot import Prices
 from formulation.tables import Floats
 from solvers.kernels.pricing import margins
 
@@ -34,6 +35,15 @@ class Priced:
     def bound(self) -> float:
         """Return the bound, rounded down to an integer since every answer is worth one."""
         return float(math.floor(self.total + self.slack))
+
+
+def known_prices(problem: Problem, prices: Prices) -> Floats:
+    """Return what is known of the rows' prices, float64[rows] in the problem's integers; 0: nothing.
+
+    Prices of another objective are of another size: they prove less, and that is all.
+    """
+    by_row = dict(zip(prices.row, prices.price.tolist(), strict=True))
+    return np.array([by_row.get(row.name, 0.0) for row in problem.rows]) * problem.scale
 
 
 def price(problem: Problem, prices: Floats) -> Priced:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from formulation.problem import Problem
-from formulation.solution import Solution
+from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints, ranges
 from solvers.answers import is_answer
 from solvers.base import Budget, Solver
@@ -36,8 +36,9 @@ class SpelledOut:
         spelled, origin = spell_out(problem)
         if hint is not None:
             usable = hint.has_answer and is_answer(problem, hint.choice)
-            told = replace(hint, choice=_spelled(problem, origin, hint.choice)) if usable else None
-            found = self._inner.solve(spelled, budget, told)
+            told = hint if usable else replace(hint, status=SolveStatus.UNKNOWN)  # prices may help
+            choice = _spelled(problem, origin, hint.choice) if usable else hint.choice
+            found = self._inner.solve(spelled, budget, replace(told, choice=choice))
         else:
             found = self._inner.solve(spelled, budget)
         return replace(found, choice=read_back(origin, found.choice))

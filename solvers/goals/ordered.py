@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from formulation.check import violations
 from formulation.goals import Goal, GoalResult, Levels, Linear
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import Statement, revalued
-from formulation.tables import Ints
+from formulation.tables import Floats, Ints
 from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
 from solvers.base import Budget, Solver
 from solvers.goals.calls import Calls, share
@@ -59,17 +61,21 @@ class Solved:
         return tuple(found)
 
 
-def solve_goals(statement: Statement, solver: Solver, budget: Budget, greedy: Solution) -> Solved:
+def solve_goals(
+    statement: Statement, solver: Solver, budget: Budget, greedy: Solution,
+    prices: Floats | None = None,
+) -> Solved:  # fmt: skip
     """Reach the goals in order, each within the tolerance of those before it.
 
     ``greedy`` answers ``surrogate(statement)``: the result is never worse by the goals in order. With
     several goals the time is shared evenly among those that are left, and the work is recorded call by
-    call (``solvers.goals.calls``).
+    call (``solvers.goals.calls``). ``prices`` of the rows, float64[rows] in the last goal's integers, are
+    where its solver may begin; what it says of prices is its own.
     """
     if len(statement.goals) == 1 and isinstance(statement.goals[0], Linear):
-        found = _solve(statement.problem, solver, budget, greedy)
+        found = _solve(statement.problem, solver, budget, greedy, prices)
         return Solved(solution=found, results=(_linear_result(statement.goals[0], found),))
-    return _Ordered(statement, solver, budget, greedy).solve()
+    return _Ordered(statement, solver, budget, greedy).solve(prices)
 
 
 def _linear_result(goal: Linear, found: Solution) -> GoalResult:
@@ -79,11 +85,13 @@ def _linear_result(goal: Linear, found: Solution) -> GoalResult:
     )  # fmt: skip
 
 
-def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -> Solution:
+def _solve(
+    problem: Problem, solver: Solver, budget: Budget, greedy: Solution, prices: Floats | None
+) -> Solution:
     """Return the solver's answer, or greedy's where that is better or the only verified one."""
     if solver.name == greedy.solver:
         return greedy
-    found = solver.solve(problem, budget, greedy)
+    found = solver.solve(problem, budget, _with_prices(greedy, problem, prices))
     if found.has_answer and not violations(problem, found):
         if found.objective >= greedy.objective:
             return found
@@ -91,6 +99,13 @@ def _solve(problem: Problem, solver: Solver, budget: Budget, greedy: Solution) -
     if not found.has_answer and greedy.objective <= found.bound <= greedy.bound:
         return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
     return greedy
+
+
+def _with_prices(hint: Solution, problem: Problem, prices: Floats | None) -> Solution:
+    """Return ``hint`` with prices of the problem's first rows; rows that goals added cost nothing yet."""
+    if prices is None:
+        return hint
+    return replace(hint, prices=np.append(prices, np.zeros(len(problem.rows) - len(prices))))
 
 
 class _Ordered:
@@ -108,7 +123,7 @@ class _Ordered:
         self._bounds: list[float] = []
         self._floors: list[tuple[float, ...]] = []
 
-    def solve(self) -> Solved:
+    def solve(self, prices: Floats | None) -> Solved:
         """Reach every goal in turn."""
         *early, last = self._statement.goals
         if not isinstance(last, Linear):
@@ -123,7 +138,7 @@ class _Ordered:
                 self._reach_levels(goal, part)
             else:
                 self._reach_sum(goal, part)
-        found = self._best(last, self._budget)
+        found = self._best(last, self._budget, prices)
         self._bounds.append(found.bound)
         rows = len(self._statement.problem.rows)
         return self._solved(replace(found, prices=found.prices[:rows]))
@@ -165,7 +180,7 @@ class _Ordered:
             raise AssertionError("a goal is reached from an answer")
         return self._choice
 
-    def _best(self, goal: Linear, budget: Budget) -> Solution:
+    def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
         """Return the best verified answer by ``goal``: the solver's, the last one, or greedy's."""
         problem = replace(
             self._problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
@@ -179,7 +194,8 @@ class _Ordered:
         best = answer(
             problem, start, bound=trivial_bound(problem), solver=made_by, seed=self._budget.seed
         )
-        found = self._calls.solve(self._solver, problem, budget, best) if self._ask else None
+        hint = _with_prices(best, problem, prices)
+        found = self._calls.solve(self._solver, problem, budget, hint) if self._ask else None
         if found is None or violations(problem, found):
             return best
         if found.has_answer and found.objective >= best.objective:
