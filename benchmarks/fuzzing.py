@@ -101,7 +101,7 @@ def _shape(kind: str, rng: np.random.Generator) -> _Shape:
     elif kind == "must run":
         shape.must_run = 0.8
     elif kind == "counts who waits":
-        shape.idle, shape.capacity = 0.4, (3, 12)
+        shape.idle, shape.capacity = 0.5, (1, 6)
     return shape
 
 

@@ -139,6 +139,19 @@ def test_the_dynamic_program_agrees_with_trying_all(seed: int) -> None:
     assert optimum(problem) == support.brute_force(problem)
 
 
+def test_the_dynamic_program_counts_who_waits() -> None:
+    jobs = support.a_problem([[(-5, {0: 1})], [(-2, {0: 1})]], [2, 1])
+    both_count = replace(
+        jobs,
+        idle_start=np.array([0, 1, 2]),
+        idle_row=np.array([1, 1]),
+        idle_amount=np.ones(2, np.int64),
+    )
+
+    assert optimum(jobs) == 0
+    assert optimum(both_count) == -2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_problem_can_be_drawn(kind: str) -> None:
     drawn = [a_problem(np.random.default_rng(seed), kind) for seed in range(40)]
@@ -197,6 +210,8 @@ def test_where_less_is_better_less_reaches_ours() -> None:
 
     assert reached(ours, Outcome(rounds=(a_round(1.1, sign=-1),), ended="done")) == 2.5
     assert math.isnan(reached(ours, Outcome(rounds=(a_round(1.3, sign=-1),), ended="done")))
+    told = replace(a_round(1.0, sign=-1), answers=((0.2, 1.3), (0.4, 1.1)))
+    assert reached(ours, Outcome(rounds=(told,), ended="done")) == 0.9
 
 
 def test_a_rival_that_was_killed_keeps_what_it_had_told() -> None:
