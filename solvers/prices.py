@@ -9,7 +9,7 @@ import numpy as np
 
 from formulation.problem import Problem
 from formulation.snapshot import Prices
-from formulation.tables import Floats
+from formulation.tables import Floats, Ints
 from solvers.kernels.pricing import margins
 
 
@@ -19,8 +19,9 @@ class Priced:
 
     ``margin[c] = value[c] - p . usage[c]``, float64[columns]; ``best[j]`` the largest margin of job j,
     at least 0 unless j must run, float64[jobs]; ``lead[j]`` by how much that beats the job's next best
-    choice, float64[jobs]. ``total = sum of best + p . capacity`` bounds every answer, because (3)
-    multiplied by p only adds what is not negative (weak duality), so any non-negative prices will do.
+    choice, float64[jobs]; ``choice[j]`` that column, -1: waiting, int64[jobs].
+    ``total = sum of best + p . capacity`` bounds every answer, because (3) multiplied by p only adds
+    what is not negative (weak duality), so any non-negative prices will do.
     ``slack`` covers the rounding of the floating-point sums.
     """
 
@@ -28,6 +29,7 @@ class Priced:
     margin: Floats
     best: Floats
     lead: Floats
+    choice: Ints
     total: float
     slack: float
 
@@ -51,11 +53,20 @@ def price(problem: Problem, prices: Floats) -> Priced:
     p = np.where(np.isfinite(prices) & (prices > 0), prices, 0.0)
     jobs = len(problem.jobs)
     margin, best, lead = np.empty(len(problem.cell)), np.empty(jobs), np.empty(jobs)
+    choice = np.empty(jobs, dtype=np.int64)
     total, size = margins(
         problem.job_start, problem.value, problem.usage_start, problem.row, problem.amount,
-        problem.must_run, p, margin, best, lead,
+        problem.must_run, p, margin, best, lead, choice,
     )  # fmt: skip
     sold = float((p * problem.capacity).sum())
     terms = jobs + 64 + int(np.diff(problem.usage_start).max(initial=0)) + len(problem.rows)
     slack = (size + sold) * float(np.finfo(np.float64).eps) * terms
-    return Priced(prices=p, margin=margin, best=best, lead=lead, total=total + sold, slack=slack)
+    return Priced(
+        prices=p,
+        margin=margin,
+        best=best,
+        lead=lead,
+        choice=choice,
+        total=total + sold,
+        slack=slack,
+    )

@@ -11,12 +11,12 @@ from solvers.kernels.jit import jitted
 @jitted
 def demand(
     job_start: Ints, value: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools,
-    prices: Floats, choice: Ints, usage: Floats,
+    prices: Floats, usage: Floats,
 ) -> float:  # fmt: skip
     """Return the sum over jobs of the best margin, value less cost; at least 0 where a job may wait.
 
-    ``choice`` is filled with the column that gives it (-1: waiting; of equals the first), ``usage`` with
-    what these columns use of each row. A job that must run and has no column makes the sum -inf.
+    ``usage`` is filled with what the columns that give it use of each row (of equals the first). A job
+    that must run and has no column makes the sum -inf.
     """
     usage[:] = 0.0
     total = 0.0
@@ -30,7 +30,6 @@ def demand(
                 margin -= prices[row[k]] * amount[k]
             if margin > best:
                 best, column = margin, c
-        choice[job] = column
         total += best
         if column >= 0:
             for k in range(usage_start[column], usage_start[column + 1]):
@@ -41,9 +40,9 @@ def demand(
 @jitted
 def margins(
     job_start: Ints, value: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools,
-    prices: Floats, margin: Floats, best: Floats, regret: Floats,
+    prices: Floats, margin: Floats, best: Floats, lead: Floats, choice: Ints,
 ) -> tuple[float, float]:  # fmt: skip
-    """Fill each column's margin, and each job's best one and its lead over the next best choice.
+    """Fill each column's margin; each job's best one, its lead over the next best choice, and its column.
 
     Return the sum of the best, and the sum over jobs of their largest |value| + cost, by which rounding
     is bounded. Waiting is a choice of margin 0 for jobs that need not run.
@@ -53,7 +52,7 @@ def margins(
         first, second = 0.0, -np.inf
         if must_run[job]:
             first = -np.inf
-        largest = 0.0
+        largest, column = 0.0, -1
         for c in range(job_start[job], job_start[job + 1]):
             cost = 0.0
             for k in range(usage_start[c], usage_start[c + 1]):
@@ -62,13 +61,14 @@ def margins(
             margin[c] = m
             largest = max(largest, abs(float(value[c])) + cost)
             if m > first:
-                first, second = m, first
+                first, second, column = m, first, c
             elif m > second:
                 second = m
         if job_start[job] == job_start[job + 1]:
             first = 0.0
         best[job] = first
-        regret[job] = first - second
+        lead[job] = first - second
+        choice[job] = column
         total += first
         size += largest
     return total, size

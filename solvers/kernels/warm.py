@@ -12,6 +12,9 @@ from formulation.cells import Cells, Shapes
 from formulation.problem import Problem, Row
 from solvers.base import Budget
 from solvers.greedy import Greedy, repaired
+from solvers.prices import price
+from solvers.pricing import Pricing
+from solvers.pricing.solver import inserted_by_lead
 
 _LOCK = threading.Lock()
 
@@ -30,6 +33,8 @@ def _run_all() -> None:
     problem = _crowded()
     Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
     repaired(problem, np.array([1, 2]), np.ones(1))
+    Pricing().solve(problem, Budget(remaining_s=lambda: math.inf))
+    inserted_by_lead(problem, price(problem, np.ones(1)))
 
 
 def _crowded() -> Problem:

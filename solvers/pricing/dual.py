@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from formulation.problem import Problem, jobwise
-from formulation.tables import Floats, Ints
+from formulation.tables import Floats
 from solvers.answers import lonely_fit
 from solvers.base import Budget
 from solvers.kernels.planes import lowest_point
@@ -43,13 +43,12 @@ PLANES_A_ROW: Final = 4
 class Dual:
     """What the ascent found: float64[rows] prices, L there, and how many evaluations that took.
 
-    ``choice`` is what each job would choose at these prices, int64[jobs]. ``infeasible``: L fell below what
+    ``infeasible``: L fell below what
     any answer is worth, which proves that the jobs that must run do not fit together.
     """
 
     prices: Floats
     total: float
-    choice: Ints
     passes: int
     infeasible: bool
 
@@ -81,8 +80,6 @@ class _Descent:
             self._best = _guess(problem, self._unit)
             self._box = self._unit.copy()
         self._usage = np.zeros(len(self._capacity))
-        self._now = np.empty(len(problem.jobs), dtype=np.int64)
-        self._choice = self._now.copy()
         self._slopes = np.empty((0, len(self._capacity)))
         self._levels = np.empty(0)  # of each plane at p = 0
         self._total = math.inf
@@ -111,7 +108,7 @@ class _Descent:
             self._box = np.minimum(self._box, self._largest_box)
             self._forget()
         return Dual(
-            prices=self._best, total=self._total, choice=self._choice, passes=self._passes,
+            prices=self._best, total=self._total, passes=self._passes,
             infeasible=self._infeasible(),
         )  # fmt: skip
 
@@ -123,8 +120,7 @@ class _Descent:
         p = self._problem
         sold = float(prices @ self._capacity)
         total = sold + demand(
-            p.job_start, p.value, p.usage_start, p.row, p.amount, p.must_run, prices, self._now,
-            self._usage,
+            p.job_start, p.value, p.usage_start, p.row, p.amount, p.must_run, prices, self._usage,
         )  # fmt: skip
         self._passes += 1
         slope = self._capacity - self._usage
@@ -132,7 +128,6 @@ class _Descent:
         self._levels = np.append(self._levels, total - float(slope @ prices))
         if total < self._total:
             self._total, self._best = total, prices
-            self._choice, self._now = self._now, self._choice
 
     def _step(self) -> tuple[Floats, float, bool] | None:
         """Return the model's best prices in the box, the decrease it promises, and whether no edge was met.

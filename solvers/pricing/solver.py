@@ -22,7 +22,7 @@ from solvers.answers import (
 )
 from solvers.base import Budget
 from solvers.fixing import restricted
-from solvers.greedy import improve
+from solvers.greedy import improve, repaired
 from solvers.kernels.pricing import inserted
 from solvers.prices import Priced, price
 from solvers.pricing.dual import descend
@@ -44,15 +44,19 @@ class _Found:
     passes: int = 0
     infeasible: bool = False
 
-    def take(self, problem: Problem, priced: Priced) -> None:
-        """Take in what ``priced`` proves, and the answer near it."""
+    def take(self, problem: Problem, priced: Priced, gap: float) -> None:
+        """Take in what ``priced`` proves, and the answers near it, until one is within ``gap``."""
         if priced.bound <= self.bound or self.prices is None:
             self.bound, self.prices = min(self.bound, priced.bound), priced.prices
-        near = rounded(problem, priced)
-        if near is not None and (
-            self.choice is None or objective_of(problem, near) > objective_of(problem, self.choice)
-        ):
-            self.choice = near
+        for near in (mended, inserted_by_lead):
+            if self.close(problem, gap):
+                return
+            choice = near(problem, priced)
+            if choice is not None and (
+                self.choice is None
+                or objective_of(problem, choice) > objective_of(problem, self.choice)
+            ):
+                self.choice = choice
 
     def close(self, problem: Problem, gap: float) -> bool:
         """Return whether the answer is within ``gap`` of the bound."""
@@ -82,7 +86,7 @@ class Pricing:
             known = hint.prices
         if not budget.expired() and not budget.skips(self.name):
             if known is not None:
-                found.take(problem, price(problem, known))
+                found.take(problem, price(problem, known), budget.gap)
                 found.passes = 1
             if known is None or not found.close(problem, budget.gap):
                 self._search(problem, budget, known, found)
@@ -100,7 +104,7 @@ class Pricing:
         found.passes += dual.passes
         found.infeasible = dual.infeasible and found.choice is None
         if not found.infeasible:
-            found.take(problem, price(problem, dual.prices))
+            found.take(problem, price(problem, dual.prices), budget.gap)
 
     def _said(self, problem: Problem, budget: Budget, found: _Found) -> Solution:
         work = ((self.name, float(found.passes)),)
@@ -117,7 +121,12 @@ class Pricing:
         )  # fmt: skip
 
 
-def rounded(problem: Problem, priced: Priced) -> Ints | None:
+def mended(problem: Problem, priced: Priced) -> Ints | None:
+    """Return what each job would choose at the prices, mended where rows are overfull; None: it cannot be."""
+    return repaired(problem, priced.choice, priced.prices)
+
+
+def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
     """Return an answer near the prices: jobs inserted by falling lead, then every step that gains.
 
     A job's lead is what its best choice is ahead of its next best one, so those that hardly care come
