@@ -6,6 +6,7 @@ import json
 import math
 import queue
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,3 +248,29 @@ def test_a_round_is_solved_in_a_process_of_its_own() -> None:
     assert second.bound == greedy.bound / problem.scale
     assert second.columns == len(problem.cell)
     assert 20 < found.peak_mib < 2000
+
+
+def test_a_round_after_churn_is_solved_cold_and_warm_and_both_are_checked() -> None:
+    told: list[dict[str, Any]] = []
+    entry = Entry(solver="portfolio", jobs=30, gpus=32, types=4, running=0.5, churn=0.1)
+
+    contest.take_part(entry, told.append)
+
+    found = told[-1]["done"]
+    assert found["warm_verified"]
+    assert found["warm_gap"] <= 1e-4
+    assert min(found["first_s"], found["cold_s"], found["warm_s"]) > 0
+    assert not any("round" in line for line in told)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "jct", "max-min", "finish-time-fairness"])
+def test_the_first_goal_is_what_is_compared(objective: str) -> None:
+    told: list[dict[str, Any]] = []
+    entry = Entry(solver="portfolio", jobs=12, gpus=64, types=4, objective=objective)
+
+    contest.take_part(entry, told.append)
+
+    (found,) = [Round(**line["round"]) for line in told if "round" in line]
+    assert found.verified
+    assert found.sign * found.objective <= found.sign * found.bound
+    assert found.sign == (-1 if objective == "finish-time-fairness" else 1)
