@@ -43,8 +43,8 @@ PLANES_A_ROW: Final = 4
 class Dual:
     """What the ascent found: float64[rows] prices, L there, and how many evaluations that took.
 
-    ``infeasible``: L fell below what
-    any answer is worth, which proves that the jobs that must run do not fit together.
+    ``infeasible``: L fell below what any answer is worth, which proves that the jobs that must run do
+    not fit together.
     """
 
     prices: Floats
