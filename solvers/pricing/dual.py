@@ -54,15 +54,16 @@ class Dual:
 
 
 def descend(
-    problem: Problem, budget: Budget, start: Floats | None, *, most: float, tolerance: float
-) -> Dual:
+    problem: Problem, budget: Budget, start: Floats | None, *, most: float, tolerance: float,
+    known: float = -math.inf,
+) -> Dual:  # fmt: skip
     """Minimise L until no model can promise a decrease of more than the share ``tolerance`` of it.
 
-    ``start`` are prices to begin with, e.g. of the last round; None: a guess. Stops after ``most``
-    evaluations, when the budget is spent, or where a model cannot be solved; whatever it stops at is a true
-    bound.
+    It ends as well once L proves that an answer of value ``known`` is within the budget's gap. ``start`` are
+    prices to begin with, e.g. of the last round; None: a guess. Stops after ``most`` evaluations, when the
+    budget is spent, or where a model cannot be solved; whatever it stops at is a true bound.
     """
-    return _Descent(problem, start).run(budget, min(most, MOST_PASSES), tolerance)
+    return _Descent(problem, start).run(budget, min(most, MOST_PASSES), tolerance, known)
 
 
 class _Descent:
@@ -86,10 +87,12 @@ class _Descent:
         self._passes = 0
         self._worth = _least_worth(problem)
 
-    def run(self, budget: Budget, most: float, tolerance: float) -> Dual:
+    def run(self, budget: Budget, most: float, tolerance: float, known: float) -> Dual:
         """Take steps until the model promises too little."""
         self._evaluate(self._best)
         while self._passes < most and not budget.expired() and not self._infeasible():
+            if self._total - known <= budget.gap * max(abs(self._total), 1.0):
+                break
             step = self._step()
             if step is None:
                 break
@@ -113,7 +116,8 @@ class _Descent:
         )  # fmt: skip
 
     def _infeasible(self) -> bool:
-        slack = 1e-9 * (abs(self._worth) + abs(self._total)) + 1.0
+        sold = float(self._best @ self._capacity)  # may be far above what it cancels down to
+        slack = 1e-9 * (abs(self._worth) + self._size + sold) + 1.0
         return self._total < self._worth - slack
 
     def _evaluate(self, prices: Floats) -> None:

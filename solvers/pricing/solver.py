@@ -100,7 +100,8 @@ class Pricing:
         if known is None and len(problem.jobs) > 4 * SAMPLE:
             part = replace(budget, work={})
             known = descend(_sample(problem), part, None, most=math.inf, tolerance=tolerance).prices
-        dual = descend(problem, budget, known, most=most, tolerance=tolerance)
+        worth = -math.inf if found.choice is None else objective_of(problem, found.choice)
+        dual = descend(problem, budget, known, most=most, tolerance=tolerance, known=worth)
         found.passes += dual.passes
         found.infeasible = dual.infeasible and found.choice is None
         if not found.infeasible:
