@@ -47,6 +47,9 @@ class Config:
     """Calls that wait for the database at once."""
     round_threads: int = 2
     """Rounds that are decided at once."""
+    solve_process_from_jobs: int = 0
+    """Rounds of at least so many jobs are decided in a process of their own, so that other calls stay
+    quick beside a long solve; 0: none are. Up to ``round_threads`` processes, each with its own memory."""
     period_s: float = 300.0
     """A round for each cluster so often; 0: only when asked."""
     policy: str = ""
@@ -72,6 +75,8 @@ class Config:
         for name in ("store_threads", "round_threads"):
             if not 1 <= getattr(self, name) <= 1000:
                 raise InvalidInput(name, "must lie in 1 to 1,000")
+        if not 0 <= self.solve_process_from_jobs < 2**31:
+            raise InvalidInput("solve_process_from_jobs", "must be 0 or a number of jobs")
         for name in ("default_deadline_s", "health_period_s", "poll_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise InvalidInput(name, "must be a positive number of seconds")

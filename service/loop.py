@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from statistics import median
+from typing import TypeAlias
 
 from formulation.codec import digest
 from formulation.decisions import CHANGES_GPUS, DecisionKind
@@ -22,6 +23,7 @@ from formulation.resources import (
 from formulation.snapshot import Snapshot
 from service.ports import Clock, Store
 from service.rounds import Outcome, RoundOptions, plan_round
+from service.worker import Workers
 from solvers.base import Budget
 from solvers.kernels.warm import warm
 from solvers.policies.registry import scheduler_of
@@ -58,6 +60,11 @@ class _Phases:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
+    def book(self, phase: str, seconds: float) -> None:
+        """Book seconds since the last mark that were measured elsewhere under ``phase``."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self._last += seconds
+
 
 class _Measured:
     """What the phases of a cluster's last rounds took."""
@@ -86,8 +93,12 @@ class _Measured:
 class RoundLoop:
     """Decides and commits rounds. Any number may run at once, in any number of replicas."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, workers: Workers | None = None, from_jobs: int = 0
+    ) -> None:
+        """``workers`` decide rounds of at least ``from_jobs`` jobs; without them this process does."""
         self._store, self._clock = store, clock
+        self._workers, self._from_jobs = workers, from_jobs
         make_solver()  # loads the solver libraries now, not within the first call's deadline,
         warm()  # and compiles what is compiled
         self._measured: defaultdict[str, _Measured] = defaultdict(_Measured)  # by cluster
@@ -112,7 +123,7 @@ class RoundLoop:
                 written.
             RoundSuperseded: another replica committed first; no round was written.
         """
-        solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
+        _require_known(options)
         if request is not None and (done := self._store.replayed_round(request)) is not None:
             return done
         measured = self._measured[cluster]
@@ -133,7 +144,7 @@ class RoundLoop:
             remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
             cancelled=cancelled,
         )  # fmt: skip
-        outcome = plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
+        outcome = self._plan(snapshot, options, budget, phases, remaining_s)
         measured.remember(phases.seconds)
         if cancelled():
             raise DeadlineTooShort("the call was cancelled before the round was committed")
@@ -176,12 +187,24 @@ class RoundLoop:
             recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
             options = replace(recorded, work=record.summary.work, solve_limit_s=float("inf"))
         again = decide_again(
-            snapshot, options, self._clock, remaining_s=remaining_s, cancelled=cancelled
-        )
+            snapshot, options, self._clock, remaining_s=remaining_s, cancelled=cancelled,
+            plan=self._plan,
+        )  # fmt: skip
         same = [(d.job, d.kind, d.allocation) for d in again.decisions] == [
             (d.job, d.kind, d.allocation) for d in record.decisions
         ]
         return again, same
+
+    def _plan(
+        self, snapshot: Snapshot, options: RoundOptions, budget: Budget, phases: _Phases,
+        remaining_s: Callable[[], float],
+    ) -> Outcome:  # fmt: skip
+        """Decide the round here or, if it is large, in a process of its own."""
+        if self._workers is None or len(snapshot.jobs) < self._from_jobs:
+            return _plan_here(snapshot, options, budget, phases, remaining_s)
+        outcome = self._workers.plan(snapshot, options, budget, phases.book, remaining_s)
+        phases.mark("transfer")
+        return outcome
 
     @staticmethod
     def _require(remaining_s: float, measured: _Measured, *phases: str) -> None:
@@ -194,6 +217,23 @@ class RoundLoop:
             )
 
 
+Plan: TypeAlias = Callable[[Snapshot, RoundOptions, Budget, _Phases, Callable[[], float]], Outcome]
+
+
+def _plan_here(
+    snapshot: Snapshot, options: RoundOptions, budget: Budget, phases: _Phases,
+    _remaining_s: Callable[[], float],
+) -> Outcome:  # fmt: skip
+    solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
+    return plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
+
+
+def _require_known(options: RoundOptions) -> None:
+    """Refuse names that no solver or published policy has, before anything is loaded."""
+    make_solver(options.solver)
+    scheduler_of(options.scheduler)
+
+
 def decide_again(
     snapshot: Snapshot,
     options: RoundOptions,
@@ -201,6 +241,7 @@ def decide_again(
     *,
     remaining_s: Callable[[], float],
     cancelled: Callable[[], bool],
+    plan: Plan = _plan_here,
 ) -> RoundRecord:
     """Decide a round on a stored or shared snapshot; nothing is committed, and no store is needed.
 
@@ -218,8 +259,7 @@ def decide_again(
         remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
         cancelled=cancelled,
     )  # fmt: skip
-    solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
-    outcome = plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
+    outcome = plan(snapshot, options, budget, phases, remaining_s)
     summary = summarise(snapshot, outcome, options, phases.seconds)
     return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 

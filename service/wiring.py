@@ -19,6 +19,7 @@ from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
 from service.rpc.server import Server
+from service.worker import Workers
 
 
 def open_database(config: Config) -> Database:
@@ -45,7 +46,11 @@ async def running(config: Config) -> AsyncIterator[int]:
         stack.callback(database.engine.dispose)
         clock = SystemClock()
         store = PostgresStore(database, config.lease_s, config.margin_s)
-        rounds = RoundLoop(store, clock)
+        workers = None
+        if config.solve_process_from_jobs:
+            workers = await asyncio.to_thread(Workers)
+            stack.callback(workers.close)
+        rounds = RoundLoop(store, clock, workers, config.solve_process_from_jobs)
         server = Server(
             config, store, rounds, clock,
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}", wall_s=clock.wall_s,

@@ -1,0 +1,283 @@
+"""Rounds decided in processes of their own, so that a long solve takes no time from other calls.
+
+A solver holds the interpreter's lock while it builds its arrays and models; with 100,000 jobs that is felt by
+every stream of the same process. Which rounds go to a process is a setting (``solve_process_from_jobs``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from formulation.errors import DeadlineTooShort, TesseraError, Unavailable
+from formulation.snapshot import Snapshot
+from service.roundoptions import RoundOptions
+from service.rounds import Outcome, plan_round
+from solvers.base import Budget
+from solvers.kernels.warm import warm
+from solvers.policies.registry import scheduler_of
+from solvers.registry import solver as make_solver
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.05
+"""How often a waiting call asks whether it was cancelled or its deadline is over."""
+
+_SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """A round to decide. ``end_s`` is by the machine's monotonic clock, which all its processes share."""
+
+    snapshot: Snapshot
+    options: RoundOptions
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decided:
+    """The outcome, and the seconds of each phase in order."""
+
+    outcome: Outcome
+    seconds: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raised:
+    """An error in parts: pickling errors themselves would call them with other arguments."""
+
+    kind: type[Exception]
+    args: tuple[Any, ...]
+    facts: dict[str, Any]
+    where: str
+
+    def error(self) -> Exception:
+        """Return the error as it was raised, with the place as a note."""
+        found = self.kind.__new__(self.kind)
+        found.args = self.args
+        found.__dict__.update(self.facts)
+        found.add_note(self.where)
+        return found
+
+
+class Workers:
+    """As many processes as rounds are decided at once; each is kept, with its compiled loops loaded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self._closed = False
+        first = self._take()
+        first.await_ready(lambda: None)
+        self._give(first)
+
+    def plan(
+        self,
+        snapshot: Snapshot,
+        options: RoundOptions,
+        budget: Budget,
+        mark: Callable[[str, float], None],
+        remaining_s: Callable[[], float],
+    ) -> Outcome:
+        """Return what ``plan_round`` returns, from a process. Blocks.
+
+        ``mark`` is told each phase with its seconds; ``remaining_s`` is what the caller's deadline leaves.
+        ``budget`` must be that of the options; its time and cancellation hold.
+
+        Raises:
+            DeadlineTooShort: the call was cancelled or its deadline ended; the process was ended.
+            Unavailable: the process died, or the server is shutting down.
+            TesseraError: what ``plan_round`` raised.
+        """
+
+        def check() -> None:
+            if budget.cancelled():
+                raise DeadlineTooShort("the call was cancelled before the round was committed")
+            if remaining_s() <= 0:
+                raise DeadlineTooShort(
+                    "the deadline ended while the round was decided; no round was committed: call again"
+                    " with a longer one"
+                )
+
+        worker = self._take()
+        try:
+            worker.await_ready(check)
+            left_s = budget.remaining_s()
+            end_s = time.monotonic() + left_s if math.isfinite(left_s) else left_s
+            worker.send(_Order(snapshot=snapshot, options=options, end_s=end_s))
+            answer = worker.receive(check)
+        except BaseException:
+            self._end(worker)
+            raise
+        self._give(worker)
+        if isinstance(answer, _Raised):
+            raise answer.error()
+        for phase, seconds in answer.seconds:
+            mark(phase, seconds)
+        outcome: Outcome = answer.outcome
+        return outcome
+
+    def close(self) -> None:
+        """End every process; rounds that run fail."""
+        with self._lock:
+            self._closed = True
+            workers = list(self._all)
+            self._all.clear()
+            self._free.clear()
+        for worker in workers:
+            worker.kill()
+
+    def pids(self) -> list[int]:
+        """Return the processes' ids."""
+        with self._lock:
+            return [worker.pid for worker in self._all]
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._closed:
+                raise Unavailable(
+                    "this server is shutting down; call again to reach another replica"
+                )
+            while self._free:
+                worker = self._free.pop()
+                if worker.alive():
+                    return worker
+                self._all.discard(worker)
+                log.error("an idle solve process died", extra={"action": "worker_died"})
+            return self._started()
+
+    def _give(self, worker: _Worker) -> None:
+        with self._lock:
+            if not self._closed:
+                self._free.append(worker)
+
+    def _end(self, worker: _Worker) -> None:
+        """End a process whose state is not known, and begin another for the next round."""
+        worker.kill()
+        with self._lock:
+            self._all.discard(worker)
+            if not self._closed:
+                self._free.append(self._started())
+
+    def _started(self) -> _Worker:
+        worker = _Worker()
+        self._all.add(worker)
+        return worker
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = _SPAWN.Pipe()
+        self._process: BaseProcess = _SPAWN.Process(
+            target=_serve, args=(theirs,), name="tessera-solve", daemon=True
+        )
+        self._process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self._ready = False
+
+    @property
+    def pid(self) -> int:
+        """Return the process's id."""
+        return self._process.pid or 0
+
+    def alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._process.is_alive()
+
+    def await_ready(self, check: Callable[[], None]) -> None:
+        """Wait until the process has loaded what it needs."""
+        if not self._ready:
+            self.receive(check)
+            self._ready = True
+
+    def send(self, order: _Order) -> None:
+        """Send a round to decide. Raises Unavailable: the process has ended."""
+        try:
+            self._pipe.send(order)
+        except OSError:
+            raise self._died() from None
+
+    def receive(self, check: Callable[[], None]) -> Any:
+        """Return what the process sends next; ``check`` may end the wait by raising.
+
+        Raises:
+            Unavailable: the process has ended.
+        """
+        try:
+            while not self._pipe.poll(POLL_S):
+                check()
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._died() from None
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def _died(self) -> Unavailable:
+        self._process.join(1.0)
+        code = self._process.exitcode
+        log.error("a solve process died", extra={"action": "worker_died", "exit_code": code})
+        return Unavailable(
+            f"the process that decides the round ended with exit code {code} (-9: killed, often for its"
+            " memory); nothing was committed: call again"
+        )
+
+
+def _serve(pipe: Connection) -> None:
+    """Decide the rounds that come through ``pipe`` until it ends. Runs in the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
+    make_solver()
+    warm()
+    pipe.send("ready")
+    while True:
+        try:
+            order: _Order = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_answer(order))
+
+
+def _answer(order: _Order) -> _Decided | _Raised:
+    seconds: list[tuple[str, float]] = []
+    last_s = time.monotonic()
+
+    def mark(phase: str) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        seconds.append((phase, now_s - last_s))
+        last_s = now_s
+
+    options = order.options
+    budget = Budget(
+        remaining_s=lambda: order.end_s - time.monotonic(), seed=options.seed, gap=options.gap,
+        work=dict(options.work),
+    )  # fmt: skip
+    try:
+        outcome = plan_round(
+            order.snapshot, options, make_solver(options.solver), budget, mark,
+            scheduler_of(options.scheduler),
+        )  # fmt: skip
+    except (TesseraError, ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError,
+            TypeError, ValueError) as error:  # fmt: skip
+        return _Raised(
+            kind=type(error), args=error.args, facts=dict(vars(error)),
+            where="".join(traceback.format_exception(error)),
+        )  # fmt: skip
+    return _Decided(outcome=outcome, seconds=tuple(seconds))

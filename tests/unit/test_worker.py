@@ -1,0 +1,204 @@
+"""Rounds in processes of their own: the same decisions, and nothing worse than an error when one dies."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.instances import instance
+from formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
+from formulation.resources import RoundCommit
+from formulation.snapshot import Snapshot
+from service.config import Config, load_config
+from service.loop import RoundLoop
+from service.roundoptions import RoundOptions
+from service.rounds import plan_round
+from service.worker import Workers
+from solvers.base import Budget
+from solvers.registry import solver
+from tests.support.builders import a_random_snapshot
+
+OPTIONS = RoundOptions(solver="pricing")
+FOREVER = Budget(remaining_s=lambda: math.inf)
+
+
+def endless() -> float:
+    return math.inf
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    found = Workers()
+    yield found
+    found.close()
+
+
+class Store:
+    """What ``schedule`` needs of a store: one snapshot, and a list of what was committed."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.found = snapshot
+        self.committed: list[RoundCommit] = []
+
+    def expire(self, cluster: str) -> list[str]:
+        return []
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        return self.found
+
+    def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> None:
+        self.committed.append(commit)
+        raise DeadlineTooShort("the test has seen what would be committed")
+
+
+class Still:
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+def schedule(
+    store: Store, workers: Workers | None, from_jobs: int = 1,
+    cancelled: Callable[[], bool] = lambda: False, options: RoundOptions = OPTIONS,
+) -> None:  # fmt: skip
+    loop = RoundLoop(store, Still(), workers, from_jobs)  # type: ignore[arg-type] # as above
+    loop.schedule(
+        "test", options, remaining_s=endless, dry_run=False, request=None, cancelled=cancelled
+    )
+
+
+def kill_once_at_work(workers: Workers) -> Callable[[], bool]:
+    """Return a question that is asked while a process works, and kills every process when it is."""
+    asked: list[int] = []
+
+    def cancelled() -> bool:
+        if not asked:
+            asked.extend(workers.pids())
+            for pid in asked:
+                os.kill(pid, signal.SIGKILL)
+        return False
+
+    return cancelled
+
+
+LONG = RoundOptions(solver="cp-sat", gap=1e-9)
+
+
+def a_long_round() -> Snapshot:
+    """Return a round that takes CP-SAT a minute at least."""
+    return instance(3000, 3000, 6, 1)
+
+
+def test_a_process_decides_as_this_one_does(workers: Workers) -> None:
+    snapshot, seen = instance(50, 60, 3, 2, running=0.5), []
+    here = plan_round(snapshot, OPTIONS, solver("pricing"), FOREVER)
+    there = workers.plan(
+        snapshot, OPTIONS, FOREVER, lambda phase, s: seen.append((phase, s)), endless
+    )
+    assert there.decisions == here.decisions
+    assert there.solution.objective == here.solution.objective
+    assert [phase for phase, _ in seen] == ["build", "greedy", "solve", "place", "check"]
+    assert all(seconds >= 0 for _, seconds in seen)
+
+
+def test_a_process_is_kept_for_the_next_round(workers: Workers) -> None:
+    snapshot = a_random_snapshot(1, jobs=4)
+    before = workers.pids()
+    for _ in range(2):
+        workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, endless)
+    assert workers.pids() == before
+
+
+def test_an_error_in_the_process_is_the_same_error_here(workers: Workers) -> None:
+    snapshot = a_random_snapshot(1, jobs=2)
+    heavy = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * 1e300))
+    with pytest.raises(ProblemTooLarge) as here:
+        plan_round(heavy, OPTIONS, solver("pricing"), FOREVER)
+    with pytest.raises(ProblemTooLarge) as there:
+        workers.plan(heavy, OPTIONS, FOREVER, lambda phase, s: None, endless)
+    assert (str(there.value), there.value.field) == (str(here.value), here.value.field)
+    assert "plan_round" in "".join(there.value.__notes__)
+
+
+def test_a_process_that_is_killed_at_work_fails_its_round_and_the_next_has_another(
+    workers: Workers,
+) -> None:
+    store, old = Store(a_long_round()), workers.pids()
+    with pytest.raises(Unavailable, match=r"exit code -9.*nothing was committed"):
+        schedule(store, workers, cancelled=kill_once_at_work(workers), options=LONG)
+    assert store.committed == []
+    small = Store(a_random_snapshot(1, jobs=4))
+    with pytest.raises(DeadlineTooShort, match="has seen"):
+        schedule(small, workers)
+    assert len(small.committed) == 1
+    assert not set(workers.pids()) & set(old)
+
+
+def test_a_process_that_died_while_idle_is_replaced(workers: Workers) -> None:
+    snapshot = a_random_snapshot(1, jobs=4)
+    workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, endless)
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    found = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, endless)
+    assert found.violations == ()
+
+
+def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: Workers) -> None:
+    store, asked = Store(a_long_round()), threading.Event()
+    old = workers.pids()
+
+    def cancelled() -> bool:  # first asked while the process works
+        before = asked.is_set()
+        asked.set()
+        return before
+
+    with pytest.raises(DeadlineTooShort, match="cancelled"):
+        schedule(store, workers, cancelled=cancelled, options=LONG)
+    assert store.committed == []
+    assert not set(workers.pids()) & set(old)
+    for pid in old:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_deadline_that_ends_during_the_solve_ends_it(workers: Workers) -> None:
+    left = iter([1.0] * 3)
+    with pytest.raises(DeadlineTooShort, match="call again with a longer one"):
+        workers.plan(a_long_round(), LONG, FOREVER, lambda phase, s: None, lambda: next(left, 0.0))
+
+
+def test_the_solver_has_the_time_that_the_budget_leaves(workers: Workers) -> None:
+    brief = replace(FOREVER, remaining_s=lambda: 0.0)
+    found = workers.plan(a_long_round(), LONG, brief, lambda phase, s: None, endless)
+    assert dict(found.solution.work).get("cp-sat", 0.0) == 0.0
+    assert found.violations == ()
+
+
+def test_rounds_with_fewer_jobs_are_decided_here() -> None:
+    closed = Workers()
+    closed.close()
+    store = Store(a_random_snapshot(1, jobs=4))
+    with pytest.raises(DeadlineTooShort, match="has seen"):
+        schedule(store, closed, from_jobs=5)
+    with pytest.raises(Unavailable, match="shutting down"):
+        schedule(store, closed, from_jobs=4)
+
+
+def test_closing_ends_every_process() -> None:
+    found = Workers()
+    (pid,) = found.pids()
+    found.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_setting_is_off_unless_it_is_set() -> None:
+    assert Config().solve_process_from_jobs == 0
+    set_to = load_config(None, {"TESSERA_SOLVE_PROCESS_FROM_JOBS": "5000"})
+    assert set_to.solve_process_from_jobs == 5000
