@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from formulation.admission import Admission
-from formulation.cells import Cells, build_cells, undominated
+from formulation.cells import Cells, cells_of
 from formulation.draft import Draft
 from formulation.lifecycle import SCHEDULABLE
 from formulation.policy import Policy
@@ -27,8 +27,9 @@ def first_draft(
     costs no restart. ``every_cell`` keeps dominated ones too: published policies choose by other rules.
     Columns larger than the cluster are absent (see ``formulation.explain``).
     """
-    cells = build_cells(snapshot)
-    job_start, cell, current = _columns(snapshot, cells, every_cell=every_cell)
+    cells, best = cells_of(snapshot)
+    kept = np.ones(len(cells), np.bool_) if every_cell else best
+    job_start, cell, current = _columns(snapshot, cells, kept)
     count = len(snapshot.jobs)
     return Draft(
         snapshot=snapshot, policy=policy, admission=admission, cells=cells, job_start=job_start, cell=cell,
@@ -37,10 +38,9 @@ def first_draft(
     )  # fmt: skip
 
 
-def _columns(snapshot: Snapshot, cells: Cells, *, every_cell: bool) -> tuple[Ints, Ints, Ints]:
+def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints, Ints, Ints]:
     """Return (job_start, cell of each column, current column of each job)."""
     jobs = snapshot.jobs
-    kept_cells = np.ones(len(cells), np.bool_) if every_cell else undominated(cells)
     keep = np.flatnonzero(kept_cells)
     first = np.searchsorted(cells.workload[keep], jobs.workload)
     count = np.searchsorted(cells.workload[keep], jobs.workload, side="right") - first
@@ -75,16 +75,20 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     jobs = snapshot.jobs
     found = np.full(len(jobs), -1, dtype=np.int64)
     stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & _schedulable(snapshot)
-    first = np.searchsorted(cells.workload, jobs.workload)
-    last = np.searchsorted(cells.workload, jobs.workload, side="right")
-    for j in np.flatnonzero(stays).tolist():
-        span = slice(int(first[j]), int(last[j]))
-        match = np.flatnonzero(
-            (cells.gpu_type[span] == jobs.current_type[j])
-            & (cells.gpus[span] == jobs.current_gpus[j])
-            & (cells.pipeline_degree[span] == jobs.current_degree[j])
-            & (cells.plan[span] == jobs.current_plan[j])
-        )
-        if len(match):
-            found[j] = first[j] + match[0]
+    if not len(cells):
+        return found
+    most, types = int(cells.gpus.max()), len(snapshot.gpu_types)
+    stays &= (jobs.current_gpus <= most) & (jobs.current_type >= 0)
+    who = np.flatnonzero(stays)
+    key = (cells.workload * types + cells.gpu_type) * (most + 1) + cells.gpus  # rises
+    wanted = (jobs.workload[who] * types + jobs.current_type[who]) * (most + 1)
+    wanted += jobs.current_gpus[who]
+    first = np.searchsorted(key, wanted)
+    count = np.searchsorted(key, wanted, side="right") - first
+    cell, job = ranges(first, count), np.repeat(who, count)  # some degrees and plans for each
+    same = np.flatnonzero(
+        (cells.pipeline_degree[cell] == jobs.current_degree[job])
+        & (cells.plan[cell] == jobs.current_plan[job])
+    )
+    found[job[same]] = cell[same]
     return found

@@ -34,13 +34,14 @@ class SpelledOut:
         if not len(problem.idle_row):
             return self._inner.solve(problem, budget, hint)
         spelled, origin = spell_out(problem)
-        if hint is not None:
-            usable = hint.has_answer and is_answer(problem, hint.choice)
-            told = hint if usable else replace(hint, status=SolveStatus.UNKNOWN)  # prices may help
-            choice = _spelled(problem, origin, hint.choice) if usable else hint.choice
-            found = self._inner.solve(spelled, budget, replace(told, choice=choice))
-        else:
-            found = self._inner.solve(spelled, budget)
+        told = None
+        if hint is not None and hint.has_answer and is_answer(problem, hint.choice):
+            told = replace(hint, choice=_spelled(problem, origin, hint.choice))
+        elif hint is not None and len(hint.prices):  # they may help all the same
+            told = replace(
+                hint, status=SolveStatus.UNKNOWN, choice=np.full_like(hint.choice, -1), objective=0
+            )
+        found = self._inner.solve(spelled, budget, told)
         return replace(found, choice=read_back(origin, found.choice))
 
 

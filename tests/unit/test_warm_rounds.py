@@ -1,0 +1,231 @@
+"""Rounds that begin with the last round's prices: as good, repeatable, and never taken at their word."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.instances import churned, instance
+from formulation.cells import build_cells, cells_of, undominated
+from formulation.codec import decode, digest, encode
+from formulation.columns import first_draft
+from formulation.errors import InvalidInput
+from formulation.policy import Policy
+from formulation.snapshot import NO_PRICES, Prices, Snapshot
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import build_problem, state
+from service.rounds import Outcome, plan_round
+from solvers.base import Budget
+from solvers.goals import solve_goals, surrogate
+from solvers.greedy import Greedy
+from solvers.portfolio import Portfolio
+from solvers.prices import known_prices, price
+from solvers.pricing import Pricing
+from solvers.registry import solver
+from solvers.waiting import SpelledOut
+from tests.support.builders import a_random_problem, a_random_snapshot
+
+FOREVER = Budget(remaining_s=lambda: math.inf)
+SHORT = replace(FOREVER, work={"cp-sat": 0.1})
+
+
+class Listening:
+    """A solver that keeps the hints it is given and answers like greedy."""
+
+    name = "listening"
+
+    def __init__(self) -> None:
+        self.hints: list[Solution] = []
+
+    def solve(self, problem, budget, hint=None):  # type: ignore[no-untyped-def] # as Solver's
+        self.hints.append(hint)
+        return replace(Greedy().solve(problem, budget), solver=self.name)
+
+
+def prices_of(outcome: Outcome) -> Prices:
+    rows = tuple(row.name for row in outcome.problem.rows)
+    return Prices(row=rows, price=outcome.solution.prices / outcome.problem.scale)
+
+
+def two_rounds(jobs: int, policy: Policy | None = None) -> tuple[Outcome, Snapshot]:
+    """Return a round, and the snapshot of the next one with its prices."""
+    first = instance(jobs, jobs, 3, 5)
+    outcome = plan_round(first, policy or Policy(), solver("pricing"), FOREVER)
+    later = churned(first, outcome.problem, outcome.solution.choice, 0.02)
+    return outcome, replace(later, prices=prices_of(outcome))
+
+
+def test_a_snapshot_with_prices_reads_back_and_one_without_gets_none() -> None:
+    snapshot = replace(
+        a_random_snapshot(1, jobs=3), prices=Prices(row=("gpus/a100",), price=np.array([0.1]))
+    )
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.prices.equals(snapshot.prices)
+    older = json.loads(encode(snapshot))
+    del older["body"]["prices"]
+    read = decode(json.dumps(older).encode())
+    assert isinstance(read, Snapshot)
+    assert read.prices.equals(NO_PRICES)
+    assert digest(read) != digest(snapshot)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
+def test_prices_that_are_none_are_refused(wrong: float) -> None:
+    with pytest.raises(InvalidInput, match=r"prices\.price"):
+        replace(
+            a_random_snapshot(1, jobs=1), prices=Prices(row=("gpus/a100",), price=np.array([wrong]))
+        )
+
+
+def test_prices_are_found_by_the_name_of_the_row_in_the_problems_integers() -> None:
+    problem = a_random_problem(2, jobs=4)
+    known = known_prices(problem, Prices(row=("gone", "gpus/v100"), price=np.array([7.0, 0.5])))
+    assert known.tolist() == [0.0, 0.5 * problem.scale]
+
+
+def test_a_warm_round_is_as_good_and_needs_fewer_passes() -> None:
+    _, later = two_rounds(600)
+    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), solver("pricing"), FOREVER)
+    warm = plan_round(later, Policy(), solver("pricing"), FOREVER)
+    assert warm.violations == cold.violations == ()
+    assert warm.solution.gap <= max(2 * cold.solution.gap, 1e-3)
+    assert warm.solution.bound >= cold.solution.objective
+    assert dict(warm.solution.work)["pricing"] < dict(cold.solution.work)["pricing"]
+
+
+def test_an_unchanged_round_is_decided_by_one_pass() -> None:
+    snapshot = instance(600, 600, 3, 5)
+    cold = plan_round(snapshot, Policy(), solver("portfolio"), replace(SHORT, gap=1e-2))
+    again = replace(snapshot, prices=prices_of(cold))
+    warm = plan_round(again, Policy(), solver("portfolio"), replace(SHORT, gap=1e-2))
+    assert dict(warm.solution.work)["pricing"] == 1
+    assert warm.solution.gap <= 1e-2
+
+
+@pytest.mark.parametrize("name", ["portfolio", "pricing", "greedy"])
+def test_a_warm_round_repeats_from_its_snapshot_and_its_work(name: str) -> None:
+    _, later = two_rounds(80)
+    first = plan_round(later, Policy(), solver(name), SHORT)
+    stored = decode(encode(later))
+    assert isinstance(stored, Snapshot)
+    recorded = replace(FOREVER, work=dict(first.solution.work))
+    again = plan_round(stored, Policy(), solver(name), recorded)
+    assert again.decisions == first.decisions
+    assert again.solution.prices.tolist() == first.solution.prices.tolist()
+    assert again.solution.bound == first.solution.bound
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-3, 1e3, 1e9])
+def test_prices_of_another_size_do_no_harm(factor: float) -> None:
+    _, later = two_rounds(200)
+    odd = replace(later.prices, price=later.prices.price * factor)
+    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), solver("pricing"), FOREVER)
+    found = plan_round(replace(later, prices=odd), Policy(), solver("pricing"), FOREVER)
+    assert found.violations == ()
+    assert found.solution.bound <= cold.solution.bound * (1 + 1e-4)
+    assert found.solution.gap <= max(2 * cold.solution.gap, 1e-3)
+
+
+def test_an_earlier_rounds_prices_are_never_passed_off_as_this_ones() -> None:
+    """Neither by greedy, nor by a portfolio whose time was over before it priced anything."""
+    _, later = two_rounds(40)
+    spent = Budget(remaining_s=lambda: 0.0)
+    for name in ("greedy", "portfolio", "pricing"):
+        found = plan_round(later, Policy(), solver(name), spent)
+        assert not len(found.solution.prices)
+
+
+def hints(policy: Policy) -> tuple[list[Solution], list[float]]:
+    """Return the hints that a solver is given for a statement, and the prices that it begins with."""
+    statement = state(a_random_snapshot(3, jobs=6), policy)
+    listening = Listening()
+    greedy = SpelledOut(Greedy()).solve(surrogate(statement), FOREVER)
+    known = np.arange(1.0, 1.0 + len(statement.problem.rows))
+    solve_goals(statement, listening, FOREVER, greedy, known)
+    return listening.hints, known.tolist()
+
+
+def test_only_the_last_goal_begins_with_prices_and_rows_of_earlier_goals_cost_nothing_yet() -> None:
+    (only,), known = hints(Policy())
+    assert only.prices.tolist() == known
+    (*early, last), known = hints(Policy(objective="cost then throughput"))
+    assert early
+    assert not any(len(hint.prices) for hint in early)
+    assert last.prices.tolist() == known + [0.0] * len(early)
+
+
+def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_an_answer() -> None:
+    problem = a_random_problem(4, jobs=3)
+    idle = replace(
+        problem, idle_start=np.array([0, 1, 1, 1]), idle_row=np.array([0]), idle_amount=np.array([1])
+    )  # fmt: skip
+    nothing = Solution(
+        status=SolveStatus.UNKNOWN, choice=np.full(3, -1), objective=0, bound=math.inf, solver="?",
+        prices=np.array([1.0, 2.0]),
+    )  # fmt: skip
+    listening = Listening()
+    SpelledOut(listening).solve(idle, FOREVER, nothing)
+    assert listening.hints[0].prices.tolist() == [1.0, 2.0]
+    assert not listening.hints[0].has_answer
+
+
+def test_a_portfolio_tells_known_prices_to_its_second_stage() -> None:
+    problem = a_random_problem(5, jobs=30)
+    prices = Pricing().solve(problem, FOREVER).prices
+    hint = replace(Greedy().solve(problem, FOREVER), prices=prices)
+    listening = Listening()
+    Portfolio([Greedy(), listening]).solve(problem, replace(FOREVER, gap=0.0), hint)
+    assert listening.hints[0].prices.tolist() == prices.tolist()
+    assert price(problem, prices).bound >= listening.hints[0].objective
+
+
+def test_cells_are_remembered_by_what_they_depend_on() -> None:
+    snapshot = a_random_snapshot(6, jobs=4)
+    copied = decode(encode(snapshot))
+    assert isinstance(copied, Snapshot)
+    first, best = cells_of(snapshot)
+    assert cells_of(copied)[0] is first
+    assert np.array_equal(best, undominated(build_cells(snapshot)))
+    slower = replace(
+        snapshot, estimates=replace(snapshot.estimates, iter_time_s=snapshot.estimates.iter_time_s * 2)
+    )  # fmt: skip
+    away = replace(
+        snapshot, nodes=replace(snapshot.nodes, schedulable=snapshot.nodes.gpu_type == 0)
+    )
+    batch = replace(
+        snapshot, workloads=tuple(replace(w, global_batch=1) for w in snapshot.workloads)
+    )
+    for other in (slower, away, batch):
+        found, its_best = cells_of(other)
+        built = build_cells(other)
+        assert found is not first
+        assert found.equals(built)
+        assert np.array_equal(its_best, undominated(built))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
+    snapshot = instance(60, 120, 3, seed, running=0.9)
+    jobs = snapshot.jobs
+    gone = replace(  # some run on what no Cell describes
+        snapshot, jobs=replace(jobs, current_degree=np.where(np.arange(60) % 5 == 0, 3, jobs.current_degree))
+    )  # fmt: skip
+    draft = first_draft(gone, Policy())
+    for j in range(60):
+        theirs = [
+            k
+            for k in range(len(draft.cells))
+            if draft.cells.workload[k] == gone.jobs.workload[j]
+            and draft.cells.gpu_type[k] == gone.jobs.current_type[j]
+            and draft.cells.gpus[k] == gone.jobs.current_gpus[j]
+            and draft.cells.pipeline_degree[k] == gone.jobs.current_degree[j]
+        ]
+        now = int(draft.current[j])
+        assert [int(draft.cell[now])] == theirs if theirs else now == -1
+    assert np.any(draft.current >= 0)
+    assert len(build_problem(gone, Policy()).cell) == len(draft.cell)
