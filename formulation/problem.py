@@ -18,7 +18,7 @@ import numpy as np
 
 from formulation.cells import Cells
 from formulation.errors import InvalidInput, ProblemTooLarge
-from formulation.tables import Bools, Floats, Ints
+from formulation.tables import Bools, Floats, Ints, ranges
 
 VALUE_SCALE: Final = 1_000_000
 """Solver integers in one unit of normalised throughput: rounding is below a thousandth of any gap."""
@@ -182,9 +182,10 @@ class Problem:
 
     def used(self, choice: Ints) -> Ints:
         """Return how much of each row ``choice`` (int64[jobs], column or -1) uses, int64[rows]."""
-        chosen = np.zeros(len(self.cell), dtype=np.bool_)
-        chosen[choice[choice >= 0]] = True
-        picked, waits = chosen[self.usage_column], (choice < 0)[self.idle_job]
+        column = choice[choice >= 0]
+        first = self.usage_start[column]
+        picked = ranges(first, self.usage_start[column + 1] - first)
+        waits = (choice < 0)[self.idle_job] if len(self.idle_row) else np.zeros(0, np.bool_)
         row = np.append(self.row[picked], self.idle_row[waits])
         amount = np.append(self.amount[picked], self.idle_amount[waits])
         return np.bincount(row, weights=amount, minlength=len(self.rows)).astype(np.int64)

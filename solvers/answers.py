@@ -58,6 +58,8 @@ def lonely_fit(problem: Problem) -> Bools:
 
 def cannot_run(problem: Problem) -> Ints:
     """Return the jobs that must run and have no column that fits even alone: proof of infeasibility."""
+    if not problem.must_run.any():
+        return np.zeros(0, np.int64)
     possible = np.zeros(len(problem.jobs), dtype=np.bool_)
     possible[problem.column_job[lonely_fit(problem)]] = True
     return np.flatnonzero(problem.must_run & ~possible)
