@@ -270,7 +270,7 @@ def _prices(connection: sa.Connection, cluster: int, number: int) -> Prices:
     """Return the prices of the last decided round; none where it had none or is no longer kept."""
     rows = connection.execute(_PRICES, {"cluster": cluster, "round": number}).all()
     return Prices(
-        row=tuple(row.key for row in rows), price=np.array([row.price for row in rows], np.float64)
+        name=tuple(row.key for row in rows), price=np.array([row.price for row in rows], np.float64)
     )
 
 

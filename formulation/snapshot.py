@@ -189,7 +189,7 @@ class Prices(Table):
     """What the rows cost in the cluster's last decided round: solvers begin with them."""
 
     INDEX: ClassVar[str] = "prices"
-    row: tuple[str, ...]  # e.g. "gpus/a100"
+    name: tuple[str, ...]  # of the row, e.g. "gpus/a100"
     price: Floats  # of one unit of the row, in units of that round's last goal
 
 
@@ -201,7 +201,7 @@ NO_LEGS = Legs(
     job=_NO_INTS, start_s=_NO_FLOATS, end_s=_NO_FLOATS, gpu_type=_NO_INTS, gpus=_NO_INTS,
     pipeline_degree=_NO_INTS, plan=_NO_INTS,
 )  # fmt: skip
-NO_PRICES = Prices(row=(), price=_NO_FLOATS)
+NO_PRICES = Prices(name=(), price=_NO_FLOATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

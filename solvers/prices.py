@@ -44,7 +44,7 @@ def known_prices(problem: Problem, prices: Prices) -> Floats:
 
     Prices of another objective are of another size: they prove less, and that is all.
     """
-    by_row = dict(zip(prices.row, prices.price.tolist(), strict=True))
+    by_row = dict(zip(prices.name, prices.price.tolist(), strict=True))
     return np.array([by_row.get(row.name, 0.0) for row in problem.rows]) * problem.scale
 
 

@@ -32,12 +32,12 @@ def test_the_next_round_reads_the_last_decided_rounds_prices_to_the_bit(
     submit(store, a_spec("a"))
     third = 1.0 / 3.0
     found = decided(store, {"gpus/v100": 1e-17, "gpus/a100": third, "changes": 0.0, "Z": 2e300})
-    assert found.prices.row == ("Z", "changes", "gpus/a100", "gpus/v100")
+    assert found.prices.name == ("Z", "changes", "gpus/a100", "gpus/v100")
     assert found.prices.price.tolist() == [2e300, 0.0, third, 1e-17]
     refused = decided(store, {"gpus/a100": 9.0}, outcome="refused")
     assert refused.prices.equals(found.prices)
     later = decided(store, {"gpus/a100": 0.5})
-    assert (later.prices.row, later.prices.price.tolist()) == (("gpus/a100",), [0.5])
+    assert (later.prices.name, later.prices.price.tolist()) == (("gpus/a100",), [0.5])
     assert decided(store, {}).prices.equals(NO_PRICES)
 
 
@@ -45,7 +45,7 @@ def test_numbers_that_are_no_prices_never_stop_a_cluster(store: PostgresStore) -
     a_cluster(store)
     submit(store, a_spec("a"))
     found = decided(store, {"a": -1e-12, "b": float("inf"), "c": float("nan"), "d": 1.0})
-    assert (found.prices.row, found.prices.price.tolist()) == (("a", "d"), [0.0, 1.0])
+    assert (found.prices.name, found.prices.price.tolist()) == (("a", "d"), [0.0, 1.0])
 
 
 def test_a_stored_round_keeps_the_prices_that_it_began_with(store: PostgresStore) -> None:

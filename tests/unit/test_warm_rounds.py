@@ -48,7 +48,7 @@ class Listening:
 
 def prices_of(outcome: Outcome) -> Prices:
     rows = tuple(row.name for row in outcome.problem.rows)
-    return Prices(row=rows, price=outcome.solution.prices / outcome.problem.scale)
+    return Prices(name=rows, price=outcome.solution.prices / outcome.problem.scale)
 
 
 def two_rounds(jobs: int, policy: Policy | None = None) -> tuple[Outcome, Snapshot]:
@@ -61,7 +61,7 @@ def two_rounds(jobs: int, policy: Policy | None = None) -> tuple[Outcome, Snapsh
 
 def test_a_snapshot_with_prices_reads_back_and_one_without_gets_none() -> None:
     snapshot = replace(
-        a_random_snapshot(1, jobs=3), prices=Prices(row=("gpus/a100",), price=np.array([0.1]))
+        a_random_snapshot(1, jobs=3), prices=Prices(name=("gpus/a100",), price=np.array([0.1]))
     )
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
@@ -78,13 +78,13 @@ def test_a_snapshot_with_prices_reads_back_and_one_without_gets_none() -> None:
 def test_prices_that_are_none_are_refused(wrong: float) -> None:
     with pytest.raises(InvalidInput, match=r"prices\.price"):
         replace(
-            a_random_snapshot(1, jobs=1), prices=Prices(row=("gpus/a100",), price=np.array([wrong]))
+            a_random_snapshot(1, jobs=1), prices=Prices(name=("gpus/a100",), price=np.array([wrong]))
         )
 
 
 def test_prices_are_found_by_the_name_of_the_row_in_the_problems_integers() -> None:
     problem = a_random_problem(2, jobs=4)
-    known = known_prices(problem, Prices(row=("gone", "gpus/v100"), price=np.array([7.0, 0.5])))
+    known = known_prices(problem, Prices(name=("gone", "gpus/v100"), price=np.array([7.0, 0.5])))
     assert known.tolist() == [0.0, 0.5 * problem.scale]
 
 
@@ -213,7 +213,11 @@ def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
     snapshot = instance(60, 120, 3, seed, running=0.9)
     jobs = snapshot.jobs
     gone = replace(  # some run on what no Cell describes
-        snapshot, jobs=replace(jobs, current_degree=np.where(np.arange(60) % 5 == 0, 3, jobs.current_degree))
+        snapshot, plans=("", "zero"),
+        jobs=replace(
+            jobs, current_plan=np.where(np.arange(60) % 7 == 0, 1, 0),
+            current_degree=np.where(np.arange(60) % 5 == 0, 3, jobs.current_degree),
+        ),
     )  # fmt: skip
     draft = first_draft(gone, Policy())
     for j in range(60):
@@ -224,6 +228,7 @@ def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
             and draft.cells.gpu_type[k] == gone.jobs.current_type[j]
             and draft.cells.gpus[k] == gone.jobs.current_gpus[j]
             and draft.cells.pipeline_degree[k] == gone.jobs.current_degree[j]
+            and draft.cells.plan[k] == gone.jobs.current_plan[j]
         ]
         now = int(draft.current[j])
         assert [int(draft.cell[now])] == theirs if theirs else now == -1

@@ -1,0 +1,29 @@
+"""A server whose rounds are decided in a process of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.integration.test_wiring import a_cluster, channel_to, settings
+
+
+@pytest.mark.parametrize(("from_jobs", "elsewhere"), [(1, True), (2, False)])
+async def test_a_round_of_enough_jobs_is_decided_elsewhere_and_committed_here(
+    store: PostgresStore, database: Database, from_jobs: int, elsewhere: bool
+) -> None:
+    a_cluster(store)
+    async with channel_to(settings(database, solve_process_from_jobs=from_jobs)) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        found = await stub.Schedule(
+            scheduler_pb2.ScheduleRequest(parent="clusters/c"), timeout=60, wait_for_ready=True
+        )
+        again = await stub.ReplayRound(
+            scheduler_pb2.ReplayRoundRequest(name=found.name), timeout=60
+        )
+    assert (found.outcome, found.started) == ("committed", 1)
+    assert ("transfer" in found.seconds) is elsewhere
+    assert again.same_decisions
+    assert store.get_round("c", 1).summary.verified
