@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from formulation.errors import DeadlineTooShort, TesseraError, Unavailable
 from formulation.snapshot import Snapshot
+from service.clock import SystemClock
 from service.roundoptions import RoundOptions
 from service.rounds import Outcome, plan_round
 from solvers.base import Budget
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
 """How often a waiting call asks whether it was cancelled or its deadline is over."""
+
+_CLOCK: Final = SystemClock()
 
 _SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
 
@@ -115,7 +117,7 @@ class Workers:
         try:
             worker.await_ready(check)
             left_s = budget.remaining_s()
-            end_s = time.monotonic() + left_s if math.isfinite(left_s) else left_s
+            end_s = _CLOCK.monotonic_s() + left_s if math.isfinite(left_s) else left_s
             worker.send(_Order(snapshot=snapshot, options=options, end_s=end_s))
             answer = worker.receive(check)
         except BaseException:
@@ -256,17 +258,17 @@ def _serve(pipe: Connection) -> None:
 
 def _answer(order: _Order) -> _Decided | _Raised:
     seconds: list[tuple[str, float]] = []
-    last_s = time.monotonic()
+    last_s = _CLOCK.monotonic_s()
 
     def mark(phase: str) -> None:
         nonlocal last_s
-        now_s = time.monotonic()
+        now_s = _CLOCK.monotonic_s()
         seconds.append((phase, now_s - last_s))
         last_s = now_s
 
     options = order.options
     budget = Budget(
-        remaining_s=lambda: order.end_s - time.monotonic(), seed=options.seed, gap=options.gap,
+        remaining_s=lambda: order.end_s - _CLOCK.monotonic_s(), seed=options.seed, gap=options.gap,
         work=dict(options.work),
     )  # fmt: skip
     try:

@@ -23,7 +23,7 @@ async def test_a_round_of_enough_jobs_is_decided_elsewhere_and_committed_here(
         again = await stub.ReplayRound(
             scheduler_pb2.ReplayRoundRequest(name=found.name), timeout=60
         )
-    assert (found.outcome, found.started) == ("committed", 1)
+    assert (found.outcome, found.waiting) == ("committed", 1)
     assert ("transfer" in found.seconds) is elsewhere
     assert again.same_decisions
     assert store.get_round("c", 1).summary.verified
