@@ -78,7 +78,8 @@ def test_a_snapshot_with_prices_reads_back_and_one_without_gets_none() -> None:
 def test_prices_that_are_none_are_refused(wrong: float) -> None:
     with pytest.raises(InvalidInput, match=r"prices\.price"):
         replace(
-            a_random_snapshot(1, jobs=1), prices=Prices(name=("gpus/a100",), price=np.array([wrong]))
+            a_random_snapshot(1, jobs=1),
+            prices=Prices(name=("gpus/a100",), price=np.array([wrong])),
         )
 
 
