@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -18,11 +19,18 @@ from solvers.base import Budget, Solver, SolverFailed
 from solvers.cpsat import CpSat
 from solvers.greedy import Greedy
 from solvers.pricing import Pricing
+from solvers.relaxation import Relaxation
 
 _LOG = logging.getLogger(__name__)
 
-_RESERVE = {Pricing.name: 0.5, CpSat.name: 0.1}
+_RESERVE = {Pricing.name: 0.5, Relaxation.name: 0.5, CpSat.name: 0.1}
 """Share of the time left that a stage must leave to those after it, and to verification."""
+
+
+MANY_ROWS: Final = 32
+"""Rows above which the LP is quicker than cutting planes, which grow with them in number and length."""
+FEW_COLUMNS: Final = 100_000
+"""With more columns than this, prices are still quicker up to twice as many rows."""
 
 
 @dataclass(slots=True)
@@ -58,13 +66,13 @@ class Portfolio:
     name = "portfolio"
 
     def __init__(self, stages: Sequence[Solver] | None = None) -> None:
-        self._stages = tuple(stages or (Greedy(), Pricing(), CpSat()))
+        self._stages = tuple(stages) if stages else None
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``, never worse than greedy; INFEASIBLE only where a stage proved it."""
         best = _Best(bound=trivial_bound(problem))
         work: dict[str, float] = {}
-        for position, stage in enumerate(self._stages):
+        for position, stage in enumerate(self._stages or stages_for(problem)):
             work[stage.name] = 0.0
             if position and (
                 best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired()
@@ -89,6 +97,15 @@ def _told(
     found = _solution(problem, best, budget, work)
     known = hint is not None and not len(best.prices)
     return replace(found, prices=hint.prices) if hint is not None and known else found
+
+
+def stages_for(problem: Problem) -> tuple[Solver, ...]:
+    """Return greedy, what finds prices, and CP-SAT on the core; the rule depends on the problem alone.
+
+    Measured (``solvers/README.md``): prices by the dual, but by the LP where there are many rows.
+    """
+    most = MANY_ROWS if len(problem.cell) < FEW_COLUMNS else 2 * MANY_ROWS
+    return Greedy(), Pricing() if len(problem.rows) <= most else Relaxation(), CpSat()
 
 
 def _share(budget: Budget, stage: str) -> Budget:

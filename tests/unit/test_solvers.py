@@ -322,3 +322,12 @@ def test_a_hint_of_greedy_that_answers_another_problem_is_computed_anew() -> Non
     found = Portfolio((stage,)).solve(problem, ALWAYS, foreign)
     assert stage.asked == 1
     assert found.objective == Greedy().solve(problem, ALWAYS).objective
+
+
+@pytest.mark.parametrize(("rows", "stage"), [(32, "pricing"), (33, "lp")])
+def test_the_portfolio_takes_the_lp_where_rows_are_many(rows: int, stage: str) -> None:
+    jobs = [[(3, {r: 2}), (5, {r: 3})] for r in range(rows)] + [[(4, {0: 3})]]
+    problem = a_problem(jobs, [3] * rows)
+    found = Portfolio().solve(problem, ALWAYS)
+    assert list(dict(found.work)) == ["greedy", stage, "cp-sat"]
+    assert (found.status, found.objective) == (SolveStatus.OPTIMAL, 5 * rows)
