@@ -89,7 +89,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ("decided", at(value.create_time)),
         ("policy", _policy(value.options)),
         ("objective", f"{number(value.objective)} {unit}, {value.status}{bound}"),
-        ("greedy", f"{number(value.greedy_objective)} ({number(gain)} less)" if compared else ""),
+        ("greedy", f"{number(value.greedy_objective)} ({_less(gain)})" if compared else ""),
         ("throughput", f"{number(value.samples_per_s)} samples/s"),
         ("jobs", f"{value.running} running, {value.waiting} waiting;"
                  f" {value.started} started, {value.changed} changed, {value.suspended} suspended"),
@@ -205,3 +205,12 @@ def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundRes
     )
     show_table(rows, columns)
     note("every decision is the same" if found.same_decisions else "the decisions differ")
+
+
+def _less(gain: float) -> str:
+    """Say how greedy compares by the last goal; by the goals before that it is never better."""
+    return (
+        f"{number(gain)} less"
+        if gain >= 0
+        else f"{number(-gain)} more, but worse by an earlier goal"
+    )

@@ -239,3 +239,14 @@ def test_a_round_of_a_published_policy_has_no_bound_and_is_told_by_its_name(
     assert "fcfs (published)" in shown
     assert "no bound is known" in shown
     assert "greedy" not in shown
+
+
+@pytest.mark.parametrize(
+    ("greedy", "said"),
+    [(8.0, "8 (2 less)"), (11.0, "11 (1 more, but worse by an earlier goal)")],
+)
+def test_greedy_is_compared_by_the_last_goal(
+    greedy: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_round(a_round(objective=10.0, greedy_objective=greedy), everything=False, wide=False)
+    assert said in capsys.readouterr().out
