@@ -129,9 +129,9 @@ def _by_owner(parts: list[Entries], owners: int) -> Entries:
     return np.searchsorted(owner, np.arange(owners + 1)), row[order], amount[order]
 
 
-def revalued(statement: Statement, goal: Linear) -> Problem:
-    """Return the statement's problem with the values of ``goal``."""
+def revalued(problem: Problem, goal: Linear) -> Problem:
+    """Return ``problem`` with the values of ``goal``."""
     return replace(
-        statement.problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
+        problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
         unit=goal.unit,
     )  # fmt: skip

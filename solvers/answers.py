@@ -89,3 +89,19 @@ def without_answer(
         bound=trivial_bound(problem) if bound is None else bound, solver=solver,
         prices=np.zeros(0) if prices is None else prices, seed=seed, work=work,
     )  # fmt: skip
+
+
+def after_one_run(
+    problem: Problem, status: SolveStatus, choice: Ints | None, bound: float, *, solver: str,
+    seed: int,
+) -> Solution:  # fmt: skip
+    """Return what a library's one run on the whole problem came to; ``choice`` None: no answer.
+
+    Work is 1, or 0 where the time ended first: such a run cannot be repeated.
+    """
+    bound = min(bound, trivial_bound(problem))
+    work = ((solver, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)
+    if choice is None:
+        return without_answer(problem, status, solver=solver, bound=bound, seed=seed, work=work)
+    bound = max(bound, float(objective_of(problem, choice)))
+    return answer(problem, choice, bound=bound, solver=solver, seed=seed, work=work)

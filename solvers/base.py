@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from formulation.errors import InvalidInput, TesseraError
@@ -55,6 +56,12 @@ class Budget:
             raise InvalidInput("gap", "must lie in [0, 1)")
         if self.workers < 1:
             raise InvalidInput("workers", "must be at least 1")
+
+    def share(self, fraction: float) -> Budget:
+        """Return a budget of this fraction of the time that is left now."""
+        left_s = self.remaining_s()
+        kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
+        return replace(self, remaining_s=lambda: self.remaining_s() - kept_s)
 
     def expired(self) -> bool:
         """Return whether there is no time left."""

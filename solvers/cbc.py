@@ -12,7 +12,7 @@ import pulp
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints
-from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
+from solvers.answers import after_one_run, is_answer, objective_of
 from solvers.base import Budget, SolverFailed
 
 _STATUS: Final = {  # by PuLP's (status, sol_status)
@@ -40,18 +40,12 @@ class Cbc:
             SolverFailed: CBC could not run, or its answer breaks a rule.
         """
         del hint
-        bound = trivial_bound(problem)
-        status, choice = SolveStatus.UNKNOWN, None
+        status, choice, bound = SolveStatus.UNKNOWN, None, math.inf
         if not budget.expired():
             status, choice = self._run(problem, budget)
-        work = ((self.name, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)
-        if choice is None:
-            return without_answer(
-                problem, status, solver=self.name, seed=budget.seed, work=work, bound=bound
-            )
-        if status is SolveStatus.OPTIMAL:
-            bound = min(bound, float(objective_of(problem, choice)))
-        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+        if choice is not None and status is SolveStatus.OPTIMAL:
+            bound = float(objective_of(problem, choice))
+        return after_one_run(problem, status, choice, bound, solver=self.name, seed=budget.seed)
 
     def _run(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None]:
         with warnings.catch_warnings():

@@ -15,13 +15,10 @@ from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints
 from solvers.answers import (
-    answer,
+    after_one_run,
     cannot_run,
     is_answer,
-    objective_of,
-    trivial_bound,
     usage_matrix,
-    without_answer,
 )
 from solvers.base import Budget, SolverFailed
 
@@ -66,14 +63,7 @@ class Convex:
         """
         del hint
         status, choice, bound = self._answer(problem, budget)
-        bound = min(bound, trivial_bound(problem))
-        work = ((self.name, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)
-        if choice is None:
-            return without_answer(
-                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=work
-            )
-        bound = max(bound, float(objective_of(problem, choice)))
-        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+        return after_one_run(problem, status, choice, bound, solver=self.name, seed=budget.seed)
 
     def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
         idle = np.full(len(problem.jobs), -1, dtype=np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -79,7 +78,7 @@ class Portfolio:
             ):
                 continue
             told = _told(problem, best, budget, work, hint)
-            found = _run(stage, problem, _share(budget, stage.name), told)
+            found = _run(stage, problem, budget.share(1.0 - _RESERVE.get(stage.name, 0.0)), told)
             if found is None:
                 continue
             work[stage.name] = dict(found.work).get(stage.name, 0.0)
@@ -106,13 +105,6 @@ def stages_for(problem: Problem) -> tuple[Solver, ...]:
     """
     most = MANY_ROWS if len(problem.cell) < FEW_COLUMNS else 2 * MANY_ROWS
     return Greedy(), Pricing() if len(problem.rows) <= most else Relaxation(), CpSat()
-
-
-def _share(budget: Budget, stage: str) -> Budget:
-    """Return the budget of one stage: what is left, less what later stages need."""
-    left = budget.remaining_s()
-    kept = _RESERVE.get(stage, 0.0) * left if math.isfinite(left) else 0.0
-    return replace(budget, remaining_s=lambda: budget.remaining_s() - kept)
 
 
 def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:

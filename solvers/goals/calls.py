@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Final
 
@@ -46,13 +45,6 @@ class Calls:
     def work(self) -> tuple[tuple[str, float], ...]:
         """Return the work of all calls so far."""
         return ((CALLS, float(self._count)), *self._work)
-
-
-def share(budget: Budget, fraction: float) -> Budget:
-    """Return a budget of this fraction of the time that is left now."""
-    left_s = budget.remaining_s()
-    kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
-    return replace(budget, remaining_s=lambda: budget.remaining_s() - kept_s)
 
 
 def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:

@@ -21,10 +21,10 @@ from solvers.answers import (
     trivial_bound,
 )
 from solvers.base import Budget, Solver
-from solvers.goals.calls import Calls, share
+from solvers.goals.calls import Calls
 from solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
 from solvers.pricing import Pricing
-from solvers.waiting import SpelledOut
+from solvers.waiting import SpelledOut, read_back
 
 QUICK: Final = 0.5
 """Share of the goal's time left that the prices may take of it in one try."""
@@ -162,7 +162,7 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
     if solver.name == "portfolio":  # its prices most often decide by a count, which ends sooner
         counts, waiting = _count(problem, goal, limit, origin)
         found = calls.solve(
-            SpelledOut(Pricing()), counts, share(budget, QUICK), _hint(counts, origin, known)
+            SpelledOut(Pricing()), counts, budget.share(QUICK), _hint(counts, origin, known)
         )
         if found is None:
             return True
@@ -175,7 +175,7 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
         if answer is not None:
             return answer
     any_answer = replace(needed, value=np.zeros(len(origin), np.int64))
-    asked_of = replace(share(budget, EXACT), gap=ANY_ANSWER)
+    asked_of = replace(budget.share(EXACT), gap=ANY_ANSWER)
     found = calls.solve(solver, any_answer, asked_of)
     if found is not None and found.status is SolveStatus.INFEASIBLE:
         return False
@@ -236,5 +236,5 @@ def _lifted(asked: Problem, origin: Ints, found: Solution) -> Ints | None:
     """Return what was found as a choice of ``asked``; None where it does not answer that."""
     if not found.has_answer:
         return None
-    choice = np.where(found.choice >= 0, origin[found.choice], -1) if len(origin) else found.choice
+    choice = read_back(origin, found.choice)
     return choice if is_answer(asked, choice) else None

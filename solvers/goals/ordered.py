@@ -15,7 +15,7 @@ from formulation.statement import Statement, revalued
 from formulation.tables import Floats, Ints
 from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
 from solvers.base import Budget, Solver
-from solvers.goals.calls import Calls, share
+from solvers.goals.calls import Calls
 from solvers.goals.levels import limits_of, loosened, lowest, settle
 from solvers.goals.rows import keeps, kept, levels_of, limited, with_rows
 
@@ -133,7 +133,7 @@ class _Ordered:
             if nothing is not None:
                 return self._solved(nothing)
         for position, goal in enumerate(early):
-            part = share(self._budget, 1.0 / (len(early) + 1 - position))
+            part = self._budget.share(1.0 / (len(early) + 1 - position))
             if isinstance(goal, Levels):
                 self._reach_levels(goal, part)
             else:
@@ -145,8 +145,8 @@ class _Ordered:
 
     def _first_answer(self, last: Linear) -> Solution | None:
         """Find an answer to start from; return why there is none."""
-        problem = revalued(self._statement, last)
-        part = share(self._budget, 1.0 / (len(self._statement.goals) + 1))
+        problem = revalued(self._statement.problem, last)
+        part = self._budget.share(1.0 / (len(self._statement.goals) + 1))
         found = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
         if found is not None and found.has_answer and not violations(problem, found):
             self._choice = found.choice
@@ -182,10 +182,7 @@ class _Ordered:
 
     def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
         """Return the best verified answer by ``goal``: the solver's, the last one, or greedy's."""
-        problem = replace(
-            self._problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
-            unit=goal.unit,
-        )  # fmt: skip
+        problem = revalued(self._problem, goal)
         start, made_by = self._known(), "goals"
         greedy = self._greedy.choice
         stands = self._greedy.has_answer and is_answer(problem, greedy)

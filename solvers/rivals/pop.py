@@ -6,7 +6,6 @@ D. Narayanan et al., "Solving Large-Scale Granular Resource Allocation Problems 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -57,10 +56,7 @@ class Pop:
         )  # fmt: skip
 
     def _part(self, problem: Problem, jobs: Ints, number: int, budget: Budget) -> Solution:
-        left_s = budget.remaining_s()
-        fraction = 1.0 / (self._parts - number)
-        kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
-        mine = replace(budget, remaining_s=lambda: budget.remaining_s() - kept_s)
+        mine = budget.share(1.0 / (self._parts - number))
         part = part_of(problem, jobs, _even(problem.capacity, self._parts, number))
         return SpelledOut(self._inner).solve(part, mine)
 

@@ -11,7 +11,7 @@ from ortools.sat.python import cp_model
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints
-from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
+from solvers.answers import after_one_run, is_answer
 from solvers.base import Budget, SolverFailed
 from solvers.cpsat import constraints, objective, variables
 
@@ -42,18 +42,10 @@ class StockCpSat:
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with CP-SAT's own bound; the hint is not used, on purpose."""
         del hint
-        status, choice, bound = SolveStatus.UNKNOWN, None, trivial_bound(problem)
+        status, choice, bound = SolveStatus.UNKNOWN, None, math.inf
         if not budget.expired():
-            status, choice, found = self._run(problem, budget)
-            bound = min(bound, found)
-        ended = status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE)
-        work = ((self.name, float(ended)),)
-        if choice is None:
-            return without_answer(
-                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=work
-            )
-        bound = max(bound, float(objective_of(problem, choice)))
-        return answer(problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=work)
+            status, choice, bound = self._run(problem, budget)
+        return after_one_run(problem, status, choice, bound, solver=self.name, seed=budget.seed)
 
     def _run(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
         model = cp_model.CpModel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from formulation.draft import RowUse
 from formulation.goals import Goal, Levels, Linear
 from formulation.problem import Problem
 from formulation.solution import Solution
-from formulation.statement import Statement
+from formulation.statement import Statement, revalued
 from solvers.base import Budget
 from solvers.goals import surrogate
 from solvers.goals.rows import with_rows
@@ -47,20 +46,13 @@ def a_statement(problem: Problem, *goals: Goal) -> Statement:
     last = goals[-1]
     assert isinstance(last, Linear)
     return Statement(
-        problem=_revalued(problem, last), goals=goals, absent={}, rejected=frozenset(),
+        problem=revalued(problem, last), goals=goals, absent={}, rejected=frozenset(),
         opportunistic=np.zeros(len(problem.jobs), np.bool_),
     )  # fmt: skip
 
 
 def greedy_of(statement: Statement, budget: Budget) -> Solution:
     return SpelledOut(Greedy()).solve(surrogate(statement), budget)
-
-
-def _revalued(problem: Problem, goal: Linear) -> Problem:
-    return replace(
-        problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
-        unit=goal.unit,
-    )  # fmt: skip
 
 
 @st.composite
