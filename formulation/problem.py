@@ -11,7 +11,7 @@ Equations (1) to (4) of ``formulation/README.md``:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -189,6 +189,41 @@ class Problem:
         row = np.append(self.row[picked], self.idle_row[waits])
         amount = np.append(self.amount[picked], self.idle_amount[waits])
         return np.bincount(row, weights=amount, minlength=len(self.rows)).astype(np.int64)
+
+
+def restricted(
+    problem: Problem, jobs: Ints, columns: Ints, *,
+    capacity: Ints | None = None, must_run: Bools | None = None,
+) -> Problem:  # fmt: skip
+    """Return the problem of ``jobs`` with ``columns`` alone, both rising indices into the whole.
+
+    ``capacity`` (int64[rows]) and ``must_run`` (bool[jobs of the whole]) take the place of its own. A job
+    that is left no column may only wait, and must be free to.
+    """
+    names, must = problem.jobs, problem.must_run if must_run is None else must_run
+    count = np.bincount(problem.column_job[columns], minlength=len(names))[jobs]
+    uses, idles = np.diff(problem.usage_start)[columns], np.diff(problem.idle_start)[jobs]
+    entries = ranges(problem.usage_start[columns], uses)
+    idle = ranges(problem.idle_start[jobs], idles)
+    current = problem.current[jobs]
+    place = np.searchsorted(columns, current)
+    stays = (current >= 0) & (place < len(columns))
+    stays[stays] = columns[place[stays]] == current[stays]
+    rows = problem.rows
+    if capacity is not None:
+        rows = tuple(replace(r, capacity=c) for r, c in zip(rows, capacity.tolist(), strict=True))
+    return replace(
+        problem,
+        jobs=names if len(jobs) == len(names) else tuple(names[j] for j in jobs.tolist()),
+        job_start=np.append(0, np.cumsum(count)), cell=problem.cell[columns],
+        value=problem.value[columns], restart_price=problem.restart_price[columns], rows=rows,
+        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
+        amount=problem.amount[entries], idle_start=np.append(0, np.cumsum(idles)),
+        idle_row=problem.idle_row[idle], idle_amount=problem.idle_amount[idle], must_run=must[jobs],
+        least_rate=problem.least_rate[jobs], movable=problem.movable[jobs],
+        current=np.where(stays, place, -1), restart_share=problem.restart_share[jobs],
+        weight=problem.weight[jobs],
+    )  # fmt: skip
 
 
 def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:

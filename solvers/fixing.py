@@ -14,12 +14,12 @@ known answer is left out, and the rest decides the problem exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.problem import Problem, Row
-from formulation.tables import Bools, Floats, Ints, ranges
+from formulation.problem import Problem, restricted
+from formulation.tables import Floats, Ints
 from solvers.answers import objective_of
 from solvers.prices import Priced
 
@@ -71,33 +71,8 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     room = problem.capacity - problem.used(fixed)
     columns = np.flatnonzero(keep & np.isin(problem.column_job, open_jobs))
     return Core(
-        problem=restricted(problem, open_jobs, columns, ~may_idle, room), jobs=open_jobs,
+        problem=restricted(problem, open_jobs, columns, capacity=room, must_run=~may_idle),
+        jobs=open_jobs,
         columns=columns, fixed=fixed, offset=objective_of(problem, fixed),
         outside=priced.total + priced.slack - reach if left_out else -np.inf,
-    )  # fmt: skip
-
-
-def restricted(
-    problem: Problem, jobs: Ints, columns: Ints, must_run: Bools, capacity: Ints
-) -> Problem:
-    """Return ``problem`` with only these jobs, columns and capacities."""
-    count = np.bincount(problem.column_job[columns], minlength=len(problem.jobs))[jobs]
-    uses = np.diff(problem.usage_start)[columns]
-    entries = ranges(problem.usage_start[columns], uses)
-    names = problem.jobs
-    return replace(
-        problem,
-        jobs=tuple(names[j] for j in jobs.tolist()),
-        job_start=np.append(0, np.cumsum(count)),
-        cell=problem.cell[columns], value=problem.value[columns],
-        restart_price=problem.restart_price[columns],
-        rows=tuple(
-            Row(name=row.name, capacity=room)
-            for row, room in zip(problem.rows, capacity.tolist(), strict=True)
-        ),
-        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
-        amount=problem.amount[entries], must_run=must_run[jobs],
-        current=np.full(len(jobs), -1), restart_share=problem.restart_share[jobs],
-        least_rate=problem.least_rate[jobs], movable=problem.movable[jobs],
-        weight=problem.weight[jobs], idle_start=np.zeros(len(jobs) + 1, np.int64),
     )  # fmt: skip

@@ -10,8 +10,8 @@ import numpy as np
 
 from formulation.draft import RowUse
 from formulation.goals import Levels, Linear
-from formulation.problem import MAX_TOTAL, Problem, Row, jobwise
-from formulation.tables import Bools, Floats, Ints, ranges
+from formulation.problem import MAX_TOTAL, Problem, Row, jobwise, restricted
+from formulation.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +128,4 @@ def only_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
     A job that loses all of its columns may only wait, and must be free to.
     """
     origin = np.flatnonzero(keep)
-    count = np.bincount(problem.column_job[origin], minlength=len(problem.jobs))
-    uses = np.diff(problem.usage_start)[origin]
-    entries = ranges(problem.usage_start[origin], uses)
-    current = problem.current
-    stays = np.flatnonzero(current >= 0)
-    stays = stays[keep[current[stays]]]
-    moved = np.full(len(current), -1, dtype=np.int64)
-    moved[stays] = np.searchsorted(origin, current[stays])
-    return replace(
-        problem,
-        job_start=np.append(0, np.cumsum(count)), cell=problem.cell[origin],
-        value=problem.value[origin], restart_price=problem.restart_price[origin],
-        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
-        amount=problem.amount[entries], current=moved,
-    ), origin  # fmt: skip
+    return restricted(problem, np.arange(len(problem.jobs)), origin), origin

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from formulation.problem import Problem
+from formulation.problem import Problem, restricted
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Floats, Ints
 from solvers.answers import (
@@ -21,7 +21,6 @@ from solvers.answers import (
     without_answer,
 )
 from solvers.base import Budget
-from solvers.fixing import restricted
 from solvers.greedy import improve, repaired
 from solvers.kernels.pricing import inserted
 from solvers.prices import Priced, price
@@ -155,4 +154,4 @@ def _sample(problem: Problem) -> Problem:
     columns = np.flatnonzero(picked[problem.column_job])
     share = len(jobs) / len(problem.jobs)
     capacity = np.ceil(problem.capacity * share).astype(np.int64)
-    return restricted(problem, jobs, columns, problem.must_run, capacity)
+    return restricted(problem, jobs, columns, capacity=capacity)

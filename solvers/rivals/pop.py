@@ -6,11 +6,9 @@ D. Narayanan et al., "Solving Large-Scale Granular Resource Allocation Problems 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from formulation.problem import Problem
+from formulation.problem import Problem, restricted
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints, ranges
 from solvers.answers import answer, cannot_run, trivial_bound, without_answer
@@ -69,29 +67,8 @@ def _even(capacity: Ints, parts: int, number: int) -> Ints:
 
 def part_of(problem: Problem, jobs: Ints, capacity: Ints) -> Problem:
     """Return the problem of ``jobs`` (rising) alone on ``capacity`` (int64[rows])."""
-    count = np.diff(problem.job_start)[jobs]
-    column = ranges(problem.job_start[jobs], count)
-    uses = np.diff(problem.usage_start)[column]
-    entry = ranges(problem.usage_start[column], uses)
-    idles = np.diff(problem.idle_start)[jobs]
-    idle = ranges(problem.idle_start[jobs], idles)
-    start = np.append(0, np.cumsum(count))
-    current = problem.current[jobs]
-    moved = np.where(current >= 0, current - problem.job_start[jobs] + start[:-1], -1)
-    return replace(
-        problem, jobs=tuple(problem.jobs[j] for j in jobs.tolist()), job_start=start,
-        cell=problem.cell[column], value=problem.value[column],
-        restart_price=problem.restart_price[column],
-        rows=tuple(
-            replace(row, capacity=c) for row, c in zip(problem.rows, capacity.tolist(), strict=True)
-        ),
-        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entry],
-        amount=problem.amount[entry], idle_start=np.append(0, np.cumsum(idles)),
-        idle_row=problem.idle_row[idle], idle_amount=problem.idle_amount[idle],
-        must_run=problem.must_run[jobs], least_rate=problem.least_rate[jobs],
-        movable=problem.movable[jobs], current=moved, restart_share=problem.restart_share[jobs],
-        weight=problem.weight[jobs],
-    )  # fmt: skip
+    columns = ranges(problem.job_start[jobs], np.diff(problem.job_start)[jobs])
+    return restricted(problem, jobs, columns, capacity=capacity)
 
 
 def _lifted(problem: Problem, jobs: Ints, choice: Ints) -> Ints:
