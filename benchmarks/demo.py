@@ -21,14 +21,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.clusters import arena_table1
 from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, replay, schedule, submit
 from benchmarks.picture import Pair, draw
 from benchmarks.stack import Stack, running
-from benchmarks.workload import philly_like
 from estimator.roofline import sample_profiles
 from formulation.resources import NodeSpec
 from formulation.snapshot import Workload
+from simulator.clusters import arena_table1
+from simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2
 
 ROUND_S = 300.0

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.clusters import Cluster
 from benchmarks.data import data_dir
 from benchmarks.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
 from benchmarks.fleet import Fleet
@@ -17,6 +16,7 @@ from benchmarks.stack import Stack
 from formulation.resources import EstimateRecord
 from service.importing.profiles import read_profiles
 from service.importing.trace import Arrival, read_trace
+from simulator.clusters import Cluster
 from tessera.v1 import scheduler_pb2
 
 ROUND_S = 300.0

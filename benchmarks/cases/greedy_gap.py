@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.clusters import arena_table1
 from benchmarks.drive import snapshot_of
 from benchmarks.philly import driven, philly
 from benchmarks.registry import Report, case
@@ -20,6 +19,7 @@ from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
 from formulation.statement import state
+from simulator.clusters import arena_table1
 from solvers.answers import answer, trivial_bound
 from solvers.base import Budget
 from solvers.goals import solve_goals

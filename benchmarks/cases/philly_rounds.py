@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.clusters import arena_table1
 from benchmarks.drive import replay
 from benchmarks.philly import driven, philly
 from benchmarks.registry import Report, case
 from benchmarks.stack import running
+from simulator.clusters import arena_table1
 
 
 @case(

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.clusters import arena_table1
 from benchmarks.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
 from benchmarks.fleet import Fleet
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
 from benchmarks.stack import running
-from benchmarks.workload import philly_like
 from estimator.roofline import sample_profiles
+from simulator.clusters import arena_table1
+from simulator.workloads.philly_like import philly_like
 
 
 @case(

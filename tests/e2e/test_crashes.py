@@ -18,14 +18,14 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.clusters import tiny
 from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
 from benchmarks.fleet import Fleet
 from benchmarks.stack import Stack, running
-from benchmarks.workload import philly_like
 from db import embedded
 from db.engine import connect
 from estimator.roofline import sample_profiles
+from simulator.clusters import tiny
+from simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.e2e.test_replicas import list_rounds
 from tests.support.agents import is_running

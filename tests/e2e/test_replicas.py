@@ -10,14 +10,14 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from benchmarks.clusters import tiny
 from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
 from benchmarks.fleet import Fleet
 from benchmarks.stack import Stack, running
-from benchmarks.workload import philly_like
 from estimator.roofline import sample_profiles
 from formulation.errors import RoundSuperseded
 from formulation.resources import NodeSpec
+from simulator.clusters import tiny
+from simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 ROUNDS = 200

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.clusters import NODES_PER_RACK, arena_table1, tiny
 from benchmarks.data import data_dir
-from benchmarks.workload import DAY_S, Habits, arrival_times_s, philly_like, runnable
 from estimator.roofline import sample_profiles
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
 from service.importing.trace import Arrival
+from simulator.clusters import NODES_PER_RACK, arena_table1, tiny
+from simulator.workloads.philly_like import DAY_S, Habits, arrival_times_s, philly_like, runnable
 
 
 @pytest.fixture(scope="module")
