@@ -1,4 +1,4 @@
-"""The GPU types of the papers' simulated cluster, with the figures of their public data sheets."""
+"""The GPU types of the papers' clusters, with the figures of their public data sheets."""
 
 from __future__ import annotations
 
@@ -62,4 +62,29 @@ A10 = Hardware(  # "NVIDIA A10" data sheet: 31.2 TFLOP/s fp32 (halved as for the
     network_bytes_per_s=_HDR,
 )  # fmt: skip
 
+H100 = Hardware(  # "NVIDIA H100 Tensor Core GPU" data sheet, column H100 SXM; dense is half of sparse
+    name="h100", memory_bytes=80 * GIB, fp32_flops=67e12, fp16_flops=989.5e12,
+    memory_bytes_per_s=3350e9, gpus_per_node=8,
+    link_bytes_per_s=450e9,  # NVLink 4: 900 GB/s both directions (Arena, section 5.1)
+    network_bytes_per_s=_HDR,  # ConnectX-6 (Arena, Table 1)
+)  # fmt: skip
+
+L20 = Hardware(  # as sold: 59.8 TFLOP/s fp32 (halved as for the A40: Ada's SM shares its lanes too,
+    # "NVIDIA Ada GPU Architecture"), 119.5 TFLOP/s fp16, 48 GB at 864 GB/s
+    name="l20", memory_bytes=48 * GIB, fp32_flops=59.8e12 / 2, fp16_flops=119.5e12,
+    memory_bytes_per_s=864e9, gpus_per_node=16,
+    link_bytes_per_s=_PCIE4_STAGED,  # PCI Express 4.0 (Arena, section 5.1)
+    network_bytes_per_s=_HDR,  # ConnectX-6 (Arena, Table 1)
+)  # fmt: skip
+
+A800 = Hardware(  # the A100 80GB SXM of the A100's data sheet with NVLink cut to 400 GB/s
+    name="a800", memory_bytes=80 * GIB, fp32_flops=19.5e12, fp16_flops=312e12,
+    memory_bytes_per_s=2039e9, gpus_per_node=8,
+    link_bytes_per_s=200e9,  # 400 GB/s both directions (Morphling, section 7)
+    network_bytes_per_s=100e9,  # RDMA, 100 GB/s a node (Morphling, section 7)
+)  # fmt: skip
+
 ALL: tuple[Hardware, ...] = (A100, V100, A40, A10)
+"""The simulated cluster of Crius, Table 1: what sample profiles are made for unless told otherwise."""
+
+CATALOGUE: tuple[Hardware, ...] = (*ALL, H100, L20, A800)

@@ -1,10 +1,12 @@
-"""Clusters that benchmarks and the demo run on."""
+"""Clusters that simulations, benchmarks and the demo run on: those of the papers, and a small one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from estimator.hardware import A10, A40, A100, V100, Hardware
+from estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
+from formulation.errors import InvalidInput
 from formulation.resources import NodeSpec
 from formulation.snapshot import GpuType
 
@@ -13,19 +15,49 @@ NODES_PER_RACK = 16
 
 Cluster = tuple[list[GpuType], list[NodeSpec]]
 
+PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
+    # Crius, Table 1 and section 8.1; the artifact's simulated cluster: 320 GPUs of each type
+    "arena-1280": ((A100, 80), (V100, 20), (A40, 160), (A10, 160)),
+    # Arena, section 5.1, Cluster-A: 32 A40 and 32 A10, two a node
+    "testbed-a": ((A40, 16), (A10, 16)),
+    # Arena, section 5.1, Cluster-B: 128 H100, eight a node, and 256 L20, sixteen a node
+    "testbed-b": ((H100, 16), (L20, 16)),
+    # Arena, section 5.7, the homogeneous testbed: Cluster-B's H100 alone
+    "h100-128": ((H100, 16),),
+    # Morphling, section 7: 8 servers of 8 A800
+    "a800-64": ((A800, 8),),
+}
+"""Nodes of each kind, by the name of the cluster."""
 
-def arena_table1(share: float = 1.0) -> Cluster:
-    """Return the simulated cluster of Crius, Table 1: 320 GPUs of each of four types, 1,280 in all.
+
+def preset(name: str, share: float = 1.0) -> Cluster:
+    """Return a cluster of ``PRESETS``.
 
     ``share``: so much of each type's nodes, at least one.
+
+    Raises:
+        InvalidInput: there is no such cluster, or ``share`` is not above 0.
     """
-    counts = ((A100, 80), (V100, 20), (A40, 160), (A10, 160))
-    return cluster([(kind, max(1, round(share * nodes))) for kind, nodes in counts])
+    if name not in PRESETS:
+        raise InvalidInput("cluster", f"{name!r} is not known; there are {', '.join(PRESETS)}")
+    if not 0 < share < float("inf"):
+        raise InvalidInput("share", "must be a positive number")
+    return cluster([(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]])
+
+
+def arena_table1(share: float = 1.0) -> Cluster:
+    """Return the simulated cluster of Crius, Table 1: 320 GPUs of each of four types, 1,280 in all."""
+    return preset("arena-1280", share)
 
 
 def tiny() -> Cluster:
     """Return 64 GPUs in 21 nodes: 16 of each type, so that every Cell of up to 16 GPUs fits."""
     return cluster([(A100, 4), (V100, 1), (A40, 8), (A10, 8)])
+
+
+def hardware_of(name: str) -> tuple[Hardware, ...]:
+    """Return the kinds of a preset cluster. Raises KeyError."""
+    return tuple(kind for kind, _ in PRESETS[name])
 
 
 def cluster(counts: Iterable[tuple[Hardware, int]]) -> Cluster:
