@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec, TenantSpec
+from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
 from formulation.snapshot import GpuType
 from service.importing.trace import Arrival
-
-__all__ = ["Arrival", "JobSpec", "Scenario"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +27,21 @@ class Scenario:
     tenants: Sequence[TenantSpec] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what would make a run meaningless, and say what to do about it."""
+        """Refuse what would make a run meaningless, and say what is wrong."""
         known = {kind.name for kind in self.gpu_types}
         if unknown := sorted({node.gpu_type for node in self.nodes} - known):
             raise InvalidInput("nodes", f"have GPU types {unknown} that gpu_types lacks")
-        for what, names in (
-            ("nodes", [node.name for node in self.nodes]),
-            ("arrivals", [one.spec.name for one in self.arrivals]),
-        ):
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise InvalidInput(what, f"must have unique names; {', '.join(twice[:5])} repeat")
-        if any(one.arrival_s < 0 for one in self.arrivals):
+        _once("nodes", (node.name for node in self.nodes))
+        _once("arrivals", (one.spec.name for one in self.arrivals))
+        if any(not one.arrival_s >= 0 for one in self.arrivals):
             raise InvalidInput("arrivals", "must not lie before 0")
 
     @property
     def gpus(self) -> int:
         """Return the GPUs of the cluster."""
         return sum(node.gpus for node in self.nodes)
+
+
+def _once(what: str, names: Iterable[str]) -> None:
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise InvalidInput(what, f"must have unique names; {', '.join(twice[:5])} repeat")

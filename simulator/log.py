@@ -1,0 +1,42 @@
+"""What happened, as it is written down: who held which GPUs when, and how fast it trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Members = tuple[tuple[int, tuple[int, ...]], ...]
+"""(node, GPU indices on it) in order of node; nodes are indices into the snapshot's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch in which a job held the same GPUs and trained at one speed.
+
+    It holds them from ``start_s`` to ``end_s`` and trains from ``ready_s`` on (which may lie after the
+    end). ``iterations`` is what it trained; of all it had trained before, ``lost`` iterations are gone at
+    the end. Times in seconds since the world began; job and type are indices into the scenario's.
+    """
+
+    job: int
+    start_s: float
+    ready_s: float
+    end_s: float
+    gpu_type: int
+    gpus: int
+    pipeline_degree: int
+    plan: str
+    members: Members
+    slowdown: float  # of the slowest node, at least 1
+    iterations: float
+    lost: float = 0.0
+    ended_by: str = ""  # finish, suspend, move, resize, retype, replan, failure, speed, horizon
+
+    @property
+    def held_gpu_s(self) -> float:
+        """Return the GPU-seconds held."""
+        return self.gpus * (self.end_s - self.start_s)
+
+    @property
+    def idle_gpu_s(self) -> float:
+        """Return the GPU-seconds held without training."""
+        return self.gpus * (min(max(self.ready_s, self.start_s), self.end_s) - self.start_s)

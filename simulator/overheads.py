@@ -1,0 +1,87 @@
+"""What a start, a change or a failure costs a job: one table for every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+
+_COUNTS: Final = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Seconds in which a job holds its GPUs and trains nothing. Every policy pays the same.
+
+    Defaults: Morphling measures 78 s on average for a whole reconfiguration, checkpoint included (section
+    5.1), split here evenly; Arena's papers give 1 to 2 minutes for a pruned plan search, of which this is the
+    middle. Writing and reading a checkpoint is charged at the start that follows, because GPUs change
+    hands at once.
+    """
+
+    save_s: float = 39.0
+    """Writing the checkpoint of a job that is moved, changed or suspended; charged when it goes on."""
+    load_s: float = 39.0
+    """Starting the processes and reading the checkpoint: each start, move and change."""
+    search_s: Mapping[int, float] = field(default_factory=lambda: {1: 90.0})
+    """Searching the plan of a Cell, by GPU count: each start or change to a Cell other than the last one.
+    Between counts it is interpolated in their logarithm; beyond, the nearest holds."""
+    profile_s: float = 0.0
+    """From the arrival of a workload's first job until it is profiled: none of its jobs is seen before."""
+    profile_gpus: int = 1
+    """GPUs that profile meanwhile; they are not the cluster's, but their hours are counted."""
+    checkpoint_every_s: float = 1800.0
+    """Training jobs write a checkpoint so often, at no cost; a failure loses what came after the last one."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning."""
+        if not all(v >= 0 for v in (self.save_s, self.load_s, self.profile_s)):
+            raise InvalidInput("overheads", "seconds must not be negative")
+        if not self.search_s or not all(n >= 1 and s >= 0 for n, s in self.search_s.items()):
+            raise InvalidInput("search_s", "must map GPU counts to seconds of at least 0")
+        if not self.checkpoint_every_s > 0:
+            raise InvalidInput("checkpoint_every_s", "must be positive; inf: never")
+
+    def searching_s(self, gpus: int) -> float:
+        """Return the seconds of a plan search for ``gpus`` GPUs."""
+        counts = sorted(self.search_s)
+        seconds = [self.search_s[n] for n in counts]
+        return float(np.interp(np.log2(gpus), np.log2(counts), seconds))
+
+    def start_s(self, gpus: int, *, saved: bool, new_cell: bool) -> float:
+        """Return what a start on ``gpus`` GPUs costs.
+
+        ``saved``: a checkpoint was written for it; ``new_cell``: it ran on another Cell before, or never.
+        """
+        seconds = self.load_s + (self.save_s if saved else 0.0)
+        return seconds + (self.searching_s(gpus) if new_cell else 0.0)
+
+
+def _by_count(*seconds: float) -> dict[int, float]:
+    return dict(zip(_COUNTS, seconds, strict=True))
+
+
+PRESETS: Final[Mapping[str, Overheads]] = {
+    "default": Overheads(),
+    # the middle of 20 to 40 minutes, for whoever does not prune (Arena's papers)
+    "full-search": Overheads(search_s={1: 1800.0}),
+    # medians over the runs on 32 A40 and 32 A10 in Arena's artifact, by 1, 2, 4, 8 and 16 GPUs
+    "testbed-pruned": Overheads(search_s=_by_count(39, 61, 68, 65, 42)),
+    "testbed-full": Overheads(search_s=_by_count(27, 315, 540, 240, 31)),
+    # Morphling charges the reconfiguration alone (section 5.1)
+    "morphling": Overheads(search_s={1: 0.0}),
+    "profiled": Overheads(profile_s=510.0),  # 8.5 minutes, the least of Arena's 8.5 to 30
+    "none": Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}),
+}
+"""Tables by name."""
+
+
+def overheads(name: str) -> Overheads:
+    """Return the table of that name. Raises InvalidInput."""
+    if name not in PRESETS:
+        raise InvalidInput("overheads", f"unknown {name!r}; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]

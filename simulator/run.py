@@ -1,0 +1,228 @@
+"""Running a scenario under a policy: rounds on the world's clock until every job is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from formulation.decisions import CHANGES_GPUS
+from formulation.errors import InvalidInput
+from formulation.information import Information, estimates
+from formulation.resources import EstimateRecord
+from formulation.snapshot import STATES, Estimates, Snapshot
+from formulation.tables import Floats, Ints
+from service.ports import Clock
+from service.roundoptions import RoundOptions
+from service.rounds import Outcome, plan_round
+from simulator.log import Segment
+from simulator.overheads import Overheads
+from simulator.scenario import Scenario
+from simulator.world import Failure, Straggler, World
+from solvers.base import Budget
+from solvers.policies.base import Scheduler
+from solvers.policies.registry import published
+from solvers.registry import solver as make_solver
+
+
+class _Remembered:
+    """An information that is asked once for the same estimates."""
+
+    def __init__(self, information: Information) -> None:
+        self._information = information
+        self._told: Estimates | None = None
+        self._seen: Estimates | None = None
+
+    def __call__(self, snapshot: Snapshot) -> Snapshot:
+        if self._seen is None or self._told is not snapshot.estimates:
+            self._told = snapshot.estimates
+            self._seen = self._information(snapshot).estimates
+        return replace(snapshot, estimates=self._seen)
+
+
+class Decider:
+    """Decides rounds by ``plan_round``, from what its information lets it see.
+
+    ``solve_s`` is the budget of a round in seconds that no clock counts: solvers plan their work from it,
+    so that a run repeats bit for bit on any machine.
+    """
+
+    def __init__(
+        self, options: RoundOptions, information: Information = estimates, solve_s: float = 2.0
+    ) -> None:
+        self.options = options
+        self._sees: Information = (
+            estimates if information is estimates else _Remembered(information)
+        )
+        self._solver = make_solver(options.solver)
+        self._scheduler = (
+            Scheduler(published=published(options.scheduler), information=self._sees)
+            if options.scheduler
+            else None
+        )
+        self._budget = Budget(remaining_s=lambda: solve_s, seed=options.seed, gap=options.gap)
+
+    def __call__(self, snapshot: Snapshot) -> Outcome:
+        """Decide a round. A published policy looks through its information, ours is stated by it."""
+        if self._scheduler is None:
+            snapshot = self._sees(snapshot)
+        return plan_round(
+            snapshot, self.options, self._solver, self._budget, scheduler=self._scheduler
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What the world is like beside its scenario, the same for every policy that is compared."""
+
+    overheads: Overheads = field(default_factory=Overheads)
+    visible: Sequence[EstimateRecord] | None = None
+    """What rounds are told of the workloads (``truth.perturbed``); None: the truth."""
+    failures: Sequence[Failure] = ()
+    stragglers: Sequence[Straggler] = ()
+    round_s: float = 300.0
+    on_events: bool = False
+    """Rounds come when something has happened, at most one each ``round_s``; else every ``round_s``."""
+    horizon_s: float = math.inf
+    """When the run ends, jobs or not."""
+    patience_s: float = 7 * 86_400.0
+    """A run ends when nothing has happened for so long and nothing is going to."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning."""
+        if not (math.isfinite(self.round_s) and self.round_s > 0):
+            raise InvalidInput("round_s", "must be a positive number of seconds")
+        if not (self.horizon_s > 0 and self.patience_s > 0):
+            raise InvalidInput("horizon_s", "horizon and patience must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """A round as it went. ``decide_s`` is real time, the only number here that differs between runs."""
+
+    at_s: float
+    decide_s: float
+    objective: float
+    gap: float
+    running: int
+    waiting: int
+    gpus: int  # held after it
+    changed: int  # starts, moves and changes
+    suspended: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """A run. Arrays are by job, in order of arrival; times in seconds since the world began."""
+
+    scenario: Scenario
+    conditions: Conditions
+    segments: tuple[Segment, ...]
+    rounds: tuple[RoundRow, ...]
+    arrival_s: Floats
+    first_start_s: Floats  # inf: never
+    end_s: Floats  # inf: it has not ended
+    state: tuple[str, ...]  # of formulation.lifecycle
+    restarts: Ints  # starts after the first, moves and changes
+    admitted: Floats  # 1: its deadline was promised when it ended, or still is
+    nodes: tuple[str, ...]  # the names that segments mean
+    profiling_gpu_s: float
+    refused: int  # rounds that broke a rule and were not carried out
+    ended_s: float  # when the run ended
+    stuck: bool  # jobs were left that nothing was going to start
+
+
+def simulate(
+    scenario: Scenario,
+    decide: Callable[[Snapshot], Outcome],
+    conditions: Conditions,
+    clock: Clock,
+    progress: Callable[[float, int], None] = lambda _now_s, _over: None,
+) -> Result:
+    """Run ``scenario`` to its end. ``progress`` hears the time and how many jobs are over.
+
+    Raises:
+        InvariantBroken: the world contradicts itself after a round.
+    """
+    world = World(
+        scenario, overheads=conditions.overheads, visible=conditions.visible,
+        failures=conditions.failures, stragglers=conditions.stragglers,
+    )  # fmt: skip
+    rows: list[RoundRow] = []
+    refused, stuck, last_change_s, now_s = 0, False, 0.0, 0.0
+    while True:
+        happened = world.advance(now_s)
+        if world.over() or now_s >= conditions.horizon_s:
+            break
+        if happened or not conditions.on_events:
+            row, broken, changed = _round(world, decide, clock)
+            rows.append(row)
+            refused += broken
+            if happened or changed:
+                last_change_s = now_s
+        if world.quiet() and now_s - last_change_s > conditions.patience_s:
+            stuck = True
+            break
+        progress(now_s, len(scenario.arrivals) - len(world.store.live))
+        now_s = min(_next_round_s(world, conditions, now_s), conditions.horizon_s)
+    world.close()
+    return _result(world, conditions, rows, refused, stuck)
+
+
+def _next_round_s(world: World, conditions: Conditions, now_s: float) -> float:
+    """Return when the next round comes; with nothing to decide, rounds wait for the next event."""
+    step = conditions.round_s
+    if not conditions.on_events and world.store.live:
+        return (math.floor(now_s / step + 1e-9) + 1) * step
+    event_s = world.next_event_s()
+    if conditions.on_events:
+        return max(now_s + step, event_s if math.isfinite(event_s) else now_s + step)
+    return math.ceil(max(event_s, now_s) / step - 1e-9) * step if math.isfinite(event_s) else now_s
+
+
+def _round(
+    world: World, decide: Callable[[Snapshot], Outcome], clock: Clock
+) -> tuple[RoundRow, bool, bool]:
+    """Decide a round and carry it out; return it, whether it broke a rule and whether it changed a job."""
+    snapshot = world.snapshot()
+    before_s = clock.monotonic_s()
+    outcome = decide(snapshot)
+    decide_s = clock.monotonic_s() - before_s
+    broken = bool(outcome.violations)
+    legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs
+    changes = [] if broken else world.carry_out(outcome.decisions, legs, _prices(outcome))
+    world.check()
+    problem, solution, store = outcome.problem, outcome.solution, world.store
+    row = RoundRow(
+        at_s=world.now_s, decide_s=decide_s, objective=solution.objective / problem.scale,
+        gap=solution.gap, running=len(store.gangs), waiting=len(store.live) - len(store.gangs),
+        gpus=int(store.current_gpus.sum()),
+        changed=sum(c.kind in CHANGES_GPUS for c in changes),
+        suspended=sum(c.gang is None for c in changes),
+    )  # fmt: skip
+    return row, broken, bool(changes)
+
+
+def _prices(outcome: Outcome) -> dict[str, float]:
+    prices, rows = outcome.solution.prices, outcome.problem.rows
+    if not len(prices):
+        return {}
+    scaled = np.maximum(prices, 0.0) / outcome.problem.scale
+    return {row.name: float(p) for row, p in zip(rows, scaled, strict=True)}
+
+
+def _result(
+    world: World, conditions: Conditions, rows: list[RoundRow], refused: int, stuck: bool
+) -> Result:
+    store = world.store
+    return Result(
+        scenario=world.scenario, conditions=conditions, segments=tuple(world.segments),
+        rounds=tuple(rows),
+        arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
+        first_start_s=world.first_start_s, end_s=store.ended_s,
+        state=tuple(STATES[code].value for code in store.state.tolist()), restarts=world.restarts,
+        admitted=store.admitted.astype(np.float64), nodes=store.node_names,
+        profiling_gpu_s=world.profiling_gpu_s, refused=refused, ended_s=world.now_s, stuck=stuck,
+    )  # fmt: skip

@@ -1,0 +1,374 @@
+"""The service's store without a database: what is known of one cluster, and rounds committed to it."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import numpy as np
+
+from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.resources import EstimateRecord
+from formulation.snapshot import (
+    NO_LEGS,
+    STATE_CODE,
+    Allocations,
+    Avoids,
+    Hold,
+    Jobs,
+    Legs,
+    Nodes,
+    Prices,
+    Quotas,
+    Snapshot,
+    Tenants,
+    Workload,
+)
+from formulation.tables import Bools, Floats, Ints
+from simulator.scenario import Scenario
+from simulator.truth import estimates_table
+
+EPOCH_S = 1_500_000_000.0
+"""The moment at which every simulated world begins, seconds since 1970: a whole number of rounds."""
+
+
+class InvariantBroken(AssertionError):
+    """The world contradicts itself: a defect of the simulator or of the round that was committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a round did to a job's GPUs. ``gang`` None: it has none now."""
+
+    job: int  # index into the scenario's arrivals
+    kind: DecisionKind
+    gpu_type: int = -1
+    gpus: int = 0
+    pipeline_degree: int = 0
+    plan: int = 0
+    gang: Gang | None = None
+
+
+class MemoryStore:
+    """Jobs, nodes and allocations of one cluster.
+
+    It keeps what ``db`` would keep, and makes the same snapshots of it: nodes by name, workloads by model,
+    size and batch, jobs in order of arrival. The agents of this world answer at once, so between rounds a
+    job is queued, running or over, and no GPU is ever releasing. Jobs are indices into the scenario's
+    arrivals, in order of time; what the world reports (progress, ends, lost nodes) comes in by methods.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        restart_s: Floats,
+        visible: Sequence[EstimateRecord] | None = None,
+        cluster: str = "simulated",
+    ) -> None:
+        """``visible`` is what rounds are told of the workloads; None: the truth. ``restart_s`` [jobs]."""
+        self.cluster = cluster
+        self.specs = [one.spec for one in scenario.arrivals]
+        self.gpu_types = tuple(scenario.gpu_types)
+        profiles = scenario.profiles if visible is None else visible
+        self.workloads = _workloads(scenario, profiles)
+        self.plans = tuple(sorted({"", *(e.plan for e in profiles)}))
+        self._nodes = _nodes(scenario)
+        self.estimates = estimates_table(
+            profiles, self.gpu_types, self._nodes, self.workloads, self.plans
+        )
+        self._first_gpu = np.append(0, np.cumsum(self._nodes.gpus))
+        self.owner = np.full(int(self._first_gpu[-1]), -1, dtype=np.int64)
+        self._set_up_jobs(scenario, restart_s)
+        self._avoids = self._set_up_avoids()
+        self._tenants, self._quotas = self._set_up_tenants(scenario)
+        self.gangs: dict[int, Gang] = {}
+        self._gpus: dict[int, tuple[Ints, Ints]] = {}  # job -> node and GPU of each GPU it holds
+        self._legs: Legs = NO_LEGS  # by indices into the arrivals
+        self._prices: dict[str, float] = {}
+        self.rounds = 0
+        self._shown = np.zeros(0, dtype=np.int64)  # jobs of the last snapshot
+
+    # what the world reports
+
+    def arrive(self, job: int, now_s: float) -> None:
+        """Take in a job; from now on rounds see it."""
+        self.state[job] = _QUEUED
+        self.queued_s[job] = EPOCH_S + now_s
+        insort(self.live, job)
+
+    def finish(self, job: int, now_s: float) -> None:
+        """Take in the end of a job that has trained all of its iterations."""
+        self.done[job] = self.iterations[job]
+        self._end(job, JobState.SUCCEEDED, now_s)
+
+    def lose(self, job: int, now_s: float) -> None:
+        """Take in that a job has lost its GPUs: it queues again."""
+        self._release(job, now_s)
+        self._queue(job, now_s)
+
+    def does_not_run(self, job: int) -> None:
+        """Take in that the Cell that a job holds does not run, whatever rounds were told of it."""
+        e = self.estimates
+        same = (
+            (e.workload == self.workload[job])
+            & (e.gpu_type == self.current_type[job])
+            & (e.gpus == self.current_gpus[job])
+            & (e.pipeline_degree == self.current_degree[job])
+            & (e.plan == self.current_plan[job])
+        )
+        self.estimates = replace(e, iter_time_s=np.where(same, np.inf, e.iter_time_s))
+
+    def set_schedulable(self, node: int, schedulable: bool) -> None:
+        """Take in that a node came or went."""
+        now = np.array(self._nodes.schedulable)
+        now[node] = schedulable
+        self._nodes = replace(self._nodes, schedulable=now)
+
+    @property
+    def schedulable(self) -> Bools:
+        """Return which nodes can be used, bool[nodes]."""
+        return self._nodes.schedulable
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Return the nodes in the order of indices."""
+        return self._nodes.name
+
+    # what a round sees and does
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """Return what a round may look at, ``now_s`` seconds after the world began."""
+        self._shown = live = np.array(self.live, dtype=np.int64)
+        local = np.full(len(self.specs), -1, dtype=np.int64)
+        local[live] = np.arange(len(live))
+        return Snapshot(
+            cluster=self.cluster, epoch=self.rounds + 1, round_number=self.rounds + 1,
+            now_s=EPOCH_S + now_s, gpu_types=self.gpu_types, nodes=self._nodes,
+            workloads=self.workloads, plans=self.plans, estimates=self.estimates,
+            jobs=self._jobs(live, now_s), allocations=self._allocations(local),
+            tenants=self._tenants, quotas=self._quotas, avoids=_remapped(self._avoids, local),
+            legs=_remapped(self._legs, local),
+            prices=Prices(
+                name=tuple(sorted(self._prices)),
+                price=np.array([self._prices[name] for name in sorted(self._prices)]),
+            ),
+        )  # fmt: skip
+
+    def commit(
+        self, decisions: Sequence[Decision], now_s: float, legs: Legs = NO_LEGS,
+        prices: dict[str, float] | None = None,
+    ) -> list[Change]:  # fmt: skip
+        """Carry out the decisions on the last snapshot; return what they changed.
+
+        Raises:
+            InvariantBroken: a GPU would be held twice, or a job would run on a node that is away.
+        """
+        self.rounds += 1
+        self._prices = prices or {}
+        self._legs = _by_arrival(legs, self._shown)
+        changes = [c for d in decisions if (c := self._change(d)) is not None]
+        for change in changes:  # all go before any comes
+            if change.job in self.gangs:
+                self._release(change.job, now_s)
+        for change in changes:
+            if change.kind is DecisionKind.REJECT:
+                self._end(change.job, JobState.REJECTED, now_s)
+            elif change.gang is None:
+                self._queue(change.job, now_s)
+            else:
+                self._take(change, change.gang, now_s)
+        return changes
+
+    def _change(self, decision: Decision) -> Change | None:
+        job = int(self._shown[decision.job])
+        self.admitted[job] = decision.admitted
+        self.opportunistic[job] = decision.opportunistic
+        if decision.kind in (DecisionKind.KEEP, DecisionKind.WAIT):
+            return None
+        kept = decision.gang if decision.kind in CHANGES_GPUS else None
+        return Change(
+            job=job, kind=decision.kind, gpu_type=decision.gpu_type, gpus=decision.gpus,
+            pipeline_degree=decision.pipeline_degree, plan=decision.plan, gang=kept,
+        )  # fmt: skip
+
+    def _take(self, change: Change, gang: Gang, now_s: float) -> None:
+        job = change.job
+        nodes = np.repeat([n for n, _ in gang.members], [len(g) for _, g in gang.members])
+        gpus = np.concatenate([np.array(g, dtype=np.int64) for _, g in gang.members])
+        where = self._first_gpu[nodes] + gpus
+        if (self.owner[where] >= 0).any():
+            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that another job holds")
+        if not self._nodes.schedulable[nodes].all():
+            raise InvariantBroken(f"{self.specs[job].name} was placed on a node that is away")
+        if len(where) != change.gpus or (self._nodes.gpu_type[nodes] != change.gpu_type).any():
+            raise InvariantBroken(f"{self.specs[job].name} was given other GPUs than were chosen")
+        self.owner[where] = job
+        self.gangs[job], self._gpus[job] = gang, (nodes, gpus)
+        self.state[job] = _RUNNING
+        self.since_s[job] = EPOCH_S + now_s
+        self.generation[job] += 1
+        self.version[job] += 1
+        self.current_type[job], self.current_gpus[job] = change.gpu_type, change.gpus
+        self.current_degree[job], self.current_plan[job] = change.pipeline_degree, change.plan
+
+    def _release(self, job: int, now_s: float) -> None:
+        nodes, gpus = self._gpus.pop(job)
+        del self.gangs[job]
+        self.owner[self._first_gpu[nodes] + gpus] = -1
+        self.service_gpu_s[job] += self.current_gpus[job] * (EPOCH_S + now_s - self.since_s[job])
+        self.since_s[job] = 0.0
+        self.current_type[job], self.current_gpus[job] = -1, 0
+        self.current_degree[job], self.current_plan[job] = 0, 0
+
+    def _queue(self, job: int, now_s: float) -> None:
+        self.state[job] = _QUEUED
+        self.queued_s[job] = EPOCH_S + now_s
+        self.version[job] += 1
+
+    def _end(self, job: int, state: JobState, now_s: float) -> None:
+        if job in self.gangs:
+            self._release(job, now_s)
+        self.state[job] = STATE_CODE[state]
+        self.ended_s[job] = now_s
+        self.live.remove(job)
+
+    def _jobs(self, live: Ints, now_s: float) -> Jobs:
+        since_s = self.since_s[live]
+        held_s = np.where(since_s > 0, EPOCH_S + now_s - since_s, 0.0)
+        return Jobs(
+            name=tuple(self._names[live]), tenant=tuple(self._tenant_names[live]),
+            iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
+            service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
+            since_s=since_s,
+            **{column: getattr(self, column)[live] for column in _KEPT},
+        )  # fmt: skip
+
+    def _allocations(self, local: Ints) -> Allocations:
+        held = list(self._gpus.items())
+        job = np.repeat(
+            np.array([local[j] for j, _ in held], dtype=np.int64), [len(g) for _, (g, _) in held]
+        )
+        none = np.zeros(0, dtype=np.int64)
+        node = np.concatenate([none, *(nodes for _, (nodes, _) in held)])
+        gpu = np.concatenate([none, *(gpus for _, (_, gpus) in held)])
+        order = np.lexsort((gpu, node))
+        return Allocations(
+            job=job[order], node=node[order], gpu=gpu[order],
+            hold=np.full(len(order), int(Hold.HELD), dtype=np.int64),
+            generation=self.generation[[j for j, _ in held]].repeat(
+                [len(g) for _, (g, _) in held]
+            )[order] if held else none,
+        )  # fmt: skip
+
+    # what a scenario says, as columns
+
+    def _type(self, name: str) -> int:
+        names = [kind.name for kind in self.gpu_types]
+        return names.index(name) if name in names else -1
+
+    def _set_up_jobs(self, scenario: Scenario, restart_s: Floats) -> None:
+        specs, count = self.specs, len(self.specs)
+        work = {w: i for i, w in enumerate(self.workloads)}
+        self._names = np.array([s.name for s in specs], dtype=object)
+        self._tenant_names = np.array([s.tenant for s in specs], dtype=object)
+        self.live: list[int] = []
+        self.ended_s = np.full(count, np.inf)
+        self.done = np.zeros(count)
+        self.iterations = np.array([float(s.iterations) for s in specs])
+        self.workload = np.array([work[s.workload] for s in specs], dtype=np.int64)
+        self.requested_gpus = np.array([s.requested_gpus for s in specs], dtype=np.int64)
+        self.requested_type = np.array(
+            [self._type(s.requested_type) for s in specs], dtype=np.int64
+        )
+        self.pinned_type = np.array([s.pinned_type for s in specs], dtype=np.bool_)
+        self.queue = np.array([s.queue for s in specs], dtype=np.int64)
+        self.weight = np.array([s.weight for s in specs])
+        self.guaranteed = np.array([s.guaranteed for s in specs], dtype=np.bool_)
+        self.movable = np.array([s.movable for s in specs], dtype=np.bool_)
+        arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
+        self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
+        self.submit_s = EPOCH_S + arrival_s
+        self.queued_s = np.array(self.submit_s)
+        self.restart_s = np.array(restart_s)
+        self.since_s, self.service_gpu_s = np.zeros(count), np.zeros(count)
+        self.admitted = np.zeros(count, dtype=np.bool_)
+        self.opportunistic = np.zeros(count, dtype=np.bool_)
+        self.state = np.full(count, STATE_CODE[JobState.HELD], dtype=np.int64)  # not yet arrived
+        self.version = np.ones(count, dtype=np.int64)
+        self.generation = np.zeros(count, dtype=np.int64)
+        self.current_type = np.full(count, -1, dtype=np.int64)
+        self.current_gpus = np.zeros(count, dtype=np.int64)
+        self.current_degree = np.zeros(count, dtype=np.int64)
+        self.current_plan = np.zeros(count, dtype=np.int64)
+
+    def _set_up_avoids(self) -> Avoids:
+        index = {name: i for i, name in enumerate(self._nodes.name)}
+        pairs = [
+            (job, index[name]) for job, s in enumerate(self.specs) for name in s.avoid_nodes
+        ]  # fmt: skip
+        return Avoids(
+            job=np.array([job for job, _ in pairs], dtype=np.int64),
+            node=np.array([node for _, node in pairs], dtype=np.int64),
+        )
+
+    def _set_up_tenants(self, scenario: Scenario) -> tuple[Tenants, Quotas]:
+        tenants = sorted(scenario.tenants, key=lambda t: t.name)
+        quotas = [
+            (i, self._type(kind), gpus)
+            for i, t in enumerate(tenants)
+            for kind, gpus in sorted(t.quotas.items(), key=lambda q: self._type(q[0]))
+        ]
+        rows = np.array(quotas, dtype=np.int64).reshape(-1, 3)
+        return Tenants(
+            name=tuple(t.name for t in tenants), weight=np.array([t.weight for t in tenants]),
+            borrow_gpus=np.array([t.borrow_gpus for t in tenants], dtype=np.int64),
+            lends=np.array([t.lends for t in tenants], dtype=np.bool_),
+        ), Quotas(tenant=rows[:, 0], gpu_type=rows[:, 1], gpus=rows[:, 2])  # fmt: skip
+
+
+_OfJobs = TypeVar("_OfJobs", Avoids, Legs)
+
+_QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
+
+_KEPT = (
+    "version", "state", "workload", "iterations", "requested_gpus", "requested_type", "pinned_type",
+    "queue", "weight", "guaranteed", "movable", "deadline_s", "admitted", "opportunistic",
+    "submit_s", "queued_s", "restart_s", "generation", "current_type", "current_gpus",
+    "current_degree", "current_plan",
+)  # fmt: skip
+"""Columns of a snapshot's jobs that are kept just as they are shown."""
+
+
+def _workloads(scenario: Scenario, profiles: Sequence[EstimateRecord]) -> tuple[Workload, ...]:
+    found = {e.workload for e in (*scenario.profiles, *profiles)}
+    found |= {one.spec.workload for one in scenario.arrivals}
+    return tuple(sorted(found, key=lambda w: (w.model, w.params, w.global_batch)))
+
+
+def _nodes(scenario: Scenario) -> Nodes:
+    types = {kind.name: i for i, kind in enumerate(scenario.gpu_types)}
+    nodes = sorted(scenario.nodes, key=lambda n: n.name)
+    return Nodes(
+        name=tuple(n.name for n in nodes), rack=tuple(n.rack for n in nodes),
+        gpu_type=np.array([types[n.gpu_type] for n in nodes], dtype=np.int64),
+        gpus=np.array([n.gpus for n in nodes], dtype=np.int64),
+        schedulable=np.ones(len(nodes), dtype=np.bool_),
+        version=np.ones(len(nodes), dtype=np.int64),
+    )  # fmt: skip
+
+
+def _by_arrival(legs: Legs, shown: Ints) -> Legs:
+    return replace(legs, job=shown[legs.job]) if len(legs) else legs
+
+
+def _remapped(table: _OfJobs, local: Ints) -> _OfJobs:
+    """Return the rows of jobs that are shown, by their indices in the snapshot."""
+    if not len(table):
+        return table
+    shown = local[table.job] >= 0
+    rows = {f.name: getattr(table, f.name)[shown] for f in fields(table)}
+    return replace(table, **rows | {"job": local[table.job[shown]]})

@@ -1,0 +1,95 @@
+"""What is true of the world's workloads, and what rounds are told of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulation.cells import Cells, build_cells
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Estimates, GpuType, Nodes, Snapshot, Workload
+
+
+def estimates_table(
+    profiles: Sequence[EstimateRecord], gpu_types: Sequence[GpuType], nodes: Nodes,
+    workloads: Sequence[Workload], plans: Sequence[str],
+) -> Estimates:  # fmt: skip
+    """Return the profiles of the cluster's GPU types as a snapshot's table, in its order.
+
+    A profile without a number of nodes holds for the fewest that the cluster's nodes allow.
+    """
+    types = {kind.name: i for i, kind in enumerate(gpu_types)}
+    work = {w: i for i, w in enumerate(workloads)}
+    plan = {name: i for i, name in enumerate(plans)}
+    size = np.zeros(len(types), dtype=np.int64)
+    np.maximum.at(size, nodes.gpu_type, nodes.gpus)
+    rows = sorted(
+        (work[e.workload], types[e.gpu_type], e.gpus, e.pipeline_degree, plan[e.plan],
+         e.nodes or math.ceil(e.gpus / max(1, int(size[types[e.gpu_type]]))), e.iter_time_s,
+         int(e.source))
+        for e in profiles if e.gpu_type in types
+    )  # fmt: skip
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+    names = ("workload", "gpu_type", "gpus", "pipeline_degree", "plan", "nodes")
+    ints = {
+        name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
+    }
+    return Estimates(
+        **ints, iter_time_s=np.array(columns[6], dtype=np.float64),
+        source=np.array(columns[7], dtype=np.int64),
+    )  # fmt: skip
+
+
+def perturbed(profiles: Sequence[EstimateRecord], error: float, seed: int) -> list[EstimateRecord]:
+    """Return estimates of the profiles that are off by ``error`` on average, e.g. 0.1.
+
+    An iteration's time is multiplied by exp(s z) with z standard normal: the mean of the relative error is
+    about ``error`` where s = error sqrt(pi / 2). All shapes of one Cell are off alike, as one model of its
+    time predicts them. What does not run is known not to.
+    """
+    if not 0 <= error < 1:
+        raise InvalidInput("error", "must lie in [0, 1)")
+    rng = np.random.default_rng(seed)
+    factors: dict[tuple[object, ...], float] = {}
+    found = []
+    for e in profiles:
+        cell = (e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan)
+        if cell not in factors:
+            factors[cell] = math.exp(error * math.sqrt(math.pi / 2) * rng.standard_normal())
+        found.append(replace(e, iter_time_s=e.iter_time_s * factors[cell]))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """How fast jobs really run."""
+
+    cells: Cells
+    batch: tuple[int, ...]  # samples of an iteration of each workload
+    plans: tuple[str, ...]
+    of: dict[tuple[int, int, int, int, str], int]  # (workload, type, gpus, degree, plan) -> Cell
+
+    def iterations_per_s(
+        self, workload: int, gpu_type: int, gpus: int, degree: int, plan: str, nodes: int
+    ) -> float:
+        """Return the true rate of a Cell spread over ``nodes`` nodes; 0 where it does not run."""
+        cell = self.of.get((workload, gpu_type, gpus, degree, plan))
+        return 0.0 if cell is None else self.cells.rate_on(cell, nodes) / self.batch[workload]
+
+
+def truth_of(snapshot: Snapshot) -> Truth:
+    """Return the truth that the estimates of ``snapshot`` state, on its cluster with all nodes there."""
+    cells = build_cells(snapshot)
+    keys = zip(
+        cells.workload.tolist(), cells.gpu_type.tolist(), cells.gpus.tolist(),
+        cells.pipeline_degree.tolist(), (snapshot.plans[p] for p in cells.plan.tolist()),
+        strict=True,
+    )  # fmt: skip
+    return Truth(
+        cells=cells, batch=tuple(w.global_batch for w in snapshot.workloads),
+        plans=snapshot.plans, of={key: i for i, key in enumerate(keys)},
+    )  # fmt: skip

@@ -1,0 +1,370 @@
+"""A cluster that trains: events in order of time, progress at the speed then in force."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from formulation.decisions import Decision
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from formulation.snapshot import NO_LEGS, Legs, Snapshot
+from formulation.tables import Floats, Ints
+from simulator.log import Segment
+from simulator.overheads import Overheads
+from simulator.scenario import Scenario
+from simulator.store import EPOCH_S, Change, InvariantBroken, MemoryStore
+from simulator.truth import truth_of
+
+TOLERANCE = 1e-6
+"""Relative, for sums of work and of GPU-seconds that are added up in two orders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A node that is away from ``down_s`` until ``up_s``."""
+
+    node: str
+    down_s: float
+    up_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A node on which iterations take ``factor`` times as long from ``start_s`` until ``end_s``."""
+
+    node: str
+    start_s: float
+    end_s: float
+    factor: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A job that holds GPUs. Progress is linear between the breakpoints of (``at_s``, ``done``)."""
+
+    change: Change
+    start_s: float
+    ready_s: float
+    stamp: int
+    speed: float = 0.0  # iterations/s with the slowdown
+    slowdown: float = 1.0
+    at_s: list[float] = field(default_factory=list)
+    done: list[float] = field(default_factory=list)
+
+    def done_at(self, now_s: float) -> float:
+        """Return the iterations trained by ``now_s``, not before the start."""
+        i = max(0, bisect_right(self.at_s, now_s) - 1)
+        speed = self.speed
+        if i + 1 < len(self.at_s):
+            speed = (self.done[i + 1] - self.done[i]) / (self.at_s[i + 1] - self.at_s[i])
+        return self.done[i] + speed * max(0.0, now_s - self.at_s[i])
+
+
+class World:
+    """The clock, the jobs' progress and the cluster's nodes.
+
+    ``advance`` lets time pass; ``snapshot`` and ``carry_out`` are a round's two sides. Events are handled by
+    time, then in the order in which they were made; a round comes after all events of its moment.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        overheads: Overheads,
+        visible: Sequence[EstimateRecord] | None = None,
+        failures: Sequence[Failure] = (),
+        stragglers: Sequence[Straggler] = (),
+    ) -> None:
+        """``visible`` is what rounds are told of the workloads; None: the truth."""
+        self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
+        specs = [one.spec for one in scenario.arrivals]
+        restart_s = np.array(
+            [overheads.start_s(s.requested_gpus, saved=True, new_cell=True) for s in specs]
+        )
+        self.truth = truth_of(MemoryStore(scenario, restart_s).snapshot(0.0))
+        self.store = MemoryStore(scenario, restart_s, visible)
+        self.segments: list[Segment] = []
+        self.profiling_gpu_s = 0.0
+        self.events_handled = 0
+        self.first_start_s = np.full(len(specs), np.inf)
+        self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
+        self._runs: dict[int, _Run] = {}
+        self._last_cell: dict[int, tuple[int, int, int, int]] = {}
+        self._saved = np.zeros(len(specs), dtype=np.bool_)
+        self._logged = np.zeros(len(specs))  # iterations by segments, less what was lost
+        self._held_gpu_s = 0.0
+        self._away = np.zeros(len(self.store.node_names), dtype=np.int64)
+        self._slow: dict[int, list[float]] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._to_come = len(specs)
+        self._seen_waiting = self._waiting()
+        self._plan_arrivals()
+        self._plan_nodes(failures, stragglers)
+
+    # time
+
+    def advance(self, to_s: float) -> int:
+        """Let time pass until ``to_s``; return how many events changed what a round would see."""
+        before = self.events_handled
+        while self._events and self._events[0][0] <= to_s:
+            at_s, _, happen = heapq.heappop(self._events)
+            self._pass_time(at_s)
+            happen()
+        self._pass_time(to_s)
+        for job, run in self._runs.items():
+            self.store.done[job] = min(run.done_at(to_s), self.store.iterations[job])
+        return self.events_handled - before
+
+    def next_event_s(self) -> float:
+        """Return when something happens next; inf: never."""
+        return self._events[0][0] if self._events else np.inf
+
+    def over(self) -> bool:
+        """Return whether every job has arrived and ended."""
+        return not self.store.live and self._to_come == 0
+
+    def quiet(self) -> bool:
+        """Return whether nothing is going to happen unless a round makes it."""
+        return not self._runs and not self._events
+
+    def _pass_time(self, to_s: float) -> None:
+        held = int((self.store.owner >= 0).sum())
+        self._held_gpu_s += held * (to_s - self.now_s)
+        self.now_s = to_s
+
+    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._order), happen))
+
+    def _plan_arrivals(self) -> None:
+        profiled_s: dict[int, float] = {}
+        for job, one in enumerate(self.scenario.arrivals):
+            workload = int(self.store.workload[job])
+            if workload not in profiled_s:
+                profiled_s[workload] = one.arrival_s + self.overheads.profile_s
+                self.profiling_gpu_s += self.overheads.profile_s * self.overheads.profile_gpus
+            self._at(max(one.arrival_s, profiled_s[workload]), partial(self._arrive, job))
+
+    def _plan_nodes(self, failures: Sequence[Failure], stragglers: Sequence[Straggler]) -> None:
+        index = {name: i for i, name in enumerate(self.store.node_names)}
+        names = [f.node for f in failures] + [s.node for s in stragglers]
+        if unknown := sorted(set(names) - set(index)):
+            raise InvalidInput("failures", f"no node is named {', '.join(unknown[:5])}")
+        for f in failures:
+            node = index[f.node]
+            self._at(f.down_s, partial(self._node_down, node))
+            self._at(f.up_s, partial(self._node_up, node))
+        for s in stragglers:
+            node = index[s.node]
+            self._at(s.start_s, partial(self._slow_down, node, s.factor))
+            self._at(s.end_s, partial(self._speed_up, node, s.factor))
+
+    # a round
+
+    def snapshot(self) -> Snapshot:
+        """Return what a round may look at now."""
+        return self.store.snapshot(self.now_s)
+
+    def carry_out(
+        self,
+        decisions: Sequence[Decision],
+        legs: Legs = NO_LEGS,
+        prices: dict[str, float] | None = None,
+    ) -> list[Change]:
+        """Do what a round decided on the last snapshot; return what it changed."""
+        changes = self.store.commit(decisions, self.now_s, legs, prices)
+        for change in changes:
+            if change.job in self._runs:
+                self._stop(change.job, change.kind.value)
+            if change.gang is not None:
+                self._start(change)
+        return changes
+
+    def close(self) -> None:
+        """End the log: those that still run are logged until now."""
+        for job in list(self._runs):
+            self._write(job, self._runs.pop(job), "horizon")
+
+    # what happens
+
+    def _arrive(self, job: int) -> None:
+        self.events_handled += 1
+        self._to_come -= 1
+        self.store.arrive(job, self.now_s)
+
+    def _start(self, change: Change) -> None:
+        job, cell = change.job, _cell(change)
+        cost_s = self.overheads.start_s(
+            change.gpus, saved=bool(self._saved[job]), new_cell=self._last_cell.get(job) != cell
+        )
+        if np.isfinite(self.first_start_s[job]):
+            self.restarts[job] += 1
+        self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
+        self._last_cell[job] = cell
+        run = _Run(
+            change=change, start_s=self.now_s, ready_s=self.now_s + cost_s, stamp=next(self._order),
+            at_s=[self.now_s + cost_s], done=[float(self.store.done[job])],
+        )  # fmt: skip
+        self._runs[job] = run
+        self._set_speed(job, run)
+        if run.speed == 0.0:
+            self._at(run.ready_s, partial(self._crash, job, run.stamp))
+
+    def _set_speed(self, job: int, run: _Run) -> None:
+        """Let the job train at what its nodes allow now; its end is an event."""
+        change, store = run.change, self.store
+        gang = change.gang
+        if gang is None:
+            raise InvariantBroken("a job without GPUs cannot train")
+        run.slowdown = max(
+            (max(self._slow[n]) for n, _ in gang.members if self._slow.get(n)), default=1.0
+        )
+        run.speed = self.truth.iterations_per_s(
+            int(store.workload[job]), change.gpu_type, change.gpus, change.pipeline_degree,
+            store.plans[change.plan], gang.nodes,
+        ) / run.slowdown  # fmt: skip
+        if run.speed > 0:
+            left = float(store.iterations[job]) - run.done[-1]
+            self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
+
+    def _finish(self, job: int, stamp: int) -> None:
+        run = self._runs.get(job)
+        if run is None or run.stamp != stamp:
+            return  # it has changed since
+        self.events_handled += 1
+        self._stop(job, "finish", done=float(self.store.iterations[job]))
+        self.store.finish(job, self.now_s)
+
+    def _crash(self, job: int, stamp: int) -> None:
+        """The Cell does not truly run: the job queues again, and rounds are told."""
+        run = self._runs.get(job)
+        if run is None or run.stamp != stamp:
+            return
+        self.events_handled += 1
+        self._stop(job, "crash")
+        self.store.does_not_run(job)
+        self.store.lose(job, self.now_s)
+
+    def _node_down(self, node: int) -> None:
+        self.events_handled += 1
+        self._away[node] += 1
+        self.store.set_schedulable(node, False)
+        for job, run in list(self._runs.items()):
+            gang = run.change.gang
+            if gang is not None and any(n == node for n, _ in gang.members):
+                every_s = self.overheads.checkpoint_every_s
+                trained_s = max(0.0, self.now_s - run.ready_s)
+                written = np.floor(trained_s / every_s) * every_s if np.isfinite(every_s) else 0.0
+                kept = run.done_at(run.ready_s + float(written))
+                self._stop(job, "failure", kept=kept)
+                self.store.lose(job, self.now_s)
+
+    def _node_up(self, node: int) -> None:
+        self.events_handled += 1
+        self._away[node] -= 1
+        self.store.set_schedulable(node, bool(self._away[node] == 0))
+
+    def _slow_down(self, node: int, factor: float) -> None:
+        self._slow.setdefault(node, []).append(factor)
+        self._respeed(node)
+
+    def _speed_up(self, node: int, factor: float) -> None:
+        self._slow[node].remove(factor)
+        self._respeed(node)
+
+    def _respeed(self, node: int) -> None:
+        for job, run in self._runs.items():
+            gang = run.change.gang
+            if gang is None or all(n != node for n, _ in gang.members):
+                continue
+            done = run.done_at(self.now_s)
+            self._write(job, run, "speed", done)
+            at_s = max(self.now_s, run.ready_s)
+            if at_s > run.at_s[-1]:
+                run.at_s.append(at_s)
+                run.done.append(done)
+            run.start_s, run.stamp = self.now_s, next(self._order)
+            self._set_speed(job, run)
+
+    def _stop(
+        self, job: int, why: str, *, done: float | None = None, kept: float | None = None
+    ) -> None:
+        """End the job's run; ``kept``: what is left of its progress, where a failure loses some."""
+        run = self._runs.pop(job)
+        reached = run.done_at(self.now_s) if done is None else done
+        left = reached if kept is None else kept
+        self._write(job, run, why, reached, lost=reached - left)
+        self.store.done[job] = left
+        self._saved[job] = why != "failure" and left > run.done[0]
+
+    def _write(
+        self, job: int, run: _Run, why: str, done: float | None = None, lost: float = 0.0
+    ) -> None:
+        reached = run.done_at(self.now_s) if done is None else done
+        trained = reached - run.done_at(run.start_s)
+        change = run.change
+        if change.gang is None:
+            raise InvariantBroken("a job without GPUs cannot be logged")
+        self._logged[job] += trained - lost
+        self.segments.append(
+            Segment(
+                job=job, start_s=run.start_s, ready_s=max(run.ready_s, run.start_s), end_s=self.now_s,
+                gpu_type=change.gpu_type, gpus=change.gpus, pipeline_degree=change.pipeline_degree,
+                plan=self.store.plans[change.plan], members=change.gang.members,
+                slowdown=run.slowdown, iterations=trained, lost=lost, ended_by=why,
+            )
+        )  # fmt: skip
+
+    # what must always hold
+
+    def check(self) -> None:
+        """Raise InvariantBroken unless GPUs, GPU-seconds and work add up."""
+        store, runs = self.store, self._runs
+        if set(store.gangs) != set(runs):
+            raise InvariantBroken("jobs hold GPUs that do not run, or run without")
+        held = np.bincount(store.owner[store.owner >= 0], minlength=len(store.specs))
+        if not np.array_equal(held, store.current_gpus):
+            raise InvariantBroken("a GPU is held by none or by two of the jobs that count it")
+        served = float(store.service_gpu_s.sum()) + sum(
+            run.change.gpus * (self.now_s - self._began_s(job)) for job, run in runs.items()
+        )
+        if abs(served - self._held_gpu_s) > TOLERANCE * (1.0 + self._held_gpu_s):
+            raise InvariantBroken(
+                f"jobs were served {served} GPU-seconds, and {self._held_gpu_s} were held"
+            )
+        logged = np.array(self._logged)
+        for job, run in runs.items():
+            logged[job] += run.done_at(self.now_s) - run.done_at(run.start_s)
+        wrong = np.abs(logged - store.done) > TOLERANCE * (1.0 + store.iterations)
+        if wrong.any():
+            name = store.specs[int(np.flatnonzero(wrong)[0])].name
+            raise InvariantBroken(f"the progress of {name} is not what its log adds up to")
+        self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        """No progress while not placed."""
+        then, done, generation = self._seen_waiting
+        still = np.array([int(job) not in self._runs for job in then], dtype=np.bool_)
+        still &= self.store.generation[then] == generation
+        if (self.store.done[then] != done)[still].any():
+            raise InvariantBroken("a job made progress while it held no GPUs")
+        self._seen_waiting = self._waiting()
+
+    def _waiting(self) -> tuple[Ints, Floats, Ints]:
+        jobs = np.array([j for j in self.store.live if j not in self._runs], dtype=np.int64)
+        return jobs, np.array(self.store.done[jobs]), np.array(self.store.generation[jobs])
+
+    def _began_s(self, job: int) -> float:
+        return float(self.store.since_s[job]) - EPOCH_S
+
+
+def _cell(change: Change) -> tuple[int, int, int, int]:
+    return change.gpu_type, change.gpus, change.pipeline_degree, change.plan
