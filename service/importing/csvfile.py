@@ -128,6 +128,12 @@ def decoded(data: bytes, file: str) -> str:
     return text
 
 
+def header_of(text: str) -> tuple[str, ...]:
+    """Return the column names of the first line that is not empty; none where there is no such line."""
+    first = next((line for line in text.splitlines() if line), "")
+    return tuple(cell.strip() for cell in next(csv.reader([first]), []))
+
+
 def rows(
     text: str, mistakes: Mistakes, required: Sequence[str], optional: Sequence[str]
 ) -> Iterator[Row]:

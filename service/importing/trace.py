@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,13 +12,19 @@ from typing import NamedTuple
 from formulation.errors import InvalidInput
 from formulation.resources import JobSpec
 from formulation.snapshot import Workload
-from service.importing.csvfile import Mistakes, Row, decoded, rows
+from service.importing.csvfile import Mistakes, Row, decoded, header_of, rows
 from service.importing.profiles import MAX_COUNT
 
 REQUIRED = (
     "job_id", "submit_time_s", "model", "params", "global_batch", "num_iterations", "num_gpus",
 )  # fmt: skip
-OPTIONAL = ("arena_round", "gpu_type", "deadline_s")
+OPTIONAL = ("arena_round", "gpu_type", "deadline_s", "tenant", "guaranteed", "plan")
+EXACT = "iterations"
+"""In the place of ``num_iterations``: as many iterations as it says, never divided."""
+DURATIONS = ("job_id", "submit_time_s", "duration_s", "num_gpus")
+"""A trace that knows no models, as public ones: what it lacks is drawn (``redraw``)."""
+PLAN = "plan"
+"""The label with the execution plan that a job was submitted with."""
 MAX_ITERATIONS = 10**12
 MAX_TIME_S = 1e12
 
@@ -32,6 +39,14 @@ class Arrival(NamedTuple):
     spec: JobSpec
 
 
+class Asked(NamedTuple):
+    """A job of which only GPUs and time are known; its spec's workload and iterations mean nothing."""
+
+    arrival_s: float
+    duration_s: float
+    spec: JobSpec
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     """How a trace is read. Defaults follow the Arena artifact's simulator."""
@@ -43,6 +58,8 @@ class TraceOptions:
     ``submit_time_s``, less the least of all."""
     limit: int | None = None
     """Read only the first so many rows."""
+    screened: bool = False
+    """What ``screening`` judges is left to it: repeated names, no iterations, no duration, the order."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -73,39 +90,100 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
         InvalidInput: the first 20 mistakes, one a line.
     """
     options = options or TraceOptions()
-    mistakes = Mistakes(file)
-    found: list[tuple[float, JobSpec]] = []
-    lines: dict[str, int] = {}
-    by_round = False
-    every = rows(decoded(data, file), mistakes, REQUIRED, OPTIONAL)
-    for row in islice(every, options.limit):
-        submit_s = time_s = row.decimal("submit_time_s", -MAX_TIME_S, MAX_TIME_S)
-        if options.round_s is not None and "arena_round" in row.fields:
-            by_round, time_s = True, options.round_s * row.whole("arena_round", 0, MAX_COUNT)
-        spec = _spec(row, submit_s, options.iteration_divisor)
-        if not row.ok:
-            continue
-        if spec.name in lines:
-            row.wrong("job_id", f"must be unique; line {lines[spec.name]} has it too")
-        lines.setdefault(spec.name, row.line)
-        found.append((time_s, spec))
+    text = decoded(data, file)
+    header = header_of(text)
+    if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
+        raise InvalidInput("", f"{file}: has durations and no models; draw them with --redraw")
+    required = tuple(EXACT if c == "num_iterations" and EXACT in header else c for c in REQUIRED)
+    found, mistakes = [], Mistakes(file)
+    for timed in _timed(text, mistakes, options, required):
+        spec = _spec(timed, options)
+        if timed.row.ok:
+            found.append((timed.time_s, spec))
     mistakes.check()
-    first_s = 0.0 if by_round else min((time_s for time_s, _ in found), default=0.0)
-    return sorted((Arrival(t - first_s, spec) for t, spec in found), key=lambda a: a.arrival_s)
+    first_s = _first_s([time_s for time_s, _ in found], header, options)
+    moved = [Arrival(time_s - first_s, spec) for time_s, spec in found]
+    return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
-def _spec(row: Row, submit_s: float, iteration_divisor: int) -> JobSpec:
-    iterations = row.whole("num_iterations", 1, MAX_ITERATIONS)
+def parse_durations(data: bytes, file: str, options: TraceOptions | None = None) -> list[Asked]:
+    """Return the jobs of a file with the columns ``DURATIONS`` by arrival, to be redrawn.
+
+    Raises:
+        InvalidInput: the first 20 mistakes, one a line.
+    """
+    options = options or TraceOptions()
+    text = decoded(data, file)
+    found, mistakes = [], Mistakes(file)
+    for timed in _timed(text, mistakes, options, DURATIONS):
+        duration_s = timed.row.decimal("duration_s", 0.0, MAX_TIME_S, above=not options.screened)
+        spec = _request(timed, Workload(model="", params="", global_batch=1), 1)
+        if timed.row.ok:
+            found.append(Asked(timed.time_s, duration_s, spec))
+    mistakes.check()
+    first_s = _first_s([a.arrival_s for a in found], header_of(text), options)
+    moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in found]
+    return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
+
+
+class _Timed(NamedTuple):
+    """A row, when it was submitted, and when its job arrives, both on the file's clock."""
+
+    row: Row
+    submit_s: float
+    time_s: float
+
+
+def _timed(
+    text: str, mistakes: Mistakes, options: TraceOptions, required: tuple[str, ...]
+) -> Iterator[_Timed]:
+    """Yield the rows; a name that repeats one of a row without mistakes is a mistake."""
+    by_round = "arena_round" in header_of(text)
+    lines: dict[str, int] = {}
+    for row in islice(rows(text, mistakes, required, OPTIONAL), options.limit):
+        submit_s = time_s = row.decimal("submit_time_s", -MAX_TIME_S, MAX_TIME_S)
+        if by_round and options.round_s is not None:
+            time_s = options.round_s * row.whole("arena_round", 0, MAX_COUNT)
+        yield _Timed(row, submit_s, time_s)
+        name = row.get("job_id")
+        if row.ok and name in lines and not options.screened:
+            row.wrong("job_id", f"must be unique; line {lines[name]} has it too")
+        if row.ok:
+            lines.setdefault(name, row.line)
+
+
+def _first_s(times_s: list[float], header: tuple[str, ...], options: TraceOptions) -> float:
+    """Return the time that counts as 0: round 0, or the first submission."""
+    if options.round_s is not None and "arena_round" in header:
+        return 0.0
+    return min(times_s, default=0.0)
+
+
+def _spec(timed: _Timed, options: TraceOptions) -> JobSpec:
+    row = timed.row
+    exact = EXACT in row.fields
+    least = 0 if options.screened else 1
+    iterations = row.whole(EXACT if exact else "num_iterations", least, MAX_ITERATIONS)
+    if not exact:
+        iterations = max(min(1, iterations), iterations // options.iteration_divisor)
+    workload = Workload(
+        model=row.name("model"), params=row.name("params"),
+        global_batch=row.whole("global_batch", 1, MAX_COUNT),
+    )  # fmt: skip
+    return _request(timed, workload, iterations)
+
+
+def _request(timed: _Timed, workload: Workload, iterations: int) -> JobSpec:
+    row = timed.row
+    plan = row.name("plan", optional=True)
     return JobSpec(
-        name=row.name("job_id"),
-        workload=Workload(
-            model=row.name("model"), params=row.name("params"),
-            global_batch=row.whole("global_batch", 1, MAX_COUNT),
-        ),
-        iterations=max(1, iterations // iteration_divisor),
+        name=row.name("job_id"), workload=workload, iterations=iterations,
         requested_gpus=row.whole("num_gpus", 1, 100_000),
         requested_type=row.gpu_type("gpu_type", optional=True),
-        deadline_s=_deadline_s(row, submit_s),
+        tenant=row.name("tenant", optional=True),
+        guaranteed=row.choice("guaranteed", ("0", "1"), default="0") == "1",
+        deadline_s=_deadline_s(row, timed.submit_s),
+        labels={PLAN: plan} if plan else {},
     )  # fmt: skip
 
 

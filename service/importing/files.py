@@ -1,0 +1,43 @@
+"""Reading a file of whichever of the known forms it has, told by its header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from formulation.resources import EstimateRecord
+from service.importing import morphling
+from service.importing.csvfile import decoded, header_of
+from service.importing.profiles import parse_profiles
+from service.importing.trace import (
+    EXACT,
+    Arrival,
+    Asked,
+    TraceOptions,
+    parse_durations,
+    parse_trace,
+)
+
+
+def profiles_of(path: Path) -> list[EstimateRecord]:
+    """Read profiles, ours or Morphling's measurements. Raises InvalidInput and OSError."""
+    data = path.read_bytes()
+    if "exec_plan_raw" in header_of(decoded(data, path.name)):
+        return morphling.parse_measured(data, path.name)
+    return parse_profiles(data, path.name)
+
+
+def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] | list[Asked]:
+    """Read a trace of ours (or Arena's, or Morphling's), or one of durations, whose models must be drawn.
+
+    Raises:
+        InvalidInput: the file's mistakes, the first 20.
+        OSError: it cannot be read.
+    """
+    options = options or TraceOptions()
+    data = path.read_bytes()
+    header = header_of(decoded(data, path.name))
+    if "exec_plan_raw" in header:
+        return morphling.parse_workload(data, path.name)[: options.limit]
+    if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
+        return parse_durations(data, path.name, options)
+    return parse_trace(data, path.name, options)

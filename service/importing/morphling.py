@@ -1,0 +1,139 @@
+"""Morphling's artifact: measured iteration times and traces, as the columns of our data set have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import Source, Workload
+from service.importing.csvfile import NAME, Mistakes, Row, decoded, rows
+from service.importing.profiles import MAX_COUNT, MAX_ITERATION_S
+from service.importing.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
+
+GPU_TYPE: Final = "a800"
+MODELS: Final[Mapping[str, tuple[str, int]]] = {
+    "vit": ("86M", 64), "roberta": ("355M", 64), "bert": ("336M", 32), "t5": ("1.2B", 16),
+    "gpt2": ("1.5B", 16), "llama7": ("7B", 8), "llama30": ("30B", 4), "llama7b_bsz16": ("7B", 16),
+    "t5_3B": ("3B", 4),
+}  # fmt: skip
+"""Size (Morphling, Table 1 and Figures 7 and 8) and global batch (its artifact) of each model."""
+
+MEASURED: Final = (
+    "model", "exec_plan_raw", "pp", "placement", "num_nodes", "num_gpus", "global_batch",
+    "feasible", "iter_time_s",
+)  # fmt: skip
+_MEASURED_REST: Final = (
+    "plan_family", "tp", "dp", "placement_gpus_per_node", "cpu_threads_per_gpu", "samples_per_s",
+    "forward_ms", "overlap_sync_ms", "optimize_ms", "breakdown_share", "breakdown_unit_in_source",
+    "source", "source_line", "note",
+)  # fmt: skip
+WORKLOAD: Final = (
+    "job_id", "submit_s", "model", "num_gpus", "exec_plan_raw", "steps", "guaranteed",
+)  # fmt: skip
+_WORKLOAD_REST: Final = (
+    "duration_s", "num_cpus", "bandwidth_raw", "plan_family", "pp", "tp", "dp",
+)  # fmt: skip
+
+
+def read_measured(path: Path) -> list[EstimateRecord]:
+    """Read measurements. Raises InvalidInput (with every mistake) and OSError."""
+    return parse_measured(path.read_bytes(), path.name)
+
+
+def read_workload(path: Path) -> list[Arrival]:
+    """Read a trace. Raises InvalidInput (with every mistake) and OSError."""
+    return parse_workload(path.read_bytes(), path.name)
+
+
+class _Measured(NamedTuple):
+    evenness: int  # GPUs on the fullest node; smaller is more even
+    iter_time_s: float
+    record: EstimateRecord
+
+
+def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
+    """Return one estimate for each model, plan, pipeline degree, number of GPUs and number of nodes.
+
+    Where several placements have the same (4+4, 3+5 and 2+6 GPUs on two nodes), the most even is taken,
+    which is how a gang of ours lies on nodes: uneven ones run up to 6 times slower (ViT). Where one was
+    measured with several numbers of CPU threads, the fastest is. What did not run is inf.
+
+    Raises:
+        InvalidInput: the first 20 mistakes, one a line.
+    """
+    mistakes = Mistakes(file)
+    best: dict[tuple[object, ...], _Measured] = {}
+    for row in rows(decoded(data, file), mistakes, MEASURED, _MEASURED_REST):
+        placement = row.get("placement")
+        if not (placement.isascii() and placement.isdigit()):
+            row.wrong("placement", "must be digits, one a node: its GPUs")
+        record = _estimate(row, file)
+        if not row.ok:
+            continue
+        found = _Measured(max(map(int, placement)), record.iter_time_s, record)
+        key = (
+            record.workload, record.gpus, record.nodes, record.pipeline_degree, record.plan,
+        )  # fmt: skip
+        if key not in best or found[:2] < best[key][:2]:
+            best[key] = found
+    mistakes.check()
+    return [found.record for found in best.values()]
+
+
+def parse_workload(data: bytes, file: str) -> list[Arrival]:
+    """Return the jobs by arrival, from 0; the plan that they were submitted with is a label.
+
+    Raises:
+        InvalidInput: the first 20 mistakes, one a line.
+    """
+    mistakes = Mistakes(file)
+    found: list[Arrival] = []
+    lines: dict[str, int] = {}
+    for row in rows(decoded(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
+        model = row.choice("model", tuple(MODELS))
+        params, batch = MODELS[model]
+        submit_s = row.decimal("submit_s", -MAX_TIME_S, MAX_TIME_S)
+        spec = JobSpec(
+            name=row.name("job_id"),
+            workload=Workload(model=model, params=params, global_batch=batch),
+            iterations=row.whole("steps", 1, MAX_ITERATIONS),
+            requested_gpus=row.whole("num_gpus", 1, 100_000), requested_type=GPU_TYPE,
+            guaranteed=row.choice("guaranteed", ("0", "1")) == "1",
+            labels={PLAN: _plan(row)},
+        )  # fmt: skip
+        if row.ok and spec.name in lines:
+            row.wrong("job_id", f"must be unique; line {lines[spec.name]} has it too")
+        if row.ok:
+            lines[spec.name] = row.line
+            found.append(Arrival(submit_s, spec))
+    mistakes.check()
+    first_s = min((a.arrival_s for a in found), default=0.0)
+    moved = [Arrival(a.arrival_s - first_s, a.spec) for a in found]
+    return sorted(moved, key=lambda a: a.arrival_s)
+
+
+def _estimate(row: Row, file: str) -> EstimateRecord:
+    iter_time_s = math.inf
+    if row.choice("feasible", ("0", "1")) == "1":
+        iter_time_s = row.decimal("iter_time_s", 0.0, MAX_ITERATION_S, above=True)
+    model = row.choice("model", tuple(MODELS))
+    return EstimateRecord(
+        workload=Workload(
+            model=model, params=MODELS[model][0],
+            global_batch=row.whole("global_batch", 1, MAX_COUNT),
+        ),
+        gpu_type=GPU_TYPE, gpus=row.whole("num_gpus", 1, 100_000),
+        nodes=row.whole("num_nodes", 1, 100_000), pipeline_degree=row.whole("pp", 1, MAX_COUNT),
+        plan=_plan(row), iter_time_s=iter_time_s, source=Source.MEASURED, provenance=file,
+    )  # fmt: skip
+
+
+def _plan(row: Row) -> str:
+    """Return the artifact's code of a plan as a name: ``zero-offload+gc`` is ``zero-offload-gc``."""
+    plan = row.get("exec_plan_raw").replace("+", "-")
+    if not NAME.fullmatch(plan):
+        row.wrong("exec_plan_raw", "must be a plan's code, e.g. 248, ga or zero-offload+gc")
+    return plan

@@ -1,0 +1,141 @@
+"""Giving the jobs of a trace other models, GPU counts and types, at equal GPU-hours.
+
+After Morphling, section 7.3: each job of the trace gets a model at random; a GPU count on which that model
+does not run is replaced by one on which it does, and the duration is adjusted so that the GPU-hours stay.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from formulation.errors import InvalidInput
+from formulation.snapshot import Workload
+from service.importing.speeds import Speeds
+from service.importing.trace import PLAN, Arrival, Asked
+
+LARGE_FROM: Final = 6e9
+"""Parameters from which a model counts as large, unless told otherwise: LLaMA-7B and LLaMA-30B are
+Morphling's large ones (section 7.4), and 6.7B is the least of Arena's that data parallelism cannot run."""
+
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT])", re.ASCII)
+_UNITS: Final = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+Size = tuple[str, str]
+"""A model and its size."""
+
+
+def parameters(params: str) -> float:
+    """Return how many parameters a size such as ``690M`` or ``1.3B`` names. Raises InvalidInput."""
+    match = _SIZE.fullmatch(params)
+    if match is None:
+        raise InvalidInput("params", f"{params!r} is no size such as 690M or 1.3B")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def sizes(arrivals: Iterable[Arrival]) -> Counter[Size]:
+    """Return how many jobs there are of each model and size."""
+    return Counter((a.spec.workload.model, a.spec.workload.params) for a in arrivals)
+
+
+def asked(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
+    """Return what was asked for, without the models.
+
+    Raises:
+        InvalidInput: a job does not run as it was requested, so there is no telling its GPU-hours.
+    """
+    duration_s = speeds.requested_s(arrivals).tolist()
+    found = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
+    if missing := [one.spec.name for one in found if one.duration_s == math.inf]:
+        raise InvalidInput(
+            "arrivals", f"have {len(missing):,} jobs that do not run as requested"
+            f" ({', '.join(missing[:5])}); drop them",
+        )  # fmt: skip
+    return found
+
+
+def redraw(
+    jobs: Sequence[Asked],
+    speeds: Speeds,
+    seed: int,
+    among: Callable[[Workload], bool] = lambda _: True,
+) -> list[Arrival]:
+    """Return the jobs with models, counts and types drawn by ``seed``, at equal GPU-hours.
+
+    For each job, evenly: one of the model sizes ``among`` those that run, one of its batches, and one of
+    the types that run it on the job's number of GPUs; where none does, on the number nearest to it as a
+    ratio (the larger of two). Iterations are rounded to at least one, so a job's GPU-seconds change by
+    half an iteration's at most, or to one iteration's where it lasts less. Deadlines stay as tight.
+
+    Raises:
+        InvalidInput: nothing that may be drawn runs; a job's duration is no positive number.
+    """
+    menu: dict[Size, list[Workload]] = defaultdict(list)
+    for work in filter(among, speeds.workloads()):
+        menu[work.model, work.params].append(work)
+    if not menu:
+        raise InvalidInput("profiles", "have no model to draw that runs on the cluster")
+    if wrong := [one.spec.name for one in jobs if not 0 < one.duration_s < math.inf]:
+        raise InvalidInput("jobs", f"must last a positive time; {', '.join(wrong[:5])} do not")
+    rng, every = np.random.default_rng(seed), list(menu.values())
+    return [_redrawn(rng, one, every, speeds) for one in jobs]
+
+
+def _redrawn(
+    rng: Generator, job: Asked, menu: Sequence[Sequence[Workload]], speeds: Speeds
+) -> Arrival:
+    batches = menu[int(rng.integers(len(menu)))]
+    work = batches[int(rng.integers(len(batches)))]
+    cells = speeds.cells(work)
+    wanted = job.spec.requested_gpus
+    gpus = min({n for _, n in cells}, key=lambda n: (abs(math.log2(n / wanted)), -n))
+    kinds = [kind for kind, n in cells if n == gpus]
+    kind = kinds[int(rng.integers(len(kinds)))]
+    duration_s = job.duration_s * wanted / gpus
+    spec = replace(
+        job.spec, workload=work, requested_gpus=gpus, requested_type=kind,
+        labels={k: v for k, v in job.spec.labels.items() if k != PLAN},
+        iterations=max(1, round(duration_s / cells[kind, gpus])),
+        deadline_s=job.spec.deadline_s * wanted / gpus,
+    )  # fmt: skip
+    return Arrival(job.arrival_s, spec)
+
+
+def with_large_share(
+    arrivals: Sequence[Arrival],
+    speeds: Speeds,
+    share: float,
+    seed: int,
+    large_from: float = LARGE_FROM,
+) -> list[Arrival]:
+    """Return the jobs with this share of large models (Morphling, section 7.4, Figure 11).
+
+    As few jobs as that takes, drawn evenly, are redrawn at equal GPU-hours: from the small models to the
+    large ones, or the other way.
+    """
+    if not 0 <= share <= 1:
+        raise InvalidInput("share", "must lie in 0 to 1")
+
+    def large(work: Workload) -> bool:
+        return parameters(work.params) >= large_from
+
+    is_large = np.array([large(a.spec.workload) for a in arrivals], bool)
+    missing = round(share * len(arrivals)) - int(is_large.sum())
+    if missing == 0:
+        return list(arrivals)
+    rng = np.random.default_rng(seed)
+    candidates = np.flatnonzero(~is_large if missing > 0 else is_large)
+    chosen = np.sort(rng.permutation(candidates)[: abs(missing)]).tolist()
+    drawn = redraw(
+        asked([arrivals[i] for i in chosen], speeds), speeds, int(rng.integers(2**31)),
+        among=lambda work: large(work) == (missing > 0),
+    )  # fmt: skip
+    changed = dict(zip(chosen, drawn, strict=True))
+    return [changed.get(i, a) for i, a in enumerate(arrivals)]

@@ -1,0 +1,174 @@
+"""Making of a trace the one that an experiment needs. Pure: a list of arrivals in, a list out.
+
+Jobs keep their order and, unless said otherwise, everything else. The same arguments give the same jobs.
+Functions that must know how long a job takes want every job to run as it was requested: screen first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.resources import JobSpec, TenantSpec
+from formulation.tables import Floats
+from service.importing.speeds import Speeds, gpu_seconds
+from service.importing.trace import Arrival
+
+GUARANTEED, BEST_EFFORT = "tenant-a", "tenant-b"
+"""Tenants with a quota and without one (Morphling, section 7.3, trace MT)."""
+
+
+def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
+    """Return the jobs of the ``hours`` in which most jobs arrive, the earliest such; 0 is its start.
+
+    Morphling, section 7.3, takes Philly's busiest 12 hours and does not say busy with what; here it is
+    jobs, as GPU-hours would follow the single longest job.
+    """
+    _positive("hours", hours)
+    times = np.array([a.arrival_s for a in arrivals])
+    if not len(times):
+        return []
+    order = np.argsort(times, kind="stable")
+    ends = np.searchsorted(times[order], times[order] + hours * 3600, side="left")
+    first = int(np.argmax(ends - np.arange(len(times))))
+    start_s, end_s = times[order[first]], times[order[first]] + hours * 3600
+    return [Arrival(t - start_s, spec) for t, spec in arrivals if start_s <= t < end_s]
+
+
+def sampled(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:
+    """Return a share of the jobs, drawn evenly without replacement.
+
+    Morphling, section 7.3, keeps the share of its cluster's GPUs in the traced cluster's
+    (``share = gpus / traced_gpus``); section 7.4 varies the load by it.
+    """
+    if not 0 < share <= 1:
+        raise InvalidInput(
+            "share", "must lie above 0 and be at most 1; a trace cannot be up-sampled"
+        )
+    drawn = np.random.default_rng(seed).permutation(len(arrivals))
+    return [arrivals[i] for i in np.sort(drawn[: round(share * len(arrivals))])]
+
+
+def sampled_to_load(
+    arrivals: Sequence[Arrival], speeds: Speeds, gpus: int, load: float, seed: int
+) -> list[Arrival]:
+    """Return jobs drawn evenly, as many as bring the load (``speeds.load``) nearest to ``load``.
+
+    Raises:
+        InvalidInput: all of them bring less than 0.99 of it.
+    """
+    _positive("load", load)
+    drawn = np.random.default_rng(seed).permutation(len(arrivals))
+    work = gpu_seconds(arrivals, speeds)
+    _all_run(arrivals, work)
+    wanted = load * gpus * max((a.arrival_s for a in arrivals), default=0.0)
+    total = np.concatenate([[0.0], np.cumsum(work[drawn])])
+    if total[-1] < 0.99 * wanted:
+        raise InvalidInput(
+            "load", f"is {total[-1] / wanted * load:.3g} with every job; let them arrive faster or last"
+            " longer to have more",
+        )  # fmt: skip
+    kept = int(np.argmin(np.abs(total - wanted)))
+    return [arrivals[i] for i in np.sort(drawn[:kept])]
+
+
+def faster_arrivals(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
+    """Return the jobs arriving ``factor`` times as fast: the load grows as much."""
+    _positive("factor", factor)
+    return [a._replace(arrival_s=a.arrival_s / factor) for a in arrivals]
+
+
+def longer_lives(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
+    """Return the jobs with ``factor`` times the iterations (Arena, section 5.7: scaled lifespans).
+
+    At least one iteration; deadlines are as many times later, so they stay as tight as they were.
+    """
+    _positive("factor", factor)
+    return _each(arrivals, lambda spec: replace(
+        spec, iterations=max(1, round(spec.iterations * factor)), deadline_s=spec.deadline_s * factor
+    ))  # fmt: skip
+
+
+def without_deadlines(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Return the jobs without deadlines."""
+    return _each(arrivals, lambda spec: replace(spec, deadline_s=math.inf))
+
+
+def looser_deadlines(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
+    """Return the jobs with ``factor`` times the time to their deadlines, counted from arrival.
+
+    Arena's artifact runs its deadline experiments with 5.
+    """
+    _positive("factor", factor)
+    return _each(arrivals, lambda spec: replace(spec, deadline_s=spec.deadline_s * factor))
+
+
+def with_deadlines(
+    arrivals: Sequence[Arrival], speeds: Speeds, tightness: tuple[float, float], seed: int
+) -> list[Arrival]:
+    """Return the jobs with deadlines at a tightness times their duration as requested, from arrival.
+
+    The tightness of each is drawn evenly between the two bounds; equal bounds: that tightness. ElasticFlow
+    (ASPLOS 2023, section 6.1) draws from 0.5 to 1.5: below 1, only more GPUs than requested can meet it.
+    """
+    low, high = tightness
+    if not 0 < low <= high < math.inf:
+        raise InvalidInput(
+            "tightness", "must be a positive number, or two of which the first is less"
+        )
+    duration_s = speeds.requested_s(arrivals)
+    _all_run(arrivals, duration_s)
+    drawn = np.random.default_rng(seed).uniform(low, high, len(arrivals))
+    found = zip(arrivals, (drawn * duration_s).tolist(), strict=True)
+    return [a._replace(spec=replace(a.spec, deadline_s=max(s, 1e-6))) for a, s in found]
+
+
+def split_tenants(
+    arrivals: Sequence[Arrival], guaranteed_jobs: int, quota_gpus: int, seed: int
+) -> tuple[list[Arrival], list[TenantSpec]]:
+    """Return the jobs as of two tenants, drawn evenly, and the tenants.
+
+    ``guaranteed_jobs`` belong to one with a quota of ``quota_gpus`` of any type and are guaranteed; the
+    others belong to one without a quota and are best effort (Morphling, section 7.3, trace MT: a quota of
+    64 GPUs; its artifact draws 194 of 406).
+    """
+    if not 0 <= guaranteed_jobs <= len(arrivals):
+        raise InvalidInput(
+            "guaranteed_jobs", f"must lie in 0 to {len(arrivals):,}, the jobs there are"
+        )
+    if quota_gpus < 1:
+        raise InvalidInput("quota_gpus", "must be 1 or more")
+    drawn = np.random.default_rng(seed).permutation(len(arrivals))
+    chosen = set(drawn[:guaranteed_jobs].tolist())
+    found = [
+        a._replace(spec=replace(
+            a.spec, tenant=GUARANTEED if i in chosen else BEST_EFFORT, guaranteed=i in chosen
+        ))
+        for i, a in enumerate(arrivals)
+    ]  # fmt: skip
+    return found, [
+        TenantSpec(name=GUARANTEED, quotas={"": quota_gpus}), TenantSpec(name=BEST_EFFORT),
+    ]  # fmt: skip
+
+
+def _each(arrivals: Sequence[Arrival], change: Callable[[JobSpec], JobSpec]) -> list[Arrival]:
+    return [a._replace(spec=change(a.spec)) for a in arrivals]
+
+
+def _positive(where: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise InvalidInput(where, "must be a positive number")
+
+
+def _all_run(arrivals: Sequence[Arrival], values: Floats) -> None:
+    """Raise InvalidInput where a job does not run as it was requested."""
+    if missing := [a.spec.name for a, v in zip(arrivals, values, strict=True) if v == math.inf]:
+        first = ", ".join(missing[:5])
+        raise InvalidInput(
+            "arrivals", f"have {len(missing):,} jobs that do not run as requested ({first}): there is no"
+            " telling how long they take; drop or redraw them",
+        )  # fmt: skip

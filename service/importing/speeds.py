@@ -1,0 +1,119 @@
+"""How fast profiles say that a job runs as it was requested, and what fits a cluster at all."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from formulation.snapshot import Workload
+from formulation.tables import Floats
+from service.importing.trace import Arrival
+
+Cell = tuple[str, int]
+"""A GPU type and a number of GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a cluster has of each GPU type: GPUs, nodes, and GPUs of the largest node."""
+
+    gpus: Mapping[str, int]
+    nodes: Mapping[str, int]
+    largest: Mapping[str, int]
+
+    @classmethod
+    def of(cls, nodes: Iterable[NodeSpec]) -> Room:
+        """Return the room of a cluster of these nodes."""
+        gpus: dict[str, int] = defaultdict(int)
+        count: dict[str, int] = defaultdict(int)
+        largest: dict[str, int] = defaultdict(int)
+        for node in nodes:
+            gpus[node.gpu_type] += node.gpus
+            count[node.gpu_type] += 1
+            largest[node.gpu_type] = max(largest[node.gpu_type], node.gpus)
+        return cls(dict(gpus), dict(count), dict(largest))
+
+    @property
+    def total_gpus(self) -> int:
+        """Return the GPUs of all types."""
+        return sum(self.gpus.values())
+
+    def holds(self, record: EstimateRecord) -> bool:
+        """Return whether the empty cluster has the GPUs and nodes of an estimate's shape."""
+        kind = record.gpu_type
+        if record.gpus > self.gpus.get(kind, 0):
+            return False
+        if not record.nodes:  # the fewest that the cluster allows
+            return True
+        share = math.ceil(record.gpus / record.nodes)
+        return record.nodes <= self.nodes[kind] and share <= self.largest[kind]
+
+
+class Speeds:
+    """The fastest shape, degree and plan of each workload on each type and count that fits ``room``.
+
+    ``room`` None: everything fits.
+    """
+
+    def __init__(self, profiles: Iterable[EstimateRecord], room: Room | None = None) -> None:
+        self.room = room
+        self._cells: dict[Workload, dict[Cell, float]] = defaultdict(dict)
+        self._tried: set[tuple[Workload, str, int]] = set()
+        for record in profiles:
+            cells = self._cells[record.workload]
+            key = (record.gpu_type, record.gpus)
+            self._tried.add((record.workload, *key))
+            if math.isfinite(record.iter_time_s) and (room is None or room.holds(record)):
+                cells[key] = min(record.iter_time_s, cells.get(key, math.inf))
+
+    def workloads(self) -> list[Workload]:
+        """Return the workloads that run somewhere, in the order of the profiles."""
+        return [work for work, cells in self._cells.items() if cells]
+
+    def knows(self, workload: Workload) -> bool:
+        """Return whether there is any estimate of a workload, if only that it does not run."""
+        return workload in self._cells
+
+    def tried(self, workload: Workload, gpu_type: str, gpus: int) -> bool:
+        """Return whether there is an estimate of a workload on a Cell, if only that it does not run."""
+        return (workload, gpu_type, gpus) in self._tried
+
+    def cells(self, workload: Workload) -> Mapping[Cell, float]:
+        """Return seconds an iteration on each Cell that it runs on; none of an unknown workload."""
+        return self._cells.get(workload, {})
+
+    def iter_time_s(self, spec: JobSpec) -> float:
+        """Return seconds an iteration as requested; inf: it does not run so, or nobody has tried.
+
+        A job that names no type is taken to run on the fastest one.
+        """
+        cells, gpus = self.cells(spec.workload), spec.requested_gpus
+        if spec.requested_type:
+            return cells.get((spec.requested_type, gpus), math.inf)
+        return min((s for (_, n), s in cells.items() if n == gpus), default=math.inf)
+
+    def requested_s(self, arrivals: Sequence[Arrival]) -> Floats:
+        """Return each job's seconds as requested, float64[jobs]; inf where it does not run so."""
+        return np.array([a.spec.iterations * self.iter_time_s(a.spec) for a in arrivals], float)
+
+
+def gpu_seconds(arrivals: Sequence[Arrival], speeds: Speeds) -> Floats:
+    """Return each job's GPU-seconds as requested, float64[jobs]; inf where it does not run so."""
+    gpus: Floats = np.array([a.spec.requested_gpus for a in arrivals], float)
+    return speeds.requested_s(arrivals) * gpus
+
+
+def load(arrivals: Sequence[Arrival], speeds: Speeds, gpus: int) -> float:
+    """Return the GPU-seconds that arrive over those that ``gpus`` GPUs have until the last arrival.
+
+    Jobs that do not run as requested count nothing. inf: all arrive at once.
+    """
+    work = gpu_seconds(arrivals, speeds)
+    span_s = max((a.arrival_s for a in arrivals), default=0.0)
+    done = float(work[np.isfinite(work)].sum())
+    return done / (gpus * span_s) if span_s > 0 else math.inf
