@@ -11,6 +11,7 @@ import typer
 
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
+from benchmarks.statistics import total_interval
 from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
@@ -37,7 +38,6 @@ BATCH: Final = 256
 GPUS: Final = (12, 8)
 """GPUs of each type."""
 COUNTS: Final = (1, 2, 4, 8)
-RESAMPLES: Final = 10_000
 BEGIN_S: Final = 1000 * ROUND_S
 """When the drive begins; 0 would read as "never" in a snapshot."""
 LATE_S: Final = 1.0
@@ -144,7 +144,7 @@ def deadlines(
         )  # fmt: skip
     myopic = np.array([row["myopic"] for row in table], dtype=np.int64)
     lookahead = np.array([row["lookahead"] for row in table], dtype=np.int64)
-    low, high = interval(lookahead - myopic, seed)
+    low, high = total_interval(lookahead - myopic, seed)
     figures = {
         "seeds": seeds, "jobs": seeds * jobs, "myopic_met": int(myopic.sum()),
         "lookahead_met": int(lookahead.sum()), "met_difference": int((lookahead - myopic).sum()),
@@ -156,14 +156,6 @@ def deadlines(
     waived = {"met_difference_low"} if seeds < 20 else set()
     waived |= {"admitted_missed"} if node_gpus else set()
     return Report(seed=seed, figures=figures, waived=frozenset(waived), table=table)
-
-
-def interval(differences: np.ndarray, seed: int) -> tuple[float, float]:
-    """Return the 95 % interval of the differences' total, by bootstrap over loads."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.choice(differences, (RESAMPLES, len(differences))).sum(axis=1)
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Load:

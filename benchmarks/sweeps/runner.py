@@ -1,0 +1,126 @@
+"""Running a sweep: what is done already is skipped, what fails loses nothing, progress is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from benchmarks.registry import commit
+from benchmarks.sweeps import cluster, local
+from benchmarks.sweeps.results import Results
+from benchmarks.sweeps.tasks import Outcome, Task, TasksFailed, code_digest
+from formulation.errors import InvalidInput
+
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Runs at a time; default: one a core, or what Ray has."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", help="Run on the Ray cluster at this address ('auto': the one here)."),
+]
+ResultsFolder = Annotated[
+    Path | None,
+    typer.Option("--results", file_okay=False, help="Keep each result here; run again to go on."),
+]
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    *,
+    folder: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Run ``tasks`` and return their results by name, in the order of ``tasks``.
+
+    Results are what JSON makes of them, wherever they come from: tuples are lists. With ``folder`` each is
+    kept as it ends, and a later call runs only what is not there for the same function, options, files and
+    code. Tasks that differ in their name alone run once. If some fail, the others are finished and kept,
+    and one ``TasksFailed`` tells of all; an interrupt keeps what has ended.
+    """
+    if len({task.name for task in tasks}) < len(tasks):
+        raise InvalidInput("tasks", "must have unique names")
+    code = code_digest()
+    keys = {task.name: task.key(code) for task in tasks}
+    kept = Results(folder=folder, commit=commit())
+    results = {key: found for key in keys.values() if (found := kept.load(key)) is not None}
+    todo: dict[str, Task] = {}
+    for task in tasks:
+        if keys[task.name] not in results:
+            todo.setdefault(keys[task.name], task)
+    failures: dict[str, str] = {}
+    with (
+        _bar(done=len(results), count=len(results) + len(todo)) as ended,
+        closing(_outcomes(list(todo.values()), workers, ray)) as runs,
+    ):
+        for outcome in runs:
+            if outcome.failure:
+                failures[outcome.task.name] = outcome.failure
+            else:
+                key = keys[outcome.task.name]
+                results[key] = json.loads(outcome.result)
+                kept.save(key, outcome.task, results[key])
+            ended(outcome)
+    if failures:
+        raise TasksFailed(failures, len(tasks))
+    return {name: results[key] for name, key in keys.items()}
+
+
+def _outcomes(
+    tasks: Sequence[Task], workers: int | None, ray: str | None
+) -> Generator[Outcome, None, None]:
+    if not tasks:
+        return
+    if ray is not None:
+        yield from cluster.outcomes(tasks, ray, workers)
+    else:
+        yield from local.outcomes(tasks, workers or os.cpu_count() or 1)
+
+
+@contextmanager
+def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
+    """Show progress on standard error: a bar on a terminal, else a line for each task."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
+        TimeRemainingColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    live = console.is_terminal
+    with Progress(
+        *columns, console=console, transient=True, disable=not live, speed_estimate_period=86_400
+    ) as progress:
+        bar = progress.add_task("", total=count, completed=done)
+
+        def ended(outcome: Outcome) -> None:
+            nonlocal done
+            done += 1
+            name = outcome.task.name
+            if outcome.failure:
+                console.print(f"{name} failed: {outcome.failure.strip().splitlines()[-1]}")
+            elif not live:
+                console.print(f"{done}/{count} {name}")
+            progress.update(bar, completed=done, description=name)
+
+        if done:
+            console.print(f"{done} of {count} runs were done before")
+        try:
+            yield ended
+        except KeyboardInterrupt:
+            console.print(f"stopped after {done} of {count} runs")
+            raise

@@ -1,0 +1,167 @@
+"""Sweeps in real processes: same results, resumed, interrupted, failed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.sweeps import runner
+from benchmarks.sweeps.cluster import library
+from benchmarks.sweeps.runner import run_tasks
+from benchmarks.sweeps.tasks import Task, TasksFailed, answer
+from formulation.errors import InvalidInput
+from tests.support.sweeps import a_task
+
+
+def here(tasks: list[Task]) -> dict[str, Any]:
+    """Return what the tasks come to in this process."""
+    return {task.name: json.loads(answer(task.call)) for task in tasks}
+
+
+def test_one_process_and_two_find_what_this_one_finds_in_the_order_of_the_tasks() -> None:
+    tasks = [a_task(f"seed {n}", seed=n) for n in (5, 1, 4, 2)]
+    expected = here(tasks)
+    for workers in (1, 2):
+        found = run_tasks(tasks, workers=workers)
+        assert found == expected
+        assert list(found) == [task.name for task in tasks]
+    assert expected["seed 5"]["no bound"] == math.inf
+
+
+def test_a_sweep_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> None:
+    log, missing, kept = tmp_path / "log", tmp_path / "missing", tmp_path / "kept"
+    tasks = [
+        a_task("first", "counted", file=str(log), seed=1),
+        a_task("lacks", "needs", file=str(missing), seed=2),
+        a_task("last", "counted", file=str(log), seed=3),
+    ]
+    with pytest.raises(TasksFailed) as failed:
+        run_tasks(tasks, folder=kept, workers=1)
+    assert list(failed.value.failures) == ["lacks"]
+    for said in ("1 of 3", "lacks", "looking for missing", "Traceback", "FileNotFoundError"):
+        assert said in str(failed.value)
+    assert log.read_text() == "1\n3\n"
+    assert len(list(kept.iterdir())) == 2
+
+    missing.write_text("here")
+    found = run_tasks(tasks, folder=kept, workers=2)
+    assert found == here(tasks[1:2]) | {"first": {"seed": 1}, "last": {"seed": 3}}
+    assert list(found) == ["first", "lacks", "last"]
+    assert log.read_text() == "1\n3\n"
+
+
+def test_every_failure_is_told_and_a_process_that_dies_takes_no_other_along() -> None:
+    tasks = [
+        a_task("leaves", "leaves", status=7), a_task("killed", "killed"), a_task("fine", seed=1),
+        a_task("list", "a_list"), a_task("nowhere", "no_such_function"),
+    ]  # fmt: skip
+    with pytest.raises(TasksFailed) as failed:
+        run_tasks(tasks, workers=2)
+    said = failed.value.failures
+    assert set(said) == {"leaves", "killed", "list", "nowhere"}
+    assert "exit status 7" in said["leaves"]
+    assert "SIGKILL (too little memory?)" in said["killed"]
+    assert "must return a dictionary, not list" in said["list"]
+    assert "no_such_function" in said["nowhere"]
+
+
+def test_an_interrupt_keeps_what_has_ended_and_kills_what_runs(tmp_path: Path) -> None:
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    tasks = [
+        a_task("before", "counted", file=str(log), seed=1),
+        a_task("at", "interrupts", pid=os.getpid(), kept=str(kept)),
+        a_task("after", "counted", file=str(log), seed=2),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(tasks, folder=kept, workers=1)
+    assert log.read_text() == "1\n"
+    assert [json.loads(file.read_text())["name"] for file in kept.iterdir()] == ["before"]
+    run_tasks(tasks[::2], folder=kept, workers=1)
+    assert log.read_text() == "1\n2\n"
+
+
+def test_what_a_task_prints_is_not_its_answer() -> None:
+    assert run_tasks([a_task("a", "noisy", seed=4)], workers=1) == {"a": {"seed": 4}}
+
+
+def test_tasks_that_differ_in_name_alone_run_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tasks = [a_task(name, "counted", file=str(log), seed=9) for name in ("one", "other")]
+    assert run_tasks(tasks, workers=2) == {"one": {"seed": 9}, "other": {"seed": 9}}
+    assert log.read_text() == "9\n"
+
+
+def test_a_result_is_used_again_only_for_the_same_options_files_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, data, kept = tmp_path / "log", tmp_path / "data", tmp_path / "kept"
+    data.write_text("some")
+    task = replace(a_task("a", "counted", file=str(log), seed=1), files=(data,))
+
+    def runs(one: Task) -> int:
+        """Return how often it has run."""
+        run_tasks([one], folder=kept, workers=1)
+        return len(log.read_text().splitlines())
+
+    assert runs(task) == 1
+    assert runs(replace(task, name="renamed")) == 1
+    assert runs(replace(task, options={**task.options, "seed": 2})) == 2
+    data.write_text("other")
+    assert runs(task) == 3
+    monkeypatch.setattr(runner, "code_digest", lambda: "other code")
+    assert runs(task) == 4
+
+
+def test_progress_is_a_line_for_each_run_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tasks = [a_task(f"[bold] {n}", seed=n) for n in (1, 2)]
+    run_tasks(tasks[:1], folder=tmp_path, workers=1)
+    run_tasks(tasks, folder=tmp_path, workers=1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "1/1 [bold] 1", "1 of 2 runs were done before", "2/2 [bold] 2",
+    ]  # fmt: skip
+
+
+def test_a_result_that_no_sweep_wrote_is_named(tmp_path: Path) -> None:
+    task = a_task("a", seed=1)
+    run_tasks([task], folder=tmp_path, workers=1)
+    [file] = tmp_path.iterdir()
+    file.write_text("{")
+    with pytest.raises(InvalidInput, match="delete it") as refused:
+        run_tasks([task], folder=tmp_path, workers=1)
+    assert str(file) in str(refused.value)
+
+
+def test_names_that_repeat_and_options_that_json_lacks_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="unique"):
+        run_tasks([a_task("a", seed=1), a_task("a", seed=2)])
+    with pytest.raises(InvalidInput, match="options of a: must be JSON"):
+        run_tasks([a_task("a", seed={1, 2})])
+    assert run_tasks([]) == {}
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InvalidInput, match="pip install"):
+        library()
+
+
+def test_a_ray_cluster_finds_the_same_and_keeps_it(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    tasks = [a_task(f"seed {n}", seed=n) for n in (3, 1)]
+    assert run_tasks(tasks, folder=tmp_path, ray="local") == here(tasks)
+    lacks = a_task("lacks", "needs", file=str(tmp_path / "missing"), seed=1)
+    with pytest.raises(TasksFailed, match="FileNotFoundError") as failed:
+        run_tasks([*tasks, lacks], folder=tmp_path, ray="local", workers=1)
+    assert list(failed.value.failures) == ["lacks"]
+    assert len(list(tmp_path.iterdir())) == 2

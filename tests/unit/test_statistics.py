@@ -1,0 +1,99 @@
+"""Intervals over seeds: against SciPy, against their definition, and how often they hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.statistics import (
+    mean_interval,
+    mean_intervals,
+    ratio_interval,
+    t_quantile,
+    total_interval,
+)
+from formulation.errors import InvalidInput
+
+DRAWS = 4000
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199])
+def test_quantiles_of_t_are_those_of_scipy(freedom: int) -> None:
+    for confidence in (0.5, 0.9, 0.95, 0.99):
+        expected = stats.t.ppf(0.5 + confidence / 2, freedom)
+        assert t_quantile(freedom, confidence) == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_interval_of_a_mean_is_that_of_scipy() -> None:
+    values = np.random.default_rng(3).exponential(size=6)
+    found = mean_interval(values)
+    low, high = stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
+    assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
+
+
+def test_points_of_a_curve_have_the_intervals_that_each_has_alone() -> None:
+    runs = np.random.default_rng(4).normal(size=(5, 3))
+    mean, low, high = mean_intervals(runs)
+    for point in range(3):
+        alone = mean_interval(runs[:, point])
+        assert (mean[point], low[point], high[point]) == (alone.value, alone.low, alone.high)
+
+
+def test_one_run_has_a_value_but_no_interval() -> None:
+    for found in (mean_interval([7.0]), ratio_interval([7.0], [1.0])):
+        assert found.value == 7
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+
+
+def test_equal_runs_have_an_interval_without_width() -> None:
+    assert mean_interval([2.0, 2.0, 2.0]).low == mean_interval([2.0, 2.0, 2.0]).high == 2
+    found = ratio_interval([3.0, 6.0, 9.0], [2.0, 4.0, 6.0])
+    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+
+
+def test_an_interval_of_a_mean_holds_it_95_times_of_100() -> None:
+    rng = np.random.default_rng(5)
+    _, low, high = mean_intervals(rng.normal(10, 4, size=(5, DRAWS)))
+    assert np.mean((low <= 10) & (high >= 10)) == pytest.approx(0.95, abs=0.012)
+
+
+def test_an_interval_of_a_ratio_holds_it_95_times_of_100() -> None:
+    rng = np.random.default_rng(6)
+    held = 0
+    for _ in range(DRAWS):
+        common = rng.normal(0, 2, 5)  # a seed is hard for both
+        found = ratio_interval(12 + common + rng.normal(0, 1, 5), 8 + common + rng.normal(0, 1, 5))
+        held += found.low <= 1.5 <= found.high
+    assert held / DRAWS == pytest.approx(0.95, abs=0.012)
+
+
+def test_pairing_makes_a_ratio_surer() -> None:
+    seeds = np.array([1.0, 5.0, 2.0, 9.0])
+    paired = ratio_interval(1.2 * seeds + [0.1, -0.1, 0.1, -0.1], seeds + 0.5)
+    crossed = ratio_interval((1.2 * seeds + [0.1, -0.1, 0.1, -0.1])[::-1], seeds + 0.5)
+    assert paired.high - paired.low < (crossed.high - crossed.low) / 10
+
+
+def test_a_ratio_to_nothing_is_no_number() -> None:
+    found = ratio_interval([1.0, 2.0], [1.0, -1.0])
+    assert all(math.isnan(x) for x in (found.value, found.low, found.high))
+
+
+def test_a_total_is_inside_its_interval_and_the_seed_decides() -> None:
+    values = np.random.default_rng(7).integers(0, 3, 40)
+    low, high = total_interval(values, 1)
+    assert low < values.sum() < high
+    assert total_interval(values, 1) == (low, high)
+    spread = 1.96 * values.std() * math.sqrt(40)  # what the central limit says
+    assert high - low == pytest.approx(2 * spread, rel=0.05)
+
+
+def test_runs_that_are_not_paired_and_no_runs_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="2 and 3 runs"):
+        ratio_interval([1.0, 2.0], [1.0, 2.0, 3.0])
+    with pytest.raises(InvalidInput, match="at least one run"):
+        mean_interval([])
