@@ -57,15 +57,18 @@ def fair_share(draft: Draft) -> Floats:
     return weight
 
 
-def fair_rate(draft: Draft) -> Floats:
+def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     """Return f_j, samples/s of each job alone on its fair share, float64[jobs] (Eq. 14).
+
+    ``share``: what is fair, float64[jobs]; None: ``fair_share``.
 
     Jobs with the same Cells to choose from share one function of the share, which is computed at its
     corners. Where nothing is to be had (no Cell, no share) it is the least positive number that
     divides safely: such jobs have no columns, or count nowhere.
     """
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
-    share, capacity = fair_share(draft), snapshot.schedulable_gpus()
+    share = fair_share(draft) if share is None else share
+    capacity = snapshot.schedulable_gpus()
     pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
     useful = undominated(draft.cells)
     fair = np.zeros(len(jobs))

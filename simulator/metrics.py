@@ -1,0 +1,233 @@
+"""What a run came to, as numbers: computed from its log alone, after the fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.columns import first_draft
+from formulation.objectives.fairness import fair_rate
+from formulation.policy import Policy
+from formulation.tables import Bools, Floats
+from simulator.run import Result
+from simulator.scenario import Scenario
+from simulator.store import MemoryStore
+
+THROUGHPUT_FLOOR = 100.0
+"""Samples/s: Arena's plots take the mean over rounds above it (notes of its artifact, section 4)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reference:
+    """What jobs are measured against, float64[jobs], whatever the policy."""
+
+    batch: Floats  # samples of an iteration
+    rate: Floats  # samples/s: the best at the requested GPU count on any type (Eq. 6)
+
+    @property
+    def iterations_per_s(self) -> Floats:
+        """Return the reference rate in iterations."""
+        return self.rate / self.batch
+
+
+def _all_at_once(scenario: Scenario) -> MemoryStore:
+    store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
+    for job in range(len(scenario.arrivals)):
+        store.arrive(job, 0.0)
+    return store
+
+
+def reference_of(scenario: Scenario) -> Reference:
+    """Return the scenario's reference; a job that can never run has a rate of NaN."""
+    snapshot = _all_at_once(scenario).snapshot(0.0)
+    draft = first_draft(snapshot, Policy(), every_cell=True)
+    return Reference(batch=snapshot.global_batch.astype(np.float64), rate=draft.reference)
+
+
+def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
+    """Return the seconds that each job takes alone on 1 / ``present`` of the cluster (Eq. 14), [jobs]."""
+    snapshot = _all_at_once(scenario).snapshot(0.0)
+    draft = first_draft(snapshot, Policy(), every_cell=True)
+    rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
+    return snapshot.jobs.iterations * snapshot.global_batch / rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Series:
+    """A run over time, in bins of ``bin_s``; float64[bins], each the mean over its bin."""
+
+    bin_s: float
+    normalised: Floats  # sum over jobs of their rate over the reference
+    samples_per_s: Floats
+    gpus: Floats  # held
+    waiting: Floats  # jobs that have arrived, have not ended and hold no GPUs
+
+    @property
+    def at_s(self) -> Floats:
+        """Return where each bin begins, seconds."""
+        return self.bin_s * np.arange(len(self.gpus), dtype=np.float64)
+
+
+def series_of(result: Result, reference: Reference, until_s: float, bin_s: float) -> Series:
+    """Return the run's course from 0 to ``until_s``."""
+    edges = np.minimum(bin_s * np.arange(np.ceil(until_s / bin_s) + 1), until_s)
+    width = np.maximum(np.diff(edges), 1e-9)
+    log = _Log(result)
+    rate = log.iterations / np.maximum(log.end_s - log.ready_s, 1e-9)
+    trains = log.end_s > log.ready_s
+    norm = np.where(trains, rate / reference.iterations_per_s[log.job], 0.0)
+    samples = np.where(trains, rate * reference.batch[log.job], 0.0)
+
+    def mean(start_s: Floats, end_s: Floats, height: Floats) -> Floats:
+        return np.diff(_integral(edges, start_s, end_s, height)) / width
+
+    ones = np.ones(len(result.arrival_s))
+    left_s = np.minimum(result.end_s, result.ended_s)
+    there = mean(result.arrival_s, np.maximum(left_s, result.arrival_s), ones)
+    holding = mean(log.start_s, log.end_s, np.ones(len(log.job)))
+    return Series(
+        bin_s=bin_s, normalised=mean(log.ready_s, log.end_s, norm),
+        samples_per_s=mean(log.ready_s, log.end_s, samples),
+        gpus=mean(log.start_s, log.end_s, log.gpus), waiting=np.maximum(there - holding, 0.0),
+    )  # fmt: skip
+
+
+class _Log:
+    """The segments as columns."""
+
+    def __init__(self, result: Result) -> None:
+        rows = result.segments
+        self.job = np.array([s.job for s in rows], dtype=np.int64)
+        self.start_s = np.array([s.start_s for s in rows])
+        self.end_s = np.array([s.end_s for s in rows])
+        self.ready_s = np.minimum(np.array([s.ready_s for s in rows]), self.end_s)
+        self.gpus = np.array([float(s.gpus) for s in rows])
+        self.iterations = np.array([s.iterations for s in rows])
+        self.lost = np.array([s.lost for s in rows])
+
+
+def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> Floats:
+    """Return the integral of the sum of steps up to each edge, by their rises and falls in order."""
+    at = np.concatenate([start_s, end_s])
+    step = np.concatenate([height, -height])
+    order = np.argsort(at, kind="stable")
+    at, step = at[order], step[order]
+    level = np.cumsum(step)
+    area = np.append(0.0, np.cumsum(level[:-1] * np.diff(at))) if len(at) else np.zeros(0)
+    last = np.searchsorted(at, edges, side="right") - 1
+    found = np.zeros(len(edges))
+    past = last >= 0
+    found[past] = area[last[past]] + level[last[past]] * (edges[past] - at[last[past]])
+    return found
+
+
+def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:
+    """Return what papers report, in seconds and shares.
+
+    Throughput, utilisation and ``finished`` are over the first ``horizon_s``; the rest is over all jobs, to
+    the end of the run. JCT is from a job's arrival to its end, over jobs that ended; ``queue_s`` counts all
+    time without GPUs. ``restart_share`` and ``profiling_share`` are shares of the GPU-hours held, and
+    of those plus profiling. ``fairness``: JCT over the time alone on one n-th of the cluster, n being the
+    mean number of jobs that were there (Themis); ``fairness_worst`` is its 95th percentile.
+    """
+    log, horizon_s = _Log(result), min(horizon_s, max(result.ended_s, 1.0))
+    series = series_of(result, reference, horizon_s, result.conditions.round_s)
+    jct_s = result.end_s - result.arrival_s
+    over = np.isfinite(jct_s) & (np.array(result.state) == "succeeded")
+    held = float((log.gpus * (log.end_s - log.start_s)).sum())
+    idle = float((log.gpus * (log.ready_s - log.start_s)).sum())
+    lost = _lost_gpu_s(log)
+    waited = queue_s(result)
+    busy = series.samples_per_s[series.samples_per_s > THROUGHPUT_FLOOR]
+    rho = jct_s[over] / fair_seconds(result.scenario, _present(result))[over]
+    decide = np.array([row.decide_s for row in result.rounds] or [0.0])
+    return {
+        "jobs": float(len(jct_s)),
+        "finished": float((over & (result.end_s <= horizon_s)).sum()),
+        "completed": float(over.sum()),
+        "rejected": float(sum(s == "rejected" for s in result.state)),
+        **_spread("jct", jct_s[over]),
+        **_spread("queue", waited),
+        "makespan_s": float(result.end_s[over].max(initial=0.0)),
+        "throughput": float(series.normalised.mean()),
+        "throughput_peak": float(series.normalised.max(initial=0.0)),
+        "samples_per_s": float(series.samples_per_s.mean()),
+        "samples_per_s_peak": float(series.samples_per_s.max(initial=0.0)),
+        "samples_per_s_busy": float(busy.mean()) if len(busy) else 0.0,
+        "utilisation": float(series.gpus.mean() / result.scenario.gpus),
+        "restarts": float(result.restarts.mean()) if len(jct_s) else 0.0,
+        "restart_share": idle / max(held, 1.0),
+        "lost_share": lost / max(held, 1.0),
+        "profiling_share": result.profiling_gpu_s / max(held + result.profiling_gpu_s, 1.0),
+        "fairness": float(rho.mean()) if len(rho) else float("nan"),
+        "fairness_worst": float(np.quantile(rho, 0.95)) if len(rho) else float("nan"),
+        **_deadlines(result, over),
+        "rounds": float(len(result.rounds)),
+        "refused": float(result.refused),
+        "decide_s": float(decide.sum()),
+        "decide_p50_s": float(np.median(decide)),
+        "decide_max_s": float(decide.max()),
+        "worst_gap": max((row.gap for row in result.rounds), default=0.0),
+    }
+
+
+def queue_s(result: Result) -> Floats:
+    """Return the seconds that each job was there without GPUs, float64[jobs]."""
+    log = _Log(result)
+    held = np.bincount(
+        log.job, weights=log.end_s - log.start_s, minlength=len(result.arrival_s)
+    ).astype(np.float64)
+    left_s = np.minimum(result.end_s, result.ended_s)
+    return np.maximum(left_s - result.arrival_s - held, 0.0)
+
+
+def both(one: Result, other: Result) -> Bools:
+    """Return which jobs succeeded in both runs of a scenario, bool[jobs]."""
+    succeeded = np.array([a == b == "succeeded" for a, b in zip(one.state, other.state, strict=True)])
+    found: Bools = succeeded & np.isfinite(one.end_s) & np.isfinite(other.end_s)
+    return found
+
+
+def _lost_gpu_s(log: _Log) -> float:
+    """Return the GPU-seconds of work that failures undid, at the speed of the stretch they ended."""
+    seconds = np.maximum(log.end_s - log.ready_s, 0.0)
+    some = log.iterations > 0
+    return float((log.gpus * seconds * log.lost / np.where(some, log.iterations, 1.0))[some].sum())
+
+
+def _present(result: Result) -> Floats:
+    """Return the mean number of jobs that were there during each job's life, float64[jobs]."""
+    start_s = result.arrival_s
+    end_s = np.maximum(np.minimum(result.end_s, result.ended_s), start_s)
+    edges = np.concatenate([start_s, end_s])
+    area = _integral(edges, start_s, end_s, np.ones(len(start_s)))
+    count = len(start_s)
+    return (area[count:] - area[:count]) / np.maximum(end_s - start_s, 1e-9)
+
+
+def _deadlines(result: Result, over: Bools) -> dict[str, float]:
+    """Return what became of deadlines: of jobs that have one."""
+    due_s = np.array([one.arrival_s + one.spec.deadline_s for one in result.scenario.arrivals])
+    has = np.isfinite(due_s)
+    if not has.any():
+        return {}
+    met = over & has & (result.end_s <= due_s * (1 + 1e-12))
+    admitted = has & (result.admitted > 0)
+    return {
+        "deadlines": float(has.sum()),
+        "deadlines_met": float(met.sum()),
+        "satisfaction": float(met.sum() / has.sum()),
+        "deadlines_admitted": float(admitted.sum()),
+        "deadlines_missed_admitted": float((admitted & ~met).sum()),
+        "deadlines_late": float((over & has & ~met).sum()),
+    }
+
+
+def _spread(name: str, seconds: Floats) -> dict[str, float]:
+    """Return the mean, median, 95th and 99th percentile; NaN of nothing."""
+    keys = (f"{name}_mean_s", f"{name}_p50_s", f"{name}_p95_s", f"{name}_p99_s")
+    if not len(seconds):
+        return dict.fromkeys(keys, float("nan"))
+    values = (seconds.mean(), *np.quantile(seconds, (0.5, 0.95, 0.99)))
+    return {key: float(value) for key, value in zip(keys, values, strict=True)}
