@@ -1,18 +1,22 @@
 """The independent checker: what a solution and its placement must satisfy, and what they are worth.
 
-Written in plain loops over jobs, without any solver's code and without the arrays' own helpers, so that
-it cannot share a mistake with what it checks. It runs on every round, in production too.
+Written without any solver's code and without the helpers of what it checks, so that it cannot share a
+mistake with it. It runs on every round, in production too, so it compares whole arrays; only what is wrong
+is looked at one by one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from formulation.lifecycle import SCHEDULABLE
 from formulation.placement import Gang, Placement, current_gangs
 from formulation.problem import CHANGES_ROW, Problem
-from formulation.snapshot import STATES, Hold, Snapshot
+from formulation.snapshot import STATE_CODE, STATES, Hold, Snapshot
 from formulation.solution import Solution
 from formulation.tables import Bools, Ints
 
@@ -27,35 +31,25 @@ class Violation:
 
 def violations(problem: Problem, solution: Solution) -> list[Violation]:
     """Return every rule that ``solution`` breaks: eqs. (2) to (4), its objective and its bound."""
-    if len(solution.choice) != len(problem.jobs):
-        detail = f"{len(solution.choice)} choices for {len(problem.jobs)} jobs"
-        return [Violation(rule="one choice a job", detail=detail)]
-    found: list[Violation] = []
-    used: Counter[int] = Counter()
-    objective = 0
-    job_start, value, must_run = _plain(problem.job_start, problem.value, problem.must_run)
-    usage_start, usage_row, amount = _plain(problem.usage_start, problem.row, problem.amount)
-    idle_start, idle_row, idle = _plain(problem.idle_start, problem.idle_row, problem.idle_amount)
-    for job, column in enumerate(solution.choice.tolist()):
-        name = problem.jobs[job]
-        if column == -1:
-            if must_run[job] and solution.has_answer:
-                found.append(Violation(rule="must run", detail=f"{name} does not run"))
-            for k in range(idle_start[job], idle_start[job + 1]):
-                used[idle_row[k]] += idle[k]
-            continue
-        first, last = job_start[job], job_start[job + 1]
-        if not first <= column < last:
-            detail = f"{name} runs column {column}, which is not one of {first}..{last - 1}"
-            found.append(Violation(rule="own column", detail=detail))
-            continue
-        objective += value[column]
-        for k in range(usage_start[column], usage_start[column + 1]):
-            used[usage_row[k]] += amount[k]
-    for r, row in enumerate(problem.rows):
-        if used[r] > row.capacity:
-            detail = f"{row.name}: {used[r]} used of {row.capacity}"
+    choice, count = solution.choice, len(problem.jobs)
+    if len(choice) != count:
+        return [
+            Violation(rule="one choice a job", detail=f"{len(choice)} choices for {count} jobs")
+        ]
+    waits = choice == -1
+    own = (problem.job_start[:-1] <= choice) & (choice < problem.job_start[1:])
+    found = [
+        _wrong_choice(problem, job, int(choice[job]))
+        for job in np.flatnonzero(
+            ~(own | waits) | (waits & problem.must_run if solution.has_answer else False)
+        ).tolist()
+    ]
+    used = _used(problem, choice[own], waits)
+    for row, amount in zip(problem.rows, used.tolist(), strict=True):
+        if amount > row.capacity:
+            detail = f"{row.name}: {amount} used of {row.capacity}"
             found.append(Violation(rule="capacity", detail=detail))
+    objective = int(problem.value[choice[own]].sum())
     if solution.has_answer and objective != solution.objective:
         detail = f"claims {solution.objective}, is {objective}"
         found.append(Violation(rule="objective", detail=detail))
@@ -65,15 +59,34 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
     return found
 
 
-def _plain(*arrays: Ints | Bools) -> list[memoryview]:
-    """Return views whose entries are read as Python's own numbers, four times as fast as NumPy's."""
-    return [array.data for array in arrays]
+def _wrong_choice(problem: Problem, job: int, column: int) -> Violation:
+    name = problem.jobs[job]
+    if column == -1:
+        return Violation(rule="must run", detail=f"{name} does not run")
+    first, last = int(problem.job_start[job]), int(problem.job_start[job + 1])
+    detail = f"{name} runs column {column}, which is not one of {first}..{last - 1}"
+    return Violation(rule="own column", detail=detail)
+
+
+def _used(problem: Problem, columns: Ints, waits: Bools) -> Ints:
+    """Return what ``columns`` and the jobs that wait (bool[jobs]) use of each row, int64[rows]."""
+    chosen = np.zeros(len(problem.cell), dtype=np.bool_)
+    chosen[columns] = True
+    used = np.zeros(len(problem.rows), dtype=np.int64)
+    for picks, start, row, amount in (
+        (chosen, problem.usage_start, problem.row, problem.amount),
+        (waits, problem.idle_start, problem.idle_row, problem.idle_amount),
+    ):
+        mine = np.repeat(picks, np.diff(start))
+        np.add.at(used, row[mine], amount[mine])
+    return used
 
 
 def placement_violations(
-    snapshot: Snapshot, problem: Problem, solution: Solution, placement: Placement
-) -> list[Violation]:
-    """Return every rule that ``placement`` breaks.
+    snapshot: Snapshot, problem: Problem, solution: Solution, placement: Placement,
+    now: Mapping[int, Gang] | None = None,
+) -> list[Violation]:  # fmt: skip
+    """Return every rule that ``placement`` breaks; ``now`` is ``current_gangs``, if that is known already.
 
     Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
     exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
@@ -81,97 +94,190 @@ def placement_violations(
     job on a node that it avoids, or given a shape slower than what it was promised. No more running jobs
     changed than the round may change, those that are migrated with those that the solution changes.
     """
-    found: list[Violation] = []
-    holder: dict[tuple[int, int], str] = {}
-
-    def bad(rule: str, detail: str) -> None:
-        found.append(Violation(rule=rule, detail=detail))
-
-    chosen = {j for j, column in enumerate(solution.choice.tolist()) if column >= 0}
-    for job in sorted(chosen ^ set(placement.gangs)):
-        bad("all or nothing", f"{problem.jobs[job]} is chosen or placed, not both")
-    now = current_gangs(snapshot)
-    avoided = set(zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True))
-    for job, gang in placement.gangs.items():
-        name = problem.jobs[job]
-        if job not in chosen:
-            continue
-        if STATES[int(snapshot.jobs.state[job])] not in SCHEDULABLE:
-            bad("may run", f"{name} is {STATES[int(snapshot.jobs.state[job])]}")
-        cell = int(problem.cell[solution.choice[job]])
-        want, gpu_type = int(problem.cells.gpus[cell]), int(problem.cells.gpu_type[cell])
-        if gang.gpus != want:
-            bad("gang", f"{name} has {gang.gpus} GPUs, its Cell needs {want}")
-        shares = []
-        for node, indices in gang.members:
-            label = snapshot.nodes.name[node]
-            shares.append(len(indices))
-            if snapshot.nodes.gpu_type[node] != gpu_type:
-                bad("one GPU type", f"{name} on {label}")
-            if not snapshot.nodes.schedulable[node]:
-                bad("schedulable node", f"{name} on {label}")
-            if (job, node) in avoided:
-                bad("avoided node", f"{name} on {label}")
-            for index in indices:
-                if not 0 <= index < snapshot.nodes.gpus[node]:
-                    bad("GPU exists", f"{label} has no GPU {index}")
-                if (node, index) in holder:
-                    other = holder[node, index]
-                    bad("GPU once", f"GPU {index} of {label}: {other} and {name}")
-                holder[node, index] = name
-        if len({node for node, _ in gang.members}) != len(gang.members):
-            bad("node once", f"{name} lists a node twice")
-        whole = sum(len(i) == snapshot.nodes.gpus[n] for n, i in gang.members)
-        if len(set(shares)) > 1 and whole < len(shares) - 1:
-            bad("equal shares", f"{name} has {shares} GPUs a node")
-        rate, least = problem.cells.rate_on(cell, gang.nodes), float(problem.least_rate[job])
-        keeps = int(problem.current[job]) == int(solution.choice[job])
-        stays = keeps and job not in placement.migrated
-        if rate < least * (1 - 1e-9) and not stays:
-            bad("promised rate", f"{name} gets {rate:.6g} samples/s of the {least:.6g} promised")
-        if keeps and job not in placement.migrated and now.get(job) != gang:
-            bad("kept in place", f"{name} keeps its Cell but is given other GPUs")
-        if job in placement.migrated:
-            owned = now.get(job)
-            if not keeps or owned == gang:
-                bad("migrated", f"{name} does not keep its Cell, or has not moved")
-            elif not problem.movable[job] and owned is not None and owned.gpus == want:
-                bad("pinned", f"{name} may not be moved")
-    for job in sorted(placement.migrated - set(placement.gangs)):
-        bad("migrated", f"{problem.jobs[job]} is migrated but has no GPUs")
+    now = current_gangs(snapshot) if now is None else now
+    chosen = np.flatnonzero(solution.choice >= 0).tolist()
+    found = [
+        Violation(
+            rule="all or nothing", detail=f"{problem.jobs[job]} is chosen or placed, not both"
+        )
+        for job in sorted(placement.gangs.keys() ^ chosen)
+    ]
+    given = _given(problem, solution, placement)
+    found.extend(_wrong_gangs(snapshot, problem, given))
+    found.extend(_wrong_nodes(snapshot, problem, given))
+    found.extend(_wrong_gpus(snapshot, problem, given))
+    found.extend(_slower_than_promised(problem, solution, placement))
+    found.extend(_not_kept_in_place(problem, solution, placement, now))
     found.extend(_changes_over_cap(problem, solution, placement, now))
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Given:
+    """What a placement gives to the jobs that are chosen: gangs, their shares (one a node), GPUs."""
+
+    job: Ints  # int64[gangs]
+    want_gpus: Ints  # int64[gangs], of the chosen Cell
+    want_type: Ints  # int64[gangs]
+    gang: Ints  # int64[shares], index of its gang
+    node: Ints  # int64[shares]
+    count: Ints  # int64[shares], GPUs of the share
+    share: Ints  # int64[GPUs], index of its share
+    gpu: Ints  # int64[GPUs], index on its node
+
+
+def _given(problem: Problem, solution: Solution, placement: Placement) -> _Given:
+    choice = solution.choice.tolist()
+    gangs = [(job, gang) for job, gang in placement.gangs.items() if choice[job] >= 0]
+    shares = list(chain.from_iterable(gang.members for _, gang in gangs))
+    job = np.array([job for job, _ in gangs], dtype=np.int64)
+    cell = problem.cell[solution.choice[job]]
+    count = np.array([len(gpus) for _, gpus in shares], dtype=np.int64)
+    return _Given(
+        job=job, want_gpus=problem.cells.gpus[cell], want_type=problem.cells.gpu_type[cell],
+        gang=np.repeat(np.arange(len(gangs)), [len(gang.members) for _, gang in gangs]),
+        node=np.array([node for node, _ in shares], dtype=np.int64), count=count,
+        share=np.repeat(np.arange(len(shares)), count),
+        gpu=np.fromiter(chain.from_iterable(gpus for _, gpus in shares), np.int64),
+    )  # fmt: skip
+
+
+def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
+    """Yield gangs of jobs that may not run, of a wrong number of GPUs, or of an uneven shape."""
+    gangs = len(given.job)
+    code = snapshot.jobs.state[given.job]
+    may = np.isin(code, [STATE_CODE[state] for state in SCHEDULABLE])
+    for job, its in zip(given.job[~may].tolist(), code[~may].tolist(), strict=True):
+        yield Violation(rule="may run", detail=f"{problem.jobs[job]} is {STATES[its]}")
+    has = np.zeros(gangs, dtype=np.int64)
+    np.add.at(has, given.gang, given.count)
+    for k in np.flatnonzero(has != given.want_gpus).tolist():
+        detail = (
+            f"{problem.jobs[given.job[k]]} has {has[k]} GPUs, its Cell needs {given.want_gpus[k]}"
+        )
+        yield Violation(rule="gang", detail=detail)
+    least, most = np.full(gangs, np.iinfo(np.int64).max), np.zeros(gangs, dtype=np.int64)
+    np.minimum.at(least, given.gang, given.count)
+    np.maximum.at(most, given.gang, given.count)
+    broken = np.bincount(
+        given.gang[given.count != snapshot.nodes.gpus[given.node]], minlength=gangs
+    )  # shares that are no whole node
+    for k in np.flatnonzero((least < most) & (broken > 1)).tolist():
+        shares = given.count[given.gang == k].tolist()
+        detail = f"{problem.jobs[given.job[k]]} has {shares} GPUs a node"
+        yield Violation(rule="equal shares", detail=detail)
+
+
+def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
+    """Yield shares on nodes of another type, unschedulable ones and avoided ones, and nodes named twice."""
+    nodes, avoids, count = snapshot.nodes, snapshot.avoids, len(snapshot.nodes)
+    job, node = given.job[given.gang], given.node
+    pair = job * count + node
+    _, first = np.unique(pair, return_index=True)
+    again = np.ones(len(pair), dtype=np.bool_)
+    again[first] = False
+    for rule, wrong in (
+        ("one GPU type", nodes.gpu_type[node] != given.want_type[given.gang]),
+        ("schedulable node", ~nodes.schedulable[node]),
+        ("avoided node", np.isin(pair, avoids.job * count + avoids.node)),
+        ("node once", again),
+    ):
+        for k in np.flatnonzero(wrong).tolist():
+            yield Violation(rule=rule, detail=f"{problem.jobs[job[k]]} on {nodes.name[node[k]]}")
+
+
+def _wrong_gpus(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
+    """Yield GPUs that do not exist, and those that are given twice."""
+    nodes, node, gpu = snapshot.nodes, given.node[given.share], given.gpu
+    job = given.job[given.gang[given.share]]
+    for k in np.flatnonzero((gpu < 0) | (gpu >= nodes.gpus[node])).tolist():
+        yield Violation(rule="GPU exists", detail=f"{nodes.name[node[k]]} has no GPU {gpu[k]}")
+    order = np.argsort(gpu, kind="stable")
+    order = order[np.argsort(node[order], kind="stable")]
+    same = (np.diff(node[order]) == 0) & (np.diff(gpu[order]) == 0)
+    for one, other in zip(order[:-1][same].tolist(), order[1:][same].tolist(), strict=True):
+        names = f"{problem.jobs[job[one]]} and {problem.jobs[job[other]]}"
+        detail = f"GPU {gpu[one]} of {nodes.name[node[one]]}: {names}"
+        yield Violation(rule="GPU once", detail=detail)
+
+
+def _slower_than_promised(
+    problem: Problem, solution: Solution, placement: Placement
+) -> Iterator[Violation]:
+    """Yield jobs that are newly given a shape slower than what they were promised."""
+    owed = np.flatnonzero((problem.least_rate > 0) & (solution.choice >= 0))
+    for job in owed.tolist():
+        gang, column = placement.gangs.get(job), int(solution.choice[job])
+        stays = int(problem.current[job]) == column and job not in placement.migrated
+        if gang is None or stays:
+            continue
+        least = float(problem.least_rate[job])
+        rate = problem.cells.rate_on(int(problem.cell[column]), gang.nodes)
+        if rate < least * (1 - 1e-9):
+            detail = f"{problem.jobs[job]} gets {rate:.6g} samples/s of the {least:.6g} promised"
+            yield Violation(rule="promised rate", detail=detail)
+
+
+def _not_kept_in_place(
+    problem: Problem, solution: Solution, placement: Placement, now: Mapping[int, Gang]
+) -> Iterator[Violation]:
+    """Yield jobs that keep their Cells but not their GPUs without being migrated, and wrong migrations."""
+    keeps = (solution.choice >= 0) & (problem.current == solution.choice)
+    gangs = placement.gangs
+    for job in np.flatnonzero(keeps).tolist():
+        if job not in placement.migrated and job in gangs and now.get(job) != gangs[job]:
+            detail = f"{problem.jobs[job]} keeps its Cell but is given other GPUs"
+            yield Violation(rule="kept in place", detail=detail)
+    for job in sorted(placement.migrated):
+        name, owned = problem.jobs[job], now.get(job)
+        if job not in gangs:
+            yield Violation(rule="migrated", detail=f"{name} is migrated but has no GPUs")
+        elif solution.choice[job] < 0:
+            continue  # said above: it is placed and not chosen
+        elif not keeps[job] or owned == gangs[job]:
+            detail = f"{name} does not keep its Cell, or has not moved"
+            yield Violation(rule="migrated", detail=detail)
+        elif not problem.movable[job] and owned is not None:
+            cell = int(problem.cell[solution.choice[job]])
+            if owned.gpus == problem.cells.gpus[cell]:
+                yield Violation(rule="pinned", detail=f"{name} may not be moved")
+
+
 def _changes_over_cap(
-    problem: Problem, solution: Solution, placement: Placement, now: dict[int, Gang]
-) -> list[Violation]:
-    """Return the violation of the cap on changes, if there is one. A move that lost GPUs force is free."""
+    problem: Problem, solution: Solution, placement: Placement, now: Mapping[int, Gang]
+) -> Iterator[Violation]:
+    """Yield the violation of the cap on changes, if there is one. A move that lost GPUs force is free."""
     caps = [row.capacity for row in problem.rows if row.name == CHANGES_ROW]
-    changed = 0
-    for job, column in enumerate(solution.choice.tolist()):
-        stays = int(problem.current[job])
-        if stays >= 0 and column != stays:
-            changed += 1
-        elif stays >= 0 and job in placement.migrated and job in now:
-            changed += now[job].gpus == int(problem.cells.gpus[problem.cell[stays]])
-    return [
-        Violation(rule="changes", detail=f"{changed} running jobs changed, {cap} allowed")
-        for cap in caps
-        if changed > cap
-    ]
+    if not caps:
+        return
+    stays = problem.current
+    changed = int(np.count_nonzero((stays >= 0) & (solution.choice != stays)))
+    for job in placement.migrated & now.keys():
+        if stays[job] >= 0 and solution.choice[job] == stays[job]:
+            changed += now[job].gpus == int(problem.cells.gpus[problem.cell[stays[job]]])
+    for cap in caps:
+        if changed > cap:
+            detail = f"{changed} running jobs changed, {cap} allowed"
+            yield Violation(rule="changes", detail=detail)
 
 
 def held_twice(snapshot: Snapshot) -> list[Violation]:
     """Return GPUs of the snapshot with two holders or two successors (a law of the database)."""
-    count: Counter[tuple[int, int, bool]] = Counter()
     a = snapshot.allocations
-    for node, gpu, hold in zip(a.node.tolist(), a.gpu.tolist(), a.hold.tolist(), strict=True):
-        count[node, gpu, hold == Hold.RESERVED] += 1
+    reserved = (a.hold == Hold.RESERVED).astype(np.int64)
+    order = np.argsort(a.gpu, kind="stable")
+    order = order[np.argsort(2 * a.node[order] + reserved[order], kind="stable")]
+    node, gpu, reserved = a.node[order], a.gpu[order], reserved[order]
+    new = np.ones(len(order), dtype=np.bool_)
+    new[1:] = (np.diff(node) != 0) | (np.diff(gpu) != 0) | (np.diff(reserved) != 0)
+    first = np.flatnonzero(new)
+    holders = np.diff(first, append=len(order))
     return [
-        Violation(rule="GPU once", detail=f"GPU {gpu} of {snapshot.nodes.name[node]}: {n} jobs")
-        for (node, gpu, _), n in count.items()
-        if n > 1
+        Violation(
+            rule="GPU once",
+            detail=f"GPU {gpu[first[k]]} of {snapshot.nodes.name[node[first[k]]]}: {holders[k]} jobs",
+        )
+        for k in np.flatnonzero(holders > 1).tolist()
     ]
 
 
@@ -181,18 +287,20 @@ def score(problem: Problem, solution: Solution, placement: Placement | None = No
     Without a placement each Cell runs at its own shape, and the score is objective / scale. With one, each
     runs at the rate of the shape it was given, and migrated jobs pay their restart price.
     """
-    total = 0.0
-    for job, column in enumerate(solution.choice.tolist()):
-        if column < 0:
-            continue
-        worth = float(problem.value[column])
-        gang = placement.gangs.get(job) if placement else None
-        if gang is not None:
-            worth = placed_value(problem, column, gang.nodes)
-            if placement is not None and job in placement.migrated:
-                worth -= migration_price(problem, job, column)
-        total += worth
-    return total / problem.scale
+    jobs = np.flatnonzero(solution.choice >= 0)
+    columns = solution.choice[jobs]
+    worth: list[float] = problem.value[columns].astype(np.float64).tolist()
+    if placement is not None:
+        gangs, migrated = placement.gangs, placement.migrated
+        fewest = problem.cells.nodes[problem.cell[columns]].tolist()
+        for k, (job, column) in enumerate(zip(jobs.tolist(), columns.tolist(), strict=True)):
+            gang = gangs.get(job)
+            if gang is not None:
+                if len(gang.members) != fewest[k]:
+                    worth[k] = placed_value(problem, column, gang.nodes)
+                if job in migrated:
+                    worth[k] -= migration_price(problem, job, column)
+    return sum(worth) / problem.scale
 
 
 def placed_value(problem: Problem, column: int, nodes: int) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
 
 from formulation.snapshot import Hold, Snapshot
 
@@ -38,14 +41,21 @@ class Placement:
 
 def current_gangs(snapshot: Snapshot) -> dict[int, Gang]:
     """Return the GPUs that each job owns now, held or reserved (not those it is giving back)."""
-    members: dict[int, dict[int, list[int]]] = {}
     a = snapshot.allocations
-    for job, node, gpu, hold in zip(
-        a.job.tolist(), a.node.tolist(), a.gpu.tolist(), a.hold.tolist(), strict=True
-    ):
-        if job >= 0 and hold != Hold.RELEASING:
-            members.setdefault(job, {}).setdefault(node, []).append(gpu)
+    own = np.flatnonzero((a.job >= 0) & (a.hold != Hold.RELEASING))
+    own = own[np.argsort(a.gpu[own], kind="stable")]
+    own = own[np.argsort(a.job[own] * len(snapshot.nodes) + a.node[own], kind="stable")]
+    job, node, gpu = a.job[own], a.node[own], a.gpu[own].tolist()
+    new_job = np.diff(job, prepend=-1) != 0
+    first = np.flatnonzero(new_job | (np.diff(node, prepend=-1) != 0))  # of each share
+    spans = pairwise([*first.tolist(), len(gpu)])
+    shares = [
+        (n, tuple(gpu[start:end]))
+        for n, (start, end) in zip(node[first].tolist(), spans, strict=True)
+    ]
+    begins = np.flatnonzero(new_job[first])  # the first share of each job
+    spans = pairwise([*begins.tolist(), len(shares)])
     return {
-        job: Gang(members=tuple((node, tuple(sorted(g))) for node, g in sorted(nodes.items())))
-        for job, nodes in members.items()
+        owner: Gang(members=tuple(shares[start:end]))
+        for owner, (start, end) in zip(job[first[begins]].tolist(), spans, strict=True)
     }

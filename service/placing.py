@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from formulation.check import score
+from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.problem import CHANGES_ROW, Problem
 from formulation.snapshot import Snapshot
@@ -23,10 +24,11 @@ from solvers.placement import Placed, defragment, place
 
 def place_answers(
     snapshot: Snapshot, policy: Policy, statement: Statement, solved: Solved, greedy: Solution,
-    budget: Budget,
+    budget: Budget, now: Mapping[int, Gang],
 ) -> tuple[Statement, Placed]:  # fmt: skip
     """Return the better of two answers placed, and the statement that it answers.
 
+    ``now`` is ``current_gangs``.
     Where a launched or admitted job finds no blocks under a cap on changes, the cap is doubled until it
     does: promises go before it (35). If no cap helps, it stays.
     """
@@ -34,10 +36,10 @@ def place_answers(
     for stated in _with_rising_cap(statement):
         problem = surrogate(stated)
         placed = _better(
-            snapshot, problem, (solved.on(problem), greedy), budget,
+            snapshot, problem, (solved.on(problem), greedy), budget, now,
             partial(solved.standing, stated),
         )  # fmt: skip
-        placed = defragmented(snapshot, problem, policy, placed, budget)
+        placed = defragmented(snapshot, problem, policy, placed, budget, now)
         broken = _promises_broken(snapshot, problem, placed)
         if best is None or broken < best[0]:
             best = broken, stated, placed
@@ -49,12 +51,13 @@ def place_answers(
 
 
 def defragmented(
-    snapshot: Snapshot, problem: Problem, policy: Policy, placed: Placed, budget: Budget
-) -> Placed:
+    snapshot: Snapshot, problem: Problem, policy: Policy, placed: Placed, budget: Budget,
+    now: Mapping[int, Gang],
+) -> Placed:  # fmt: skip
     """Return ``placed`` with fragmentation mended, in the rounds that look for it."""
     every = policy.defragment_every_rounds
     if every and snapshot.round_number % every == 0:
-        placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled)
+        placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled, now=now)
     return placed
 
 
@@ -81,7 +84,7 @@ def _promises_broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> in
 
 def _better(
     snapshot: Snapshot, problem: Problem, answers: tuple[Solution, Solution], budget: Budget,
-    standing: Callable[[Ints], tuple[float, ...]],
+    now: Mapping[int, Gang], standing: Callable[[Ints], tuple[float, ...]],
 ) -> Placed:  # fmt: skip
     """Return the first answer placed, or the second (greedy's) where that is worth more once placed.
 
@@ -93,9 +96,9 @@ def _better(
         return *standing(placed.solution.choice), mine
 
     solution, greedy = answers
-    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled)
+    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled, now=now)
     *stands, mine = worth(placed)
     if (*stands, mine * problem.scale) < (*standing(greedy.choice), greedy.objective):
-        other = place(snapshot, problem, greedy, deadline_expired=budget.cancelled)
+        other = place(snapshot, problem, greedy, deadline_expired=budget.cancelled, now=now)
         placed = max((placed, other), key=worth)  # on equal scores the solver's
     return placed

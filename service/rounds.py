@@ -5,7 +5,7 @@ The service, what-if calls, benchmarks and ``tessera replay`` all call ``plan_ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from formulation.admission import Admission
@@ -13,6 +13,7 @@ from formulation.check import Violation, held_twice, placement_violations, score
 from formulation.decisions import Decision, decide
 from formulation.explain import explain
 from formulation.goals import GoalResult
+from formulation.placement import Gang, current_gangs
 from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
@@ -84,17 +85,19 @@ def plan_round(
     The answer is never worth less than greedy's on the same problem, by the objective as stated and,
     where both had to bend to the blocks that are free, by what was placed.
     """
+    now = current_gangs(snapshot)
     if scheduler is not None:
-        answered = _scheduled(snapshot, policy, scheduler, budget, mark)
+        answered = _scheduled(snapshot, policy, scheduler, budget, now, mark)
     else:
-        answered = _solved(snapshot, policy, solver, budget, mark)
+        answered = _solved(snapshot, policy, solver, budget, now, mark)
     mark("place")
-    return _checked(snapshot, answered, mark)
+    return _checked(snapshot, answered, now, mark)
 
 
 def _solved(
-    snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget, mark: Callable[[str], None]
-) -> _Answered:
+    snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget, now: Mapping[int, Gang],
+    mark: Callable[[str], None],
+) -> _Answered:  # fmt: skip
     """Return the solver's answer to the round's statement, placed."""
     looks_ahead = policy.deadline_mode == "look-ahead"
     admission = admit(snapshot, policy, budget) if looks_ahead else None
@@ -105,7 +108,7 @@ def _solved(
     known = known_prices(statement.problem, snapshot.prices) if len(snapshot.prices) else None
     solved = solve_goals(statement, solver, budget, greedy, known)
     mark("solve")
-    statement, placed = place_answers(snapshot, policy, statement, solved, greedy, budget)
+    statement, placed = place_answers(snapshot, policy, statement, solved, greedy, budget, now)
     choice = placed.solution.choice
     objective = objective_of(statement.problem, choice)
     solution = replace(
@@ -128,7 +131,7 @@ def _solved(
 
 def _scheduled(
     snapshot: Snapshot, policy: Policy, scheduler: Scheduler, budget: Budget,
-    mark: Callable[[str], None],
+    now: Mapping[int, Gang], mark: Callable[[str], None],
 ) -> _Answered:  # fmt: skip
     """Return what a published policy chooses, placed on the GPU types and counts that it chose.
 
@@ -142,8 +145,8 @@ def _scheduled(
     absent = {**statement.absent, **not_chosen(statement.problem, decided)}
     broken = violations(statement.problem, decided.solution)
     problem, solution = narrowed(statement.problem, measured.solution)
-    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled)
-    placed = defragmented(snapshot, problem, policy, placed, budget)
+    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled, now=now)
+    placed = defragmented(snapshot, problem, policy, placed, budget, now)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
     return _Answered(
         statement=replace(
@@ -153,7 +156,9 @@ def _scheduled(
     )  # fmt: skip
 
 
-def _checked(snapshot: Snapshot, answered: _Answered, mark: Callable[[str], None]) -> Outcome:
+def _checked(
+    snapshot: Snapshot, answered: _Answered, now: Mapping[int, Gang], mark: Callable[[str], None]
+) -> Outcome:
     """Return the outcome: checked, explained and, where no rule is broken, decided job by job."""
     statement, solution, placed = answered.statement, answered.solution, answered.placed
     problem, given_up = statement.problem, answered.given_up
@@ -161,11 +166,11 @@ def _checked(snapshot: Snapshot, answered: _Answered, mark: Callable[[str], None
         *answered.broken,
         *held_twice(snapshot),
         *violations(problem, solution),
-        *placement_violations(snapshot, problem, solution, placed.placement),
+        *placement_violations(snapshot, problem, solution, placed.placement, now),
     ]
     reasons = explain(snapshot, problem, solution, placed.unplaced, given_up, statement.absent)
     decisions = (
-        decide(snapshot, statement, solution, placed.placement, reasons, answered.admission)
+        decide(snapshot, statement, solution, placed.placement, reasons, answered.admission, now)
         if not broken
         else []
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from formulation.placement import Placement
+import numpy as np
+
+from formulation.placement import Gang, Placement
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
@@ -24,16 +26,20 @@ def place(
     solution: Solution,
     *,
     deadline_expired: Callable[[], bool],
+    now: Mapping[int, Gang] | None = None,
 ) -> Placed:
     """Give each chosen job its GPUs; a job whose Cell finds none gets the next best, or waits.
+
+    ``now`` is ``current_gangs``, if that is known already.
 
     Once ``deadline_expired`` no more moves are looked for; all jobs are still placed. A must-run job is
     left without GPUs only where there is no way known; the checker then refuses the round.
     """
     if not solution.has_answer:
         return Placed(solution=solution, placement=Placement())
-    board = Board(snapshot, problem)
-    wanted = {job: column for job, column in enumerate(solution.choice.tolist()) if column >= 0}
+    board = Board(snapshot, problem, now)
+    chosen = np.flatnonzero(solution.choice >= 0)
+    wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
     pending = [
         job
         for job, column in wanted.items()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from formulation.check import migration_price, placed_value
-from formulation.placement import Gang, current_gangs
+from formulation.placement import Gang, Placement, current_gangs
 from formulation.problem import CHANGES_ROW, Problem
 from formulation.snapshot import Snapshot
+from formulation.tables import Ints
 from solvers.placement.blocks import indices_of, mask_of
 from solvers.placement.free import FreeGpus, Spots
 
@@ -30,25 +32,30 @@ def gang_of(spots: Spots) -> Gang:
 class Board:
     """A placement under construction. ``seats`` holds the jobs that have GPUs; ``used`` the rows."""
 
-    def __init__(self, snapshot: Snapshot, problem: Problem) -> None:
+    def __init__(
+        self, snapshot: Snapshot, problem: Problem, gangs: Mapping[int, Gang] | None = None
+    ) -> None:
+        """``gangs`` is ``current_gangs``, if that is known already."""
         self.snapshot, self.problem = snapshot, problem
         self.free = FreeGpus(snapshot)
         self.seats: dict[int, Seat] = {}
-        self.now = {job: spots_of(gang) for job, gang in current_gangs(snapshot).items()}
-        self.on: list[set[int]] = [set() for _ in snapshot.nodes.name]  # jobs of each node
+        self.gangs = current_gangs(snapshot) if gangs is None else gangs
+        self.now = {job: spots_of(gang) for job, gang in self.gangs.items()}
+        self.on: defaultdict[int, set[int]] = defaultdict(set)  # jobs of each node
         cells, cell = problem.cells, problem.cell
-        self.gpus: list[int] = cells.gpus[cell].tolist()  # these five: of each column
-        self.gpu_type: list[int] = cells.gpu_type[cell].tolist()
-        self.nodes: list[int] = cells.nodes[cell].tolist()
-        self.value: list[int] = problem.value.tolist()
-        self._row: list[int] = problem.row.tolist()
-        self._amount: list[int] = problem.amount.tolist()
-        self._usage: list[int] = problem.usage_start.tolist()
-        self.current: list[int] = problem.current.tolist()  # these three: of each job
+        # Views, for there may be millions of columns and few are looked at.
+        self.gpus: Sequence[int] = cells.gpus[cell].data  # these six: of each column
+        self.gpu_type: Sequence[int] = cells.gpu_type[cell].data
+        self.nodes: Sequence[int] = cells.nodes[cell].data
+        self.value: Sequence[int] = problem.value.data
+        self._job: Sequence[int] = problem.column_job.data
+        self._usage: Sequence[int] = problem.usage_start.data
+        self._row: Sequence[int] = problem.row.data  # these two: of each entry of usage
+        self._amount: Sequence[int] = problem.amount.data
+        self.current: list[int] = problem.current.tolist()  # these four: of each job
         self.must_run: list[bool] = problem.must_run.tolist()
         self.movable: list[bool] = problem.movable.tolist()
         self._least_rate: list[float] = problem.least_rate.tolist()
-        self._job: list[int] = problem.column_job.tolist()
         nobody = np.full(len(problem.jobs), -1, dtype=np.int64)
         self._spare: list[int] = (problem.capacity - problem.used(nobody)).tolist()
         self._some_idle = len(problem.idle_row) > 0
@@ -65,8 +72,10 @@ class Board:
 
     def usage(self, column: int) -> Iterable[tuple[int, int]]:
         """Return (row, amount) of ``column``, less what its job uses by waiting."""
-        span = slice(self._usage[column], self._usage[column + 1])
-        uses = zip(self._row[span], self._amount[span], strict=True)
+        uses = [
+            (self._row[k], self._amount[k])
+            for k in range(self._usage[column], self._usage[column + 1])
+        ]
         idle = self.problem.idle_usage_of(self._job[column]) if self._some_idle else {}
         if not idle:
             return uses
@@ -147,10 +156,12 @@ class Board:
     def keep(self, job: int, column: int) -> bool:
         """Seat ``job`` where it is, if its GPUs are all there and free; return whether it did."""
         spots = self.now.get(job, ())
-        whole = sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
-        if not whole or not self.free.are_free(spots):
-            return False
-        if any(self.free.gpu_type[node] != self.gpu_type[column] for node, _ in spots):
+        free, kind, count = self.free, self.gpu_type[column], 0
+        for node, mask in spots:
+            if free.mask[node] & mask != mask or free.gpu_type[node] != kind:
+                return False
+            count += mask.bit_count()
+        if not spots or count != self.gpus[column]:
             return False
         self.put(job, column, spots)
         return True
@@ -218,10 +229,21 @@ class Board:
             job for job, (column, spots) in self.seats.items() if len(spots) > self.nodes[column]
         )
 
-    def choice(self) -> list[int]:
-        """Return the column of each job; -1: it waits."""
+    def choice(self) -> Ints:
+        """Return the column of each job, int64[jobs]; -1: it waits."""
         choice = np.full(len(self.problem.jobs), -1, dtype=np.int64)
-        for job, (column, _) in self.seats.items():
-            choice[job] = column
-        found: list[int] = choice.tolist()
-        return found
+        choice[list(self.seats)] = [column for column, _ in self.seats.values()]
+        return choice
+
+    def placement(self) -> Placement:
+        """Return who has which GPUs, by rising job; a job that stays has the gang that it had."""
+        now, current = self.now, self.current
+        gangs: dict[int, Gang] = {}
+        migrated = []
+        for job in sorted(self.seats):
+            column, spots = self.seats[job]
+            stays = spots == now.get(job)
+            gangs[job] = self.gangs[job] if stays else gang_of(spots)
+            if not stays and column == current[job]:
+                migrated.append(job)
+        return Placement(gangs=gangs, migrated=frozenset(migrated))

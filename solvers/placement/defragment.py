@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from formulation.placement import Gang
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from solvers.placement.board import Board, spots_of
@@ -28,15 +29,17 @@ def defragment(
     placed: Placed,
     *,
     deadline_expired: Callable[[], bool] = _never,
+    now: Mapping[int, Gang] | None = None,
 ) -> Placed:
     """Mend what fragmentation cost: jobs on worse shapes, and jobs whose Cell could not be placed.
 
     Each is given a better seat, directly or by moving others within their Cells, where that gains more
     than the migration prices of all that move. The score never falls. Pinned jobs stay.
+    ``now`` is ``current_gangs``, if that is known already.
     """
     if not placed.solution.has_answer:
         return placed
-    board = Board(snapshot, problem)
+    board = Board(snapshot, problem, now)
     choice = placed.solution.choice.tolist()
     for job, gang in placed.placement.gangs.items():
         board.put(job, choice[job], spots_of(gang))

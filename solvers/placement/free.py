@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from formulation.snapshot import Snapshot
 from solvers.placement.blocks import carve, signature, waste
 
@@ -61,8 +63,16 @@ def layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
     return found + equal
 
 
+Buckets = dict[tuple[int, tuple[int, ...]], list[int]]
+"""(node size, sizes of its free blocks) -> the nodes that have just these, rising."""
+
+
 class FreeGpus:
-    """Free GPUs of the schedulable nodes: a mask a node, nodes of one type bucketed by block sizes."""
+    """Free GPUs of the schedulable nodes: a mask a node, nodes of one type bucketed by block sizes.
+
+    Jobs that keep their GPUs are seated first, and need no buckets: those of a type are made when first
+    asked for.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         nodes = snapshot.nodes
@@ -71,33 +81,42 @@ class FreeGpus:
         self.size: list[int] = nodes.gpus.tolist()
         self.gpu_type: list[int] = nodes.gpu_type.tolist()
         self.usable: list[bool] = nodes.schedulable.tolist()
-        self.mask = [0] * len(nodes)
-        types = len(snapshot.gpu_types)
-        self.of_type: list[list[int]] = [[] for _ in range(types)]
-        self.total = [0] * types  # free GPUs
-        self._buckets: list[dict[tuple[int, tuple[int, ...]], list[int]]]
-        self._buckets = [{} for _ in range(types)]
-        self._layouts: dict[tuple[int, int], list[Layout]] = {}
-        for node, size in enumerate(self.size):
-            if self.usable[node]:
-                self.of_type[self.gpu_type[node]].append(node)
-                self._set(node, (1 << size) - 1)
+        whole = np.where(nodes.schedulable, nodes.gpus, 0).tolist()
+        self.mask = [(1 << size) - 1 for size in whole]
+        types = range(len(snapshot.gpu_types))
+        self.of_type: list[list[int]] = [
+            np.flatnonzero(nodes.schedulable & (nodes.gpu_type == kind)).tolist() for kind in types
+        ]
+        self.total: list[int] = snapshot.schedulable_gpus().tolist()  # free GPUs
         self.sizes = [
             tuple(sorted({self.size[node] for node in of_type}, reverse=True))
             for of_type in self.of_type
         ]
+        self._made: list[Buckets | None] = [None for _ in types]
+        self._layouts: dict[tuple[int, int], list[Layout]] = {}
+
+    def _buckets(self, gpu_type: int) -> Buckets:
+        """Return the nodes of a type by what is free on them; nodes without any are in no bucket."""
+        made = self._made[gpu_type]
+        if made is None:
+            made = self._made[gpu_type] = {}
+            for node in self.of_type[gpu_type]:
+                mask = self.mask[node]
+                if mask:
+                    made.setdefault((self.size[node], signature(mask)), []).append(node)
+        return made
 
     def _set(self, node: int, mask: int) -> None:
-        """Make ``mask`` the free GPUs of ``node``; nodes without any are in no bucket."""
+        """Make ``mask`` the free GPUs of ``node``."""
         kind, size, before = self.gpu_type[node], self.size[node], self.mask[node]
-        buckets = self._buckets[kind]
-        if before:
+        buckets = self._made[kind]
+        if buckets is not None and before:
             key = (size, signature(before))
             bucket = buckets[key]
             del bucket[bisect_left(bucket, node)]
             if not bucket:
                 del buckets[key]
-        if mask:
+        if buckets is not None and mask:
             insort(buckets.setdefault((size, signature(mask)), []), node)
         self.mask[node] = mask
         self.total[kind] += mask.bit_count() - before.bit_count()
@@ -174,7 +193,7 @@ class FreeGpus:
         """Take whole free nodes, largest first, then what is left on one node more."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
-            bucket = self._buckets[gpu_type].get((size, signature((1 << size) - 1)), [])
+            bucket = self._buckets(gpu_type).get((size, signature((1 << size) - 1)), [])
             chosen = sorted(
                 (node for node in bucket if node not in avoid),
                 key=lambda node: (node not in near, self.rack[node], node),
@@ -219,7 +238,7 @@ class FreeGpus:
                 if taken and (best is None or key < best):
                     best = key
         if best is None:
-            for bucket in self._buckets[gpu_type].values():
+            for bucket in self._buckets(gpu_type).values():
                 taken = carve(self.mask[bucket[0]], gpus, aligned)
                 if not taken:
                     continue
@@ -243,7 +262,7 @@ class FreeGpus:
         """Yield sets of nodes for the equal shares of ``layout``: single racks, then several."""
         each, want = layout.each, layout.count
         racks: dict[int, list[tuple[bool, int, int]]] = {}  # rack -> (not own, cost, node)
-        for (size, _), bucket in self._buckets[gpu_type].items():
+        for (size, _), bucket in self._buckets(gpu_type).items():
             first = self.mask[bucket[0]]
             if layout.whole and not size == each == first.bit_count():
                 continue

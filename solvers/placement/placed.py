@@ -8,7 +8,7 @@ import numpy as np
 
 from formulation.placement import Placement
 from formulation.solution import Solution, SolveStatus
-from solvers.placement.board import Board, gang_of
+from solvers.placement.board import Board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +29,20 @@ def outcome(
     board: Board, solution: Solution, wanted: dict[int, int], reasons: dict[int, str]
 ) -> Placed:
     """Return what ``board`` holds; ``wanted`` is the solver's choice, ``reasons`` why it failed."""
-    choice = np.array(board.choice(), dtype=np.int64)
+    choice = board.choice()
     objective = int(board.problem.value[choice[choice >= 0]].sum())
     status = solution.status
     if status is SolveStatus.OPTIMAL and objective != solution.objective:
         status = SolveStatus.FEASIBLE
     if not np.array_equal(choice, solution.choice):
         solution = replace(solution, choice=choice, objective=objective, status=status)
-    denied = {job: column for job, column in wanted.items() if int(choice[job]) != column}
+    nobody = (-1, ())
+    denied = {
+        job: column for job, column in wanted.items() if board.seats.get(job, nobody)[0] != column
+    }
     return Placed(
         solution=solution,
-        placement=Placement(
-            gangs={job: gang_of(board.seats[job][1]) for job in sorted(board.seats)},
-            migrated=frozenset(job for job in board.seats if board.moved(job)),
-        ),
+        placement=board.placement(),
         unplaced={job: reasons[job] for job in sorted(denied)},
         degraded=board.degraded(),
         wanted=denied,
