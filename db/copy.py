@@ -1,18 +1,26 @@
-"""COPY in binary form into NumPy arrays: no Python object for a row."""
+"""COPY: in binary form into NumPy arrays, with no Python object for a row; and rows in, as text."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
+from psycopg2.errors import QueryCanceled
 
 _HEADER_BYTES = 19  # signature, flags and length of the extension, which is empty
 _TRAILER_BYTES = 2
+
+NULL = "\\N"
+"""How a row that goes in writes a NULL."""
+
+AT_ONCE = 200
+"""Rows that are made at once on their way in."""
 
 _WIRE = {"int8": ">i8", "float8": ">f8", "bool": "?"}
 
@@ -42,3 +50,41 @@ def read_columns(
         name: np.ascontiguousarray(table[name], dtype=record[name].newbyteorder("="))
         for name in columns
     }
+
+
+def escaped(text: str) -> str:
+    """Return a text as a field of a row that goes in, without the NUL that PostgreSQL cannot hold."""
+    text = text.replace("\\", "\\\\").replace("\0", "")
+    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def write_rows(
+    connection: sa.Connection, table: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """Insert rows, each a field for each of ``columns`` as PostgreSQL reads it: texts are ``escaped``.
+
+    Rows are made while the database takes in those before.
+    """
+    lines = _Lines(rows)
+    with closing(connection.connection.cursor()) as cursor:
+        try:
+            cursor.copy_expert(f"COPY {table} ({', '.join(columns)}) FROM STDIN", lines)
+        except QueryCanceled as error:
+            if lines.broken:  # the driver tells of it as of a statement that took too long
+                raise AssertionError(f"a row of {table} cannot be made") from error
+            raise
+
+
+class _Lines:
+    """The file that COPY reads."""
+
+    def __init__(self, rows: Iterable[Sequence[str]]) -> None:
+        self._rows = iter(rows)
+        self.broken = False
+
+    def read(self, _size: int) -> str:
+        """Return the next lines; "" at the end."""
+        self.broken = True
+        lines = "".join(["\t".join(row) + "\n" for row in islice(self._rows, AT_ONCE)])
+        self.broken = False
+        return lines

@@ -15,6 +15,8 @@ from formulation.reasons import Reason, ReasonCode
 from formulation.resources import AllocationRecord, LegRecord, RoundSummary
 from formulation.snapshot import Snapshot
 
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 def _plain(value: Any) -> Any:
     """Return ``value`` with every non-finite float as {"float": "inf"}, since JSON has none."""
@@ -38,7 +40,7 @@ def _value(plain: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """Return JSON without NaN or infinity, and without the NUL that PostgreSQL's text cannot hold."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    text = _JSON.encode(value)
     return text.replace("\\u0000", "") if "\\u0000" in text else text
 
 
@@ -76,7 +78,13 @@ def reason_from(plain: dict[str, Any] | None) -> Reason | None:
 
 def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | None:
     """Return an allocation as JSON's plain values."""
-    return None if allocation is None else asdict(allocation)
+    if allocation is None:
+        return None
+    return {  # by hand, as reasons are
+        "gpu_type": allocation.gpu_type, "gpus": allocation.gpus,
+        "pipeline_degree": allocation.pipeline_degree, "plan": allocation.plan,
+        "rate": allocation.rate, "generation": allocation.generation, "shares": allocation.shares,
+    }  # fmt: skip
 
 
 def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
@@ -108,9 +116,9 @@ def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
     )
 
 
-def pack(snapshot: Snapshot) -> bytes:
-    """Return a snapshot as it is stored with its round: canonical JSON, zlib at its fastest."""
-    return zlib.compress(codec.encode(snapshot), level=1)
+def pack(encoded: bytes) -> bytes:
+    """Return a snapshot's canonical JSON as it is stored with its round: zlib at its fastest."""
+    return zlib.compress(encoded, level=1)
 
 
 def unpack(stored: bytes) -> Snapshot:

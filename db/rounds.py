@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 
 from db import requests
+from db.copy import NULL, escaped, write_rows
 from db.documents import (
     allocation_from,
     allocation_plain,
@@ -67,6 +69,34 @@ INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot)
 VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot)
 """)
 
+_DECISION_COLUMNS = (
+    "cluster_id", "round", "job", "ordinal", "kind", "allocation", "reason", "restart_price",
+    "skipped", "admitted", "opportunistic",
+)  # fmt: skip
+
+_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
+
+_JOBS = sa.text("""
+SELECT name, id, version, state, generation FROM jobs
+WHERE cluster_id = :cluster AND name = ANY(:names)
+""")
+
+_NODES = sa.text("SELECT name, id, version FROM nodes WHERE cluster_id = :cluster")
+
+_OWNERS = sa.text("""
+SELECT l.node_id, l.gpu, l.job_id FROM allocations l JOIN nodes n ON n.id = l.node_id
+WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'
+""")
+
+_TYPES = sa.text("SELECT name, id FROM gpu_types WHERE cluster_id = :cluster")
+
+_PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster")
+
+_INSERT_ROUND = sa.text("""
+INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot)
+VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot)
+""")
+
 _INSERT_DECISIONS = sa.text("""
 INSERT INTO decisions
     (cluster_id, round, job, ordinal, kind, allocation, reason, restart_price, skipped, admitted,
@@ -96,10 +126,12 @@ SELECT r.snapshot FROM rounds r JOIN clusters c ON c.id = r.cluster_id
 WHERE c.name = :name AND r.number = :number
 """)
 
+_STATE = {state.value: state for state in JobState}
+
 
 def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
     """Commit a round; see ``service.ports.Store.commit``."""
-    packed = pack(commit.snapshot)  # before the transaction: it is the slowest part
+    packed = pack(commit.encoded)  # before the transaction: no one waits for it
 
     def work(connection: sa.Connection) -> RoundRecord:
         if commit.request is not None and (done := replayed(connection, commit.request)):
@@ -169,9 +201,9 @@ def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
         _INSERT_ROUND,
         values | {"epoch": turn.epoch, "summary": summary_json(summary), "snapshot": packed},
     )
-    if records:
-        rows = dumps([_decision_row(i, record) for i, record in enumerate(records)])
-        connection.execute(_INSERT_DECISIONS, values | {"rows": rows})
+    key = str(turn.cluster), str(turn.number)
+    rows = ((*key, *_decision_row(i, record)) for i, record in enumerate(records))
+    write_rows(connection, "decisions", _DECISION_COLUMNS, rows)
     if commit.request is not None:
         response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
         requests.answer(connection, commit.request, response)
@@ -182,11 +214,10 @@ def _world(turn: Turn, names: Sequence[str]) -> World:
     run, cluster = turn.connection.execute, {"cluster": turn.cluster}
     return World(
         jobs={
-            row.name: JobNow(key=row.id, version=row.version, state=JobState(row.state),
-                             generation=row.generation)
-            for row in run(_JOBS, cluster | {"names": list(names)})
+            name: JobNow(key=key, version=version, state=_STATE[state], generation=generation)
+            for name, key, version, state, generation in run(_JOBS, cluster | {"names": list(names)})
         },
-        nodes={row.name: NodeNow(key=row.id, version=row.version) for row in run(_NODES, cluster)},
+        nodes={name: NodeNow(key=key, version=at) for name, key, at in run(_NODES, cluster)},
         owner={(node, gpu): job for node, gpu, job in run(_OWNERS, cluster)},
         types={name: key for name, key in run(_TYPES, cluster)},
         plans={name: key for name, key in run(_PLANS, cluster)},
@@ -271,13 +302,17 @@ def _summary(
     )  # fmt: skip
 
 
-def _decision_row(ordinal: int, record: DecisionRecord) -> dict[str, object]:
-    return {
-        "job": record.job, "ordinal": ordinal, "kind": record.kind,
-        "allocation": allocation_plain(record.allocation), "reason": reason_plain(record.reason),
-        "restart_price": str(record.restart_price), "skipped": record.skipped,
-        "admitted": record.admitted, "opportunistic": record.opportunistic,
-    }  # fmt: skip
+def _decision_row(ordinal: int, record: DecisionRecord) -> tuple[str, ...]:
+    """Return the fields of ``_DECISION_COLUMNS`` but the round's key."""
+    return (
+        escaped(record.job), str(ordinal), record.kind, _json(allocation_plain(record.allocation)),
+        _json(reason_plain(record.reason)), str(record.restart_price), escaped(record.skipped),
+        str(record.admitted), str(record.opportunistic),
+    )  # fmt: skip
+
+
+def _json(plain: dict[str, Any] | None) -> str:
+    return NULL if plain is None else escaped(dumps(plain))
 
 
 def replayed(connection: sa.Connection, request: Request) -> RoundRecord | None:

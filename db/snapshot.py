@@ -81,8 +81,8 @@ SELECT j.id, j.version, {_case("j.state", {s.value: i for i, s in enumerate(STAT
     j.iterations::float8, greatest(j.iterations - j.iterations_done, 0)::float8, j.requested_gpus,
     coalesce(t.id, 0), j.pinned_type, j.queue,
     j.weight, j.guaranteed, j.movable, j.deadline_s, j.admitted, j.opportunistic,
-    extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.queued_at)::float8,
-    coalesce(extract(epoch FROM j.since_at), 0)::float8,
+    date_part('epoch', j.created_at), date_part('epoch', j.queued_at),
+    coalesce(date_part('epoch', j.since_at), 0),
     {SERVICE_GPU_S},
     j.restart_s, j.generation, coalesce(j.cell_type_id, 0), coalesce(j.cell_gpus, 0),
     coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0)

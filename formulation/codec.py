@@ -105,7 +105,12 @@ def encode(value: Snapshot | Problem | Solution) -> bytes:
 
 def digest(value: Snapshot | Problem | Solution) -> str:
     """Return the SHA-256 of the canonical JSON, hex: the name of the value's content."""
-    return hashlib.sha256(encode(value)).hexdigest()
+    return digest_of(encode(value))
+
+
+def digest_of(encoded: bytes) -> str:
+    """Return the digest of the value whose canonical JSON is ``encoded``."""
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def decode(text: bytes) -> Snapshot | Problem | Solution:

@@ -230,6 +230,7 @@ class RoundCommit:
     """What the round loop asks the store to commit, all or nothing."""
 
     snapshot: Snapshot
+    encoded: bytes  # the snapshot's canonical JSON, by codec.encode
     decisions: tuple[Decision, ...]  # empty where the round was refused
     summary: RoundSummary
     legs: Legs = NO_LEGS  # the schedules of admitted jobs

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import TypeAlias
 
-from formulation.codec import digest
+from formulation.codec import digest, digest_of, encode
 from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.errors import DeadlineTooShort
 from formulation.resources import (
@@ -148,13 +148,15 @@ class RoundLoop:
         measured.remember(phases.seconds)
         if cancelled():
             raise DeadlineTooShort("the call was cancelled before the round was committed")
-        summary = summarise(snapshot, outcome, options, phases.seconds)
+        encoded = encode(snapshot)
+        summary = summarise(snapshot, outcome, options, phases.seconds, digest_of(encoded))
         if dry_run:
             return _uncommitted(snapshot, outcome, replace(summary, outcome="dry_run"))
         self._require(remaining_s(), measured, "commit")
         record = self._store.commit(
             RoundCommit(
                 snapshot=snapshot,
+                encoded=encoded,
                 decisions=outcome.decisions,
                 summary=summary,
                 request=request,
@@ -260,13 +262,14 @@ def decide_again(
         cancelled=cancelled,
     )  # fmt: skip
     outcome = plan(snapshot, options, budget, phases, remaining_s)
-    summary = summarise(snapshot, outcome, options, phases.seconds)
+    summary = summarise(snapshot, outcome, options, phases.seconds, digest(snapshot))
     return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 
 
 def summarise(
-    snapshot: Snapshot, outcome: Outcome, options: RoundOptions, seconds: dict[str, float]
-) -> RoundSummary:
+    snapshot: Snapshot, outcome: Outcome, options: RoundOptions, seconds: dict[str, float],
+    snapshot_digest: str,
+) -> RoundSummary:  # fmt: skip
     """Return the round's summary as it stands before the commit."""
     problem, solution, scale = outcome.problem, outcome.solution, outcome.problem.scale
     kinds = [d.kind for d in outcome.decisions]
@@ -280,7 +283,7 @@ def summarise(
         placed_score=outcome.placed_score, greedy_objective=outcome.greedy_objective / scale,
         verified=not outcome.violations,
         violations=tuple(f"{v.rule}: {v.detail}" for v in outcome.violations),
-        snapshot_digest=digest(snapshot), solver=solution.solver, work=solution.work,
+        snapshot_digest=snapshot_digest, solver=solution.solver, work=solution.work,
         goals=outcome.goals,
         prices={
             row.name: float(price) / scale

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from db.store import PostgresStore
-from formulation.resources import RoundCommit
 from formulation.snapshot import NO_PRICES, Snapshot
-from tests.support.stored import C, a_cluster, a_spec, a_summary, submit, wait
+from tests.support.stored import C, a_cluster, a_round, a_spec, a_summary, submit, wait
 
 
 def decided(store: PostgresStore, prices: dict[str, float], outcome: str = "") -> Snapshot:
     """Commit a round with these prices and return the next one's snapshot."""
     found = store.snapshot(C)
     summary = a_summary(found, prices=prices, outcome=outcome)
-    store.commit(
-        RoundCommit(
-            snapshot=found, decisions=(wait(found, "a"),), summary=summary, request=None, legs=found.legs
-        )
-    )  # fmt: skip
+    store.commit(a_round(found, wait(found, "a"), summary=summary, legs=found.legs))
     return store.snapshot(C)
 
 

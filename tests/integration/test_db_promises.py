@@ -12,13 +12,12 @@ from db.store import PostgresStore
 from formulation.decisions import DecisionKind
 from formulation.goals import GoalResult
 from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import RoundCommit
-from formulation.snapshot import NO_LEGS
 from service.rounds import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,
     a_leg,
+    a_round,
     a_spec,
     a_summary,
     agent_reports,
@@ -151,7 +150,7 @@ def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:
 def test_a_refused_round_leaves_promises_alone(promised: PostgresStore) -> None:
     snapshot = promised.snapshot(C)
     summary = a_summary(snapshot, outcome="refused", verified=False)
-    promised.commit(RoundCommit(snapshot=snapshot, decisions=(), summary=summary, legs=NO_LEGS))
+    promised.commit(a_round(snapshot, summary=summary))
     assert job(promised, "b").admitted
 
 
@@ -218,7 +217,7 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
         ),
     )
     summary = a_summary(snapshot, goals=goals, options=flat)
-    store.commit(RoundCommit(snapshot=snapshot, decisions=(), summary=summary))
+    store.commit(a_round(snapshot, summary=summary))
     (found,) = store.list_rounds(C, 0, 1)
     assert repr(found.goals) == repr(goals)  # NaN equals nothing
     assert RoundOptions(**found.options) == options  # type: ignore[arg-type]  # as the loop does

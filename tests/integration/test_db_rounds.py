@@ -21,13 +21,14 @@ from formulation.errors import (
     RoundSuperseded,
 )
 from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import NodeSpec, Request, RoundCommit
+from formulation.resources import NodeSpec, Request
 from formulation.snapshot import Hold
 from tests.support.stored import (
     C,
     Members,
     a_cluster,
     a_random_round,
+    a_round,
     a_spec,
     a_summary,
     agent_reports,
@@ -96,7 +97,7 @@ def test_a_waiting_job_tells_the_last_rounds_reason(store: PostgresStore) -> Non
     commit(store, snapshot, wait(snapshot, "b"), start(snapshot, "a", [(A0, [0])]))
     refused = store.snapshot(C)
     summary = a_summary(refused, outcome="refused", violations=("GPU once: x",), verified=False)
-    record = store.commit(RoundCommit(snapshot=refused, decisions=(), summary=summary))
+    record = store.commit(a_round(refused, summary=summary))
     assert (record.summary.number, record.summary.outcome) == (2, "refused")
     found = job(store, "b")
     assert found.reason is not None
@@ -109,9 +110,9 @@ def test_a_round_that_is_not_in_time_leaves_nothing(store: PostgresStore) -> Non
     a_cluster(store)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
-    late = RoundCommit(
-        snapshot=snapshot, decisions=(start(snapshot, "a", [(A0, [0])]),),
-        summary=a_summary(snapshot), request=Request(id="r", method="Schedule", digest="d"),
+    late = a_round(
+        snapshot, start(snapshot, "a", [(A0, [0])]),
+        request=Request(id="r", method="Schedule", digest="d"),
     )  # fmt: skip
     with pytest.raises(DeadlineTooShort, match="nothing was changed"):
         store.commit(late, in_time=lambda: False)

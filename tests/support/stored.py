@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from db.engine import Database
 from db.store import PostgresStore
 from db.writer import PostgresWriter
-from formulation.codec import digest
+from formulation.codec import digest, encode
 from formulation.decisions import Decision, DecisionKind
 from formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
 from formulation.placement import Gang, current_gangs
@@ -157,12 +157,16 @@ def commit(
     legs: Legs = NO_LEGS,
 ) -> RoundRecord:  # fmt: skip
     """Commit the decisions that were taken on ``snapshot``."""
-    return store.commit(
-        RoundCommit(
-            snapshot=snapshot, decisions=decisions, summary=a_summary(snapshot), request=request,
-            legs=legs,
-        )
-    )  # fmt: skip
+    return store.commit(a_round(snapshot, *decisions, request=request, legs=legs))
+
+
+def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> RoundCommit:
+    """Return what is committed of a round that decided so on ``snapshot``."""
+    fields: dict[str, Any] = {
+        "snapshot": snapshot, "encoded": encode(snapshot), "decisions": decisions,
+        "summary": a_summary(snapshot),
+    }  # fmt: skip
+    return RoundCommit(**fields | overrides)
 
 
 def a_random_round(

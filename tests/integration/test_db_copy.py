@@ -1,0 +1,101 @@
+"""COPY: rows go in as they are, and are made while the database takes in those before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from db.copy import AT_ONCE, NULL, escaped, write_rows
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.codec import digest
+from service.clock import SystemClock
+from service.loop import RoundLoop
+from service.roundoptions import RoundOptions
+from tests.support.stored import C, a_cluster, a_spec, commit, execute, submit, wait
+
+AWKWARD = (
+    "",
+    "a\tb",
+    "a\nb\r\n",
+    "\\",
+    "\\N",
+    "\\.",
+    "\\t",
+    '"quoted"',
+    "naïve 漢字",
+    "x" * 70_000,
+)
+
+
+@pytest.fixture
+def notes(database: Database) -> Database:
+    """Return a database with a table of numbered texts."""
+    execute(database, "CREATE TABLE notes (n bigint PRIMARY KEY, text text)")
+    return database
+
+
+def read(notes: Database) -> list[str | None]:
+    with notes.read() as connection:
+        return list(connection.execute(sa.text("SELECT text FROM notes ORDER BY n")).scalars())
+
+
+def write(notes: Database, rows: Iterator[tuple[str, str]]) -> None:
+    notes.write(lambda connection: write_rows(connection, "notes", ("n", "text"), rows))
+
+
+def test_any_text_comes_back_as_it_went_in(notes: Database) -> None:
+    write(notes, ((str(i), escaped(text)) for i, text in enumerate(AWKWARD)))
+    assert read(notes) == list(AWKWARD)
+
+
+def test_null_is_no_text_and_nul_is_left_out(notes: Database) -> None:
+    write(notes, iter([("0", NULL), ("1", escaped("a\0b"))]))
+    assert read(notes) == [None, "ab"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, AT_ONCE, 2 * AT_ONCE + 1])
+def test_any_number_of_rows_goes_in(notes: Database, rows: int) -> None:
+    write(notes, ((str(i), str(i)) for i in range(rows)))
+    assert read(notes) == [str(i) for i in range(rows)]
+
+
+def test_a_row_that_cannot_be_made_is_no_busy_database_and_none_goes_in(notes: Database) -> None:
+    def rows() -> Iterator[tuple[str, str]]:
+        yield from ((str(i), "") for i in range(AT_ONCE + 1))
+        raise KeyError("what")
+
+    with pytest.raises(AssertionError, match="row of notes cannot be made") as error:
+        write(notes, rows())
+    assert "KeyError 'what'" in str(error.value.__cause__)
+    assert read(notes) == []
+
+
+def test_a_decision_comes_back_with_any_text(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    decision = wait(snapshot, "a")
+    assert decision.reason is not None
+    reason = replace(
+        decision.reason, message=" ".join(AWKWARD), evidence=tuple((t, t) for t in AWKWARD)
+    )
+    commit(store, snapshot, replace(decision, reason=reason))
+    (found,) = store.get_round(C, 1).decisions
+    assert found.reason == reason
+
+
+def test_a_round_is_named_by_the_digest_of_the_snapshot_that_is_stored(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    loop = RoundLoop(store, SystemClock())
+    record = loop.schedule(
+        C, RoundOptions(solver="greedy"), remaining_s=lambda: float("inf"), dry_run=False,
+        request=None, cancelled=lambda: False,
+    )  # fmt: skip
+    assert record.summary.snapshot_digest == digest(store.round_snapshot(C, 1))
