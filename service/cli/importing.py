@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -11,18 +12,23 @@ import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.progress import Progress
 
+from estimator.hardware import CATALOGUE
 from estimator.roofline import sample_profiles
 from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord
+from formulation.resources import EstimateRecord, TenantSpec
 from formulation.snapshot import Source, Workload
-from service.cli import limits
+from service.cli import limits, traces, traceview
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
 from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, Server, ValidateOnly
 from service.cli.render import err, note
-from service.importing.profiles import read_profiles
-from service.importing.trace import Arrival, read_trace
+from service.cli.tenants import apply_tenants
+from service.importing.files import profiles_of, trace_of
+from service.importing.screening import order_lines, screen_form
+from service.importing.trace import Arrival, Asked, TraceOptions, parse_trace
+from service.importing.writing import trace_csv
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
+from tessera.v1.tenants_pb2 import Tenant
 
 CELLS_A_CALL: Final = 5_000
 JOBS_A_CALL: Final = 1_000
@@ -35,6 +41,7 @@ _SOURCES: Final = {
 }
 
 _T = TypeVar("_T")
+_Rows = TypeVar("_Rows", bound=Sequence[object])
 _File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See service/importing/README.md.")]
 
 
@@ -60,7 +67,7 @@ def profiles(
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
     """Import measured or estimated iteration times; what is there already is replaced."""
-    found = _read(read_profiles, file)
+    found = _read(profiles_of, file)
     to = parent(cluster)
     with connect(server) as client:
         known = _gpu_types(client, to)
@@ -81,8 +88,10 @@ def samples(
     _done(count, "estimate", validate_only=validate_only)
 
 
+@traces.with_shaping
 def trace(
     file: _File,
+    wanted: traces.Wanted,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -91,7 +100,9 @@ def trace(
     ] = None,
     divide_iterations: Annotated[
         int,
-        typer.Option(min=1, help="Divide iterations by this; 1 for traces that are not Arena's."),
+        typer.Option(
+            min=1, help="Divide `num_iterations` by this; 1 for traces that are not Arena's."
+        ),
     ] = 5,
     tenant: Annotated[str, typer.Option(help="Who all of it is accounted to.")] = "",
     validate_only: ValidateOnly = False,
@@ -101,22 +112,78 @@ def trace(
     """Submit the jobs of a trace now, in order of arrival; their deadlines count from now.
 
     Jobs that the cluster has already are left as they are, so that it can be repeated after a failure.
+    With options on shaping, what the trace has become is printed: its load, its model sizes, and which
+    jobs were dropped and why; with --to it is written to a file and no server is asked.
     """
-    arrivals = _read(
-        lambda path: read_trace(path, iteration_divisor=divide_iterations, limit=limit), file
-    )
-    to, at = parent(cluster), now()
-    every = [_submission(arrival, tenant, at) for arrival in arrivals]
+    if tenant and wanted.recipe.guaranteed_share is not None:
+        raise InvalidInput("--tenant", "cannot be with --guaranteed, which draws tenants")
+    reading = TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True)
+    jobs = _read(lambda path: trace_of(path, reading), file)
+    if wanted.to is not None:
+        _write(wanted.to, wanted, jobs, tenant)
+        return
+    to = parent(cluster)
     with connect(server) as client:
+        tenants: Sequence[TenantSpec] = []
+        if wanted.is_plain:
+            arrivals = _as_it_is(file, jobs, reading)
+        else:
+            found = traces.shaped(wanted, jobs, traces.target_of(wanted, client, to))
+            traceview.show(found, wanted.recipe)
+            arrivals, tenants = found.arrivals, found.tenants
+        if tenants:
+            described = [Tenant(name=one.name, quotas=one.quotas) for one in tenants]
+            apply_tenants(client, to, described, validate_only=validate_only)
+        _submit(client, to, arrivals, tenant, validate_only=validate_only)
 
-        def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
-            request = jobs_pb2.SubmitJobsRequest(
-                parent=to, requests=batch, validate_only=validate_only, request_id=new_request_id()
-            )
-            client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
 
-        new = _not_there_yet(client, to, every)
-        _in_batches("jobs", new, JOBS_A_CALL, send)
+def _as_it_is(
+    file: Path, jobs: Sequence[Arrival] | Sequence[Asked], reading: TraceOptions
+) -> list[Arrival]:
+    """Return the jobs in order of arrival. Raises InvalidInput: with the lines of what is wrong."""
+    arrivals = [one for one in jobs if isinstance(one, Arrival)]
+    found = screen_form(arrivals, "drop")
+    if found.dropped or len(arrivals) < len(jobs):
+        parse_trace(file.read_bytes(), file.name, replace(reading, screened=False))
+    for line in order_lines(found.reordered):
+        note(f"{line}; put in order")
+    return found.arrivals
+
+
+def _write(
+    to: Path, wanted: traces.Wanted, jobs: Sequence[Arrival] | Sequence[Asked], tenant: str
+) -> None:
+    """Write the shaped trace and say what it is."""
+    found = traces.shaped(wanted, jobs, traces.target_of(wanted, None, ""))
+    traceview.show(found, wanted.recipe)
+    arrivals = found.arrivals
+    if tenant:
+        arrivals = [a._replace(spec=replace(a.spec, tenant=tenant)) for a in arrivals]
+    try:
+        to.write_text(trace_csv(arrivals), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(str(to), f"cannot be written: {error.strerror}") from error
+    note(f"{_count(len(arrivals), 'job')} written to {to}")
+    for one in found.tenants:
+        if one.quotas:
+            quota = f"{{{one.name}: {{quotas: {{any: {one.quotas['']}}}}}}}"
+            note(f"where it is submitted, its quota: tessera tenants apply, tenants: {quota}")
+
+
+def _submit(
+    client: Client, to: str, arrivals: Sequence[Arrival], tenant: str, *, validate_only: bool
+) -> None:
+    at = now()
+    every = [_submission(arrival, tenant, at) for arrival in arrivals]
+
+    def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
+        request = jobs_pb2.SubmitJobsRequest(
+            parent=to, requests=batch, validate_only=validate_only, request_id=new_request_id()
+        )
+        client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
+
+    new = _not_there_yet(client, to, every)
+    _in_batches("jobs", new, JOBS_A_CALL, send)
     if len(new) < len(every):
         note(f"{_count(len(every) - len(new), 'job')} already there, left alone")
     _done(len(new), "job", validate_only=validate_only)
@@ -140,10 +207,9 @@ def send_estimates(
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
     """Send the sample estimates of the cluster's GPU types; return how many there are."""
     known = _gpu_types(client, to)
-    every = list(sample_profiles())
-    found = [record for record in every if record.gpu_type in known]
+    found = sample_profiles(kind for kind in CATALOGUE if kind.name in known)
     if not found:
-        have = ", ".join(sorted({record.gpu_type for record in every}))
+        have = ", ".join(sorted(kind.name for kind in CATALOGUE))
         raise InvalidInput(
             "samples", f"there are none for {', '.join(sorted(known))}, only for {have}"
         )
@@ -204,7 +270,7 @@ def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
     w = job.workload
     return (
         w.model, w.params, w.global_batch, job.iterations, job.requested_gpus,
-        job.requested_gpu_type, job.tenant, job.HasField("deadline"),
+        job.requested_gpu_type, job.tenant, job.guaranteed, job.HasField("deadline"),
     )  # fmt: skip
 
 
@@ -229,7 +295,7 @@ def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.Submit
     job = jobs_pb2.Job(
         workload=_workload(spec.workload), iterations=spec.iterations,
         requested_gpus=spec.requested_gpus, requested_gpu_type=spec.requested_type,
-        tenant=tenant or spec.tenant,
+        tenant=tenant or spec.tenant, guaranteed=spec.guaranteed, labels=spec.labels,
     )  # fmt: skip
     if math.isfinite(spec.deadline_s):
         job.deadline.FromNanoseconds(at.ToNanoseconds() + round(spec.deadline_s * 1e9))
@@ -242,7 +308,7 @@ def _workload(value: Workload) -> estimates_pb2.Workload:
     )
 
 
-def _read(read: Callable[[Path], list[_T]], file: Path) -> list[_T]:
+def _read(read: Callable[[Path], _Rows], file: Path) -> _Rows:
     try:
         found = read(file)
     except OSError as error:

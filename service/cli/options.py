@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from google.protobuf.duration_pb2 import Duration
@@ -156,3 +157,23 @@ def label(where: str, text: str) -> tuple[str, str]:
 def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
     """Return ``key=value`` texts as a mapping; of one key the last counts."""
     return dict(label(where, text) for text in texts or ())
+
+
+def with_options(
+    command: Callable[..., None], parameter: str, asked: Callable[..., object], epilog: str = ""
+) -> Callable[..., None]:
+    """Return ``command`` with all options of ``asked`` in place of ``parameter``, which gets its result."""
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    shared = inspect.signature(asked, eval_str=True).parameters
+    del own[parameter]
+
+    def run(**given: Any) -> None:
+        command(**{parameter: asked(**{name: given.pop(name) for name in shared})}, **given)
+
+    run.__name__, run.__module__ = command.__name__, command.__module__
+    run.__doc__ = "\n\n".join(t for t in (inspect.cleandoc(command.__doc__ or ""), epilog) if t)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=keyword) for p in (*own.values(), *shared.values())]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run

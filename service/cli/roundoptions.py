@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
@@ -158,20 +157,7 @@ def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions
 
 def with_round_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with all options of ``asked`` in place of its parameter ``named``."""
-    own = dict(inspect.signature(command, eval_str=True).parameters)
-    shared = inspect.signature(asked, eval_str=True).parameters
-    del own["named"]
-
-    def run(**given: Any) -> None:
-        command(named=asked(**{name: given.pop(name) for name in shared}), **given)
-
-    run.__name__, run.__module__ = command.__name__, command.__module__
-    run.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{GRAMMAR}"
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [p.replace(kind=keyword) for p in (*own.values(), *shared.values())]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    return options.with_options(command, "named", asked, GRAMMAR)
 
 
 def _check(option: str, read: Callable[[], object]) -> None:

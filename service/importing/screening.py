@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
@@ -23,7 +24,7 @@ ABSENT_TYPE = "ask for a GPU type that the cluster lacks"
 TOO_LARGE = "ask for more GPUs than the cluster has of the type"
 NOT_PROFILED = "ask for a type and number of GPUs that nobody has tried for their model"
 INFEASIBLE = "ask for a type and number of GPUs on which their model does not run"
-NEVER_RUNS = "run a model that runs nowhere on the cluster"
+NEVER_RUNS = "run a model, size and batch that run nowhere on the cluster"
 EARLY = "arrive before 0"
 
 
@@ -38,29 +39,16 @@ class Dropped(NamedTuple):
 _T = TypeVar("_T", Arrival, Asked)
 
 
-@dataclass(frozen=True, slots=True)
-class Screened:
-    """The jobs that are left by arrival, the bad ones, and those that came after a later one."""
+@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a parametrised generic that is both
+class Screened(Generic[_T]):
+    """The jobs that are left by arrival, the bad ones, and those that stood below a later one."""
 
-    arrivals: list[Arrival]
+    arrivals: list[_T]
     dropped: list[Dropped]
     reordered: list[str]
 
     def message(self) -> str:
         """Return a line for each reason: how many jobs, and the first of them; "": nothing to say."""
-        return "\n".join([*bad_lines(self.dropped), *order_lines(self.reordered)])
-
-
-@dataclass(frozen=True, slots=True)
-class ScreenedDurations:
-    """As ``Screened``, of jobs without models."""
-
-    jobs: list[Asked]
-    dropped: list[Dropped]
-    reordered: list[str]
-
-    def message(self) -> str:
-        """Return as ``Screened.message``."""
         return "\n".join([*bad_lines(self.dropped), *order_lines(self.reordered)])
 
 
@@ -70,7 +58,7 @@ def screen(
     gpu_types: Sequence[GpuType],
     nodes: Sequence[NodeSpec],
     on_bad: OnBad = "refuse",
-) -> Screened:
+) -> Screened[Arrival]:
     """Return the jobs that can be simulated on a cluster, by arrival.
 
     Bad are jobs that repeat a name, have no iterations, arrive before 0, run a model without estimates, or
@@ -83,28 +71,33 @@ def screen(
     room = Room.of(nodes)
     speeds = Speeds(profiles, room)
     known = {kind.name for kind in gpu_types}
-    kept, dropped = _sift(arrivals, lambda one: _bad(one, speeds, room, known))
-    ordered, reordered = _in_order(kept)
-    found = Screened(ordered, dropped, reordered)
-    if on_bad == "refuse":
-        _refuse(found.message(), len(arrivals))
-    return found
+    return _screened(arrivals, lambda one: _bad(one, speeds, room, known), on_bad)
 
 
-def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> ScreenedDurations:
-    """Return the jobs that can be redrawn, by arrival: unique, of some duration. Raises as ``screen``."""
+def screen_profiled(
+    arrivals: Sequence[Arrival], profiles: Iterable[EstimateRecord], on_bad: OnBad = "refuse"
+) -> Screened[Arrival]:
+    """Return the jobs of which it is known how long they take, on whatever cluster. As ``screen``."""
+    speeds = Speeds(profiles)
+    return _screened(arrivals, lambda one: _misshapen(one) or _unpriced(one.spec, speeds), on_bad)
+
+
+def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screened[Arrival]:
+    """Return the jobs that are jobs whatever they run on: unique, of some iterations. As ``screen``."""
+    return _screened(arrivals, _misshapen, on_bad)
+
+
+def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> Screened[Asked]:
+    """Return the jobs that can be redrawn, by arrival: unique, of some duration. As ``screen``."""
 
     def bad(one: Asked) -> Dropped | None:
+        if not one.arrival_s >= 0:
+            return Dropped(one.spec.name, EARLY, f"{one.arrival_s:g} s")
         return (
             None if one.duration_s > 0 else Dropped(one.spec.name, EMPTY, f"{one.duration_s:g} s")
         )
 
-    kept, dropped = _sift(jobs, bad)
-    ordered, reordered = _in_order(kept)
-    found = ScreenedDurations(ordered, dropped, reordered)
-    if on_bad == "refuse":
-        _refuse(found.message(), len(jobs))
-    return found
+    return _screened(jobs, bad, on_bad)
 
 
 def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
@@ -124,29 +117,42 @@ def order_lines(reordered: Sequence[str]) -> list[str]:
     return [_line(f"{_jobs(len(found))} stood below jobs that arrive later", found)]
 
 
+def _misshapen(one: Arrival) -> Dropped | None:
+    if not one.arrival_s >= 0:
+        return Dropped(one.spec.name, EARLY, f"{one.arrival_s:g} s")
+    if one.spec.iterations < 1:
+        return Dropped(one.spec.name, EMPTY, f"{one.spec.iterations} iterations")
+    return None
+
+
 def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped | None:
     """Return what is wrong with a job, the most basic of it; None: nothing."""
     spec = one.spec
-    work = spec.workload
-    cell = f"{spec.requested_gpus} {spec.requested_type or 'GPUs of any type'}"
-    if not one.arrival_s >= 0:
-        return Dropped(spec.name, EARLY, f"{one.arrival_s:g} s")
-    if spec.iterations < 1:
-        return Dropped(spec.name, EMPTY, f"{spec.iterations} iterations")
+    if (misshapen := _misshapen(one)) is not None:
+        return misshapen
     if spec.requested_type and spec.requested_type not in known:
         return Dropped(spec.name, ABSENT_TYPE, spec.requested_type)
+    if speeds.knows(spec.workload) and spec.requested_gpus > _most(spec, room):
+        return Dropped(spec.name, TOO_LARGE, _cell(spec))
+    return _unpriced(spec, speeds)
+
+
+def _unpriced(spec: JobSpec, speeds: Speeds) -> Dropped | None:
+    """Return why it is not known how fast a job runs as requested; None: it is."""
+    work = spec.workload
     if not speeds.knows(work):
         return Dropped(spec.name, UNKNOWN_MODEL, f"{work.model} {work.params} {work.global_batch}")
-    if spec.requested_gpus > _most(spec, room):
-        return Dropped(spec.name, TOO_LARGE, cell)
     if not speeds.cells(work):
         return Dropped(spec.name, NEVER_RUNS, f"{work.model} {work.params}")
-    if speeds.iter_time_s(spec) == float("inf"):
-        kinds = [spec.requested_type] if spec.requested_type else sorted(known)
-        tried = any(speeds.tried(work, kind, spec.requested_gpus) for kind in kinds)
-        detail = f"{work.model} {work.params} on {cell}"
-        return Dropped(spec.name, INFEASIBLE if tried else NOT_PROFILED, detail)
-    return None
+    if speeds.iter_time_s(spec) < math.inf:
+        return None
+    tried = speeds.tried(work, spec.requested_type, spec.requested_gpus)
+    detail = f"{work.model} {work.params} on {_cell(spec)}"
+    return Dropped(spec.name, INFEASIBLE if tried else NOT_PROFILED, detail)
+
+
+def _cell(spec: JobSpec) -> str:
+    return f"{spec.requested_gpus} {spec.requested_type or 'GPUs of any type'}"
 
 
 def _most(spec: JobSpec, room: Room) -> int:
@@ -154,6 +160,20 @@ def _most(spec: JobSpec, room: Room) -> int:
     if spec.requested_type:
         return room.gpus.get(spec.requested_type, 0)
     return max(room.gpus.values(), default=0)
+
+
+def _screened(
+    items: Sequence[_T], bad: Callable[[_T], Dropped | None], on_bad: OnBad
+) -> Screened[_T]:
+    kept, dropped = _sift(items, bad)
+    ordered, reordered = in_order(kept)
+    found = Screened(ordered, dropped, reordered)
+    if on_bad == "refuse" and (message := found.message()):
+        raise InvalidInput(
+            "arrivals", f"({len(items):,} jobs) are not fit to run; correct them, or have them dropped"
+            f" and put in order:\n{message}",
+        )  # fmt: skip
+    return found
 
 
 def _sift(
@@ -172,7 +192,7 @@ def _sift(
     return kept, dropped
 
 
-def _in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
+def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
     """Return the jobs by arrival, and the names of those that stood below one that arrives later."""
     late, latest_s = [], float("-inf")
     for one in items:
@@ -191,11 +211,3 @@ def _line(text: str, found: Sequence[Dropped]) -> str:
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
-
-
-def _refuse(message: str, jobs: int) -> None:
-    if message:
-        raise InvalidInput(
-            "arrivals", f"({jobs:,} jobs) are not fit to run; correct them, or have them dropped and put"
-            f" in order:\n{message}",
-        )  # fmt: skip

@@ -58,21 +58,26 @@ def sampled_to_load(
 ) -> list[Arrival]:
     """Return jobs drawn evenly, as many as bring the load (``speeds.load``) nearest to ``load``.
 
+    Jobs are drawn one by one until the load passes ``load`` for the last time.
+
     Raises:
         InvalidInput: all of them bring less than 0.99 of it.
     """
     _positive("load", load)
-    drawn = np.random.default_rng(seed).permutation(len(arrivals))
     work = gpu_seconds(arrivals, speeds)
     _all_run(arrivals, work)
-    wanted = load * gpus * max((a.arrival_s for a in arrivals), default=0.0)
-    total = np.concatenate([[0.0], np.cumsum(work[drawn])])
-    if total[-1] < 0.99 * wanted:
+    drawn = np.random.default_rng(seed).permutation(len(arrivals))
+    last_s = np.maximum.accumulate(np.array([arrivals[i].arrival_s for i in drawn]))
+    loads = np.cumsum(work[drawn]) / (gpus * np.maximum(last_s, 1e-9))
+    if not len(loads) or loads[-1] < 0.99 * load:
         raise InvalidInput(
-            "load", f"is {total[-1] / wanted * load:.3g} with every job; let them arrive faster or last"
-            " longer to have more",
+            "load", f"is {loads[-1] if len(loads) else 0.0:.3g} with every job; let them arrive faster"
+            " or last longer to have more",
         )  # fmt: skip
-    kept = int(np.argmin(np.abs(total - wanted)))
+    below = np.flatnonzero(loads <= load)
+    kept = int(below[-1]) + 1 if len(below) else 1
+    if kept < len(loads) and loads[kept] - load < load - loads[kept - 1]:
+        kept += 1
     return [arrivals[i] for i in np.sort(drawn[:kept])]
 
 

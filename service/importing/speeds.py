@@ -62,14 +62,19 @@ class Speeds:
 
     def __init__(self, profiles: Iterable[EstimateRecord], room: Room | None = None) -> None:
         self.room = room
+        self._profiles = tuple(profiles)
         self._cells: dict[Workload, dict[Cell, float]] = defaultdict(dict)
         self._tried: set[tuple[Workload, str, int]] = set()
-        for record in profiles:
+        for record in self._profiles:
             cells = self._cells[record.workload]
             key = (record.gpu_type, record.gpus)
-            self._tried.add((record.workload, *key))
+            self._tried |= {(record.workload, *key), (record.workload, "", record.gpus)}
             if math.isfinite(record.iter_time_s) and (room is None or room.holds(record)):
                 cells[key] = min(record.iter_time_s, cells.get(key, math.inf))
+
+    def anywhere(self) -> Speeds:
+        """Return the speeds on a cluster on which everything fits."""
+        return Speeds(self._profiles)
 
     def workloads(self) -> list[Workload]:
         """Return the workloads that run somewhere, in the order of the profiles."""
@@ -80,7 +85,10 @@ class Speeds:
         return workload in self._cells
 
     def tried(self, workload: Workload, gpu_type: str, gpus: int) -> bool:
-        """Return whether there is an estimate of a workload on a Cell, if only that it does not run."""
+        """Return whether there is an estimate of a workload on a Cell, if only that it does not run.
+
+        ``gpu_type`` "": of any type.
+        """
         return (workload, gpu_type, gpus) in self._tried
 
     def cells(self, workload: Workload) -> Mapping[Cell, float]:

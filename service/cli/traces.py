@@ -1,0 +1,291 @@
+"""Shaping a trace for ``tessera import trace``: its options, and what it is shaped for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
+from formulation.snapshot import GpuType, Source, Workload
+from service.cli import limits, options
+from service.cli.client import Client
+from service.cli.names import short
+from service.importing.files import profiles_of
+from service.importing.recipe import Recipe, follow
+from service.importing.redraw import parameters
+from service.importing.screening import (
+    Dropped,
+    Screened,
+    in_order,
+    screen,
+    screen_durations,
+    screen_form,
+    screen_profiled,
+)
+from service.importing.speeds import Room, Speeds
+from service.importing.trace import Arrival, Asked
+from tessera.v1 import clusters_pb2, estimates_pb2
+
+_NODES: Final = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})=([0-9]{1,6})x([0-9]{1,2})", re.ASCII)
+_NUMBER: Final = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_TIGHTNESS: Final = re.compile(rf"{_NUMBER}(?::{_NUMBER})?", re.ASCII)
+MAX_FACTOR: Final = 1e6
+_SHARE: Final = {"min": 0.0, "max": 1.0}
+_FACTOR: Final = {"min": 1e-6, "max": MAX_FACTOR}
+
+
+class Bad(StrEnum):
+    """What becomes of bad jobs."""
+
+    REFUSE = "refuse"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How a trace is to be shaped, for what cluster, and where it goes."""
+
+    recipe: Recipe
+    profiles: Path | None
+    nodes: tuple[NodeSpec, ...]
+    on_bad: Bad | None
+    to: Path | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether nothing was asked for: the trace is submitted as it is."""
+        named = (self.profiles, self.on_bad, self.to)
+        return self.recipe.is_empty and not self.nodes and named == (None, None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a trace is shaped for."""
+
+    profiles: Sequence[EstimateRecord]
+    gpu_types: Sequence[GpuType]
+    nodes: Sequence[NodeSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaped:
+    """A trace as it came out; ``speeds`` None: it is not known what it is to run on."""
+
+    arrivals: list[Arrival]
+    tenants: list[TenantSpec]
+    dropped: list[Dropped]
+    reordered: list[str]
+    speeds: Speeds | None
+
+
+def _option(text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(
+        *names, help=text, rich_help_panel="Shaping", show_default=False, **rest
+    )  # fmt: skip
+
+
+def asked(
+    *,
+    profiles: Annotated[Path | None, _option(
+        "How fast its jobs run, to know how long they take; by default the server's estimates.",
+        metavar="FILE.csv")] = None,
+    nodes: Annotated[list[str] | None, _option(
+        "The cluster that it is shaped for, e.g. a100=80x4: 80 nodes of 4; repeatable; by default the"
+        " server's.", metavar="TYPE=NODESxGPUS")] = None,
+    on_bad: Annotated[Bad | None, _option(
+        "Jobs that cannot run, repeat a name, last no time or are out of order: refuse the trace, or drop"
+        " them and put the rest in order. By default those are refused, and the order is put right.")] = None,
+    redraw: Annotated[bool, _option(
+        "Draw models, sizes, GPUs and types that run, at equal GPU-hours (Morphling).", "--redraw")] = False,
+    large_share: Annotated[float | None, _option(
+        "Share of jobs with large models; as few as needed are redrawn.", **_SHARE)] = None,
+    large_from: Annotated[str, _option(
+        "Size from which a model is large; by default 6B.")] = "6B",
+    busiest_hours: Annotated[float | None, _option(
+        "Only the hours in which most jobs arrive.", min=0.01, max=1e6)] = None,
+    sample: Annotated[float | None, _option(
+        "Only this share of the jobs, drawn evenly: the cluster's GPUs over the traced cluster's.",
+        min=1e-6, max=1.0)] = None,
+    faster: Annotated[float | None, _option("Jobs arrive so many times as fast.", **_FACTOR)] = None,
+    longer: Annotated[float | None, _option("Jobs have so many times the iterations.", **_FACTOR)] = None,
+    load: Annotated[float | None, _option(
+        "Only as many jobs as bring this load: GPU-hours requested over the cluster's, until the last"
+        " arrival.", **_FACTOR)] = None,
+    guaranteed: Annotated[float | None, _option(
+        "Share of jobs, drawn evenly, of a tenant with a quota, guaranteed; the rest is best effort.",
+        **_SHARE)] = None,
+    quota: Annotated[int | None, _option(
+        "Its GPUs, of any type; by default all of the cluster.", min=1, max=limits.MAX_QUOTA)] = None,
+    tightness: Annotated[str | None, _option(
+        "Deadlines: so many times a job's duration as requested; drawn evenly from a range such as"
+        " 0.5:1.5.")] = None,
+    loosen: Annotated[float | None, _option(
+        "So many times the time to deadlines (Arena's experiments: 5).", **_FACTOR)] = None,
+    no_deadlines: Annotated[bool, _option("Without deadlines.", "--no-deadlines")] = False,
+    seed: Annotated[int, _option("Of everything that is drawn; 0.", min=0, max=limits.MAX_SEED)] = 0,
+    to: Annotated[Path | None, _option(
+        "Write the trace as our CSV instead of submitting it; asks no server.", metavar="FILE.csv")] = None,
+) -> Wanted:  # fmt: skip
+    """Return what the options say. Raises InvalidInput."""
+    if no_deadlines and (tightness is not None or loosen is not None):
+        raise InvalidInput("--no-deadlines", "cannot be with --tightness or --loosen")
+    if quota is not None and guaranteed is None:
+        raise InvalidInput("--quota", "belongs to --guaranteed SHARE")
+    recipe = Recipe(
+        redraw=redraw, large_share=large_share, large_from=_size(large_from),
+        busiest_hours=busiest_hours, share=sample, arrival_factor=faster, life_factor=longer,
+        load=load, guaranteed_share=guaranteed, quota_gpus=quota, tightness=_tightness(tightness),
+        deadline_factor=loosen, without_deadlines=no_deadlines, seed=seed,
+    )  # fmt: skip
+    return Wanted(
+        recipe=recipe, profiles=profiles, nodes=tuple(_nodes(nodes or [])), on_bad=on_bad, to=to
+    )
+
+
+def with_shaping(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with all options of ``asked`` in place of its parameter ``wanted``."""
+    return options.with_options(command, "wanted", asked)
+
+
+def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | None:
+    """Return what the trace is shaped for: what was named, the rest from the server, if there is one.
+
+    None: it is not known.
+
+    Raises:
+        InvalidInput: the file of profiles is wrong or cannot be read.
+    """
+    profiles: Sequence[EstimateRecord] = []
+    if wanted.profiles is not None:
+        try:
+            profiles = profiles_of(wanted.profiles)
+        except OSError as error:
+            raise InvalidInput(str(wanted.profiles), f"cannot be read: {error.strerror}") from error
+    elif client is not None:
+        profiles = _stored_estimates(client, cluster)
+    nodes: Sequence[NodeSpec] = wanted.nodes
+    if not nodes and client is not None:
+        nodes = _stored_nodes(client, cluster)
+    if not profiles or not nodes:
+        return None
+    kinds = sorted({node.gpu_type for node in nodes})
+    types = [GpuType(name=kind, memory_bytes=0) for kind in kinds]
+    return Target(profiles=profiles, gpu_types=types, nodes=nodes)
+
+
+def shaped(
+    wanted: Wanted, jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None
+) -> Shaped:
+    """Return the trace as asked for.
+
+    Raises:
+        InvalidInput: jobs are bad and not to be dropped; a step cannot be done.
+    """
+    recipe = wanted.recipe
+    durations = any(isinstance(one, Asked) for one in jobs)
+    if target is None and (recipe.needs_speeds or durations):
+        raise InvalidInput(
+            "--profiles, --nodes", "are needed to know how long jobs take (or a server that knows)"
+        )
+    if durations and not recipe.redraw:
+        raise InvalidInput("--redraw", "is needed: the trace has durations and no models")
+    reordered: list[str] = []
+    if wanted.on_bad is None:
+        jobs, reordered = _put_in_order(jobs)
+    good = _screened(jobs, target, wanted.on_bad or Bad.REFUSE, redraw=recipe.redraw)
+    speeds = None if target is None else Speeds(target.profiles, Room.of(target.nodes))
+    arrivals, tenants = follow(recipe, good.arrivals, speeds)
+    if not arrivals:
+        raise InvalidInput("trace", "has no jobs left")
+    return Shaped(
+        arrivals=arrivals, tenants=tenants, dropped=good.dropped,
+        reordered=reordered or good.reordered, speeds=speeds,
+    )  # fmt: skip
+
+
+def _screened(
+    jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None, on_bad: Bad, *, redraw: bool
+) -> Screened[Arrival] | Screened[Asked]:
+    asked_for = [one for one in jobs if isinstance(one, Asked)]
+    if asked_for:
+        return screen_durations(asked_for, on_bad.value)
+    arrivals = [one for one in jobs if isinstance(one, Arrival)]
+    if target is None:
+        return screen_form(arrivals, on_bad.value)
+    if redraw:
+        return screen_profiled(arrivals, target.profiles, on_bad.value)
+    return screen(arrivals, target.profiles, target.gpu_types, target.nodes, on_bad.value)
+
+
+def _put_in_order(
+    jobs: Sequence[Arrival] | Sequence[Asked],
+) -> tuple[list[Arrival] | list[Asked], list[str]]:
+    asked_for = [one for one in jobs if isinstance(one, Asked)]
+    if asked_for:
+        return in_order(asked_for)
+    return in_order([one for one in jobs if isinstance(one, Arrival)])
+
+
+def _size(text: str) -> float:
+    try:
+        return parameters(text)
+    except InvalidInput as wrong:
+        raise InvalidInput("--large-from", wrong.problem) from wrong
+
+
+def _tightness(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    match = _TIGHTNESS.fullmatch(text)
+    if match is None or not 0 < float(match[1]) <= float(match[2] or match[1]):
+        raise InvalidInput(
+            "--tightness", f"{text!r}: write a number such as 1.5, or a range, 0.5:1.5"
+        )
+    return float(match[1]), float(match[2] or match[1])
+
+
+def _nodes(texts: Sequence[str]) -> Iterator[NodeSpec]:
+    kinds: set[str] = set()
+    for text in texts:
+        match = _NODES.fullmatch(text)
+        if match is None or match[1] in kinds or not (int(match[2]) and int(match[3])):
+            raise InvalidInput("--nodes", f"{text!r}: write each type once, as in a100=80x4")
+        kinds.add(match[1])
+        for i in range(int(match[2])):
+            yield NodeSpec(name=f"{match[1]}-{i}", gpu_type=match[1], gpus=int(match[3]))
+
+
+def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
+    request = clusters_pb2.ListNodesRequest(parent=cluster)
+    pages = client.pages(client.clusters.ListNodes, request)
+    return [
+        NodeSpec(name=short(node.name), gpu_type=node.gpu_type, gpus=node.gpus)
+        for page in pages
+        for node in page.nodes
+    ]
+
+
+def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
+    request = estimates_pb2.ListCellsRequest(parent=cluster)
+    pages = client.pages(client.estimates.ListCells, request, 10_000)
+    return [
+        EstimateRecord(
+            workload=Workload(
+                model=e.workload.model, params=e.workload.params,
+                global_batch=e.workload.global_batch,
+            ),
+            gpu_type=e.cell.gpu_type, gpus=e.cell.gpus, nodes=e.nodes,
+            pipeline_degree=e.cell.pipeline_degree, plan=e.cell.plan,
+            iter_time_s=math.inf if e.infeasible else e.iter_time_s, source=Source.MEASURED,
+        )
+        for page in pages
+        for e in page.cells
+    ]  # fmt: skip

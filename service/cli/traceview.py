@@ -1,0 +1,96 @@
+"""What ``tessera import trace`` prints of a trace that it has shaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from service.cli.render import Column, note, number, percent, show_facts, show_table, span
+from service.cli.traces import Shaped
+from service.importing.recipe import Recipe
+from service.importing.redraw import parameters, sizes
+from service.importing.screening import bad_lines, order_lines
+from service.importing.speeds import gpu_seconds, load
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    model: str
+    params: str
+    jobs: int
+    share: str
+    gpu_hours: str
+
+
+SIZES: Final[Sequence[Column[_Row]]] = (
+    Column("MODEL", lambda r: r.model),
+    Column("SIZE", lambda r: r.params),
+    Column("JOBS", lambda r: f"{r.jobs:,}", right=True),
+    Column("SHARE %", lambda r: r.share, right=True),
+    Column("GPU-HOURS", lambda r: r.gpu_hours, right=True),
+)
+
+
+def show(found: Shaped, recipe: Recipe) -> None:
+    """Print what a trace is, its model sizes, and what was dropped and why."""
+    show_facts(_facts(found, recipe))
+    show_table(_rows(found), SIZES)
+    for line in chain(bad_lines(found.dropped), order_lines(found.reordered)):
+        note(line)
+
+
+def _facts(found: Shaped, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    arrivals = found.arrivals
+    yield "jobs", f"{len(arrivals):,}"
+    if found.dropped:
+        yield "dropped", f"{len(found.dropped):,}"
+    yield "arrivals", f"over {span(max(a.arrival_s for a in arrivals))}"
+    if found.speeds is not None and found.speeds.room is not None:
+        gpus = found.speeds.room.total_gpus
+        seconds = found.speeds.requested_s(arrivals)
+        hours = float(gpu_seconds(arrivals, found.speeds).sum()) / 3600
+        yield "GPU-hours", number(hours)
+        yield "load", f"{load(arrivals, found.speeds, gpus):.3g} of {gpus:,} GPUs"
+        half, most = (span(float(s)) for s in np.percentile(seconds, [50, 90]))
+        yield "duration", f"median {half}, 90 % under {most}, as requested"
+    large = sum(n for (_, params), n in sizes(arrivals).items() if _is_large(params, recipe))
+    yield (
+        "large models",
+        f"{percent(large, len(arrivals))} % from {number(recipe.large_from / 1e9)}B",
+    )
+    due = sum(1 for a in arrivals if math.isfinite(a.spec.deadline_s))
+    yield "deadlines", f"{due:,}" if due else "none"
+    for tenant in found.tenants:
+        jobs = sum(1 for a in arrivals if a.spec.tenant == tenant.name)
+        quota = f"quota {tenant.quotas['']} GPUs" if tenant.quotas else "best effort"
+        yield tenant.name, f"{jobs:,} jobs, {quota}"
+
+
+def _rows(found: Shaped) -> list[_Row]:
+    hours: dict[tuple[str, str], float] = {}
+    if found.speeds is not None:
+        work = gpu_seconds(found.arrivals, found.speeds).tolist()
+        for one, seconds in zip(found.arrivals, work, strict=True):
+            key = (one.spec.workload.model, one.spec.workload.params)
+            hours[key] = hours.get(key, 0.0) + seconds / 3600
+    total = len(found.arrivals)
+    return [
+        _Row(
+            model, params, jobs, percent(jobs, total), number(hours.get((model, params), math.nan))
+        )
+        for (model, params), jobs in sizes(found.arrivals).most_common()
+    ]
+
+
+def _is_large(params: str, recipe: Recipe) -> bool:
+    """Return whether a size is large; one that is no number of parameters is not."""
+    try:
+        return parameters(params) >= recipe.large_from
+    except InvalidInput:
+        return False

@@ -1,0 +1,129 @@
+"""Several steps of shaping a trace, in the one order in which they make sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.resources import TenantSpec
+from service.importing import shaping
+from service.importing.redraw import LARGE_FROM, asked, redraw, with_large_share
+from service.importing.speeds import Speeds
+from service.importing.trace import Arrival, Asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What to make of a trace; None or False: leave it. The functions of each step say more."""
+
+    redraw: bool = False
+    large_share: float | None = None
+    large_from: float = LARGE_FROM
+    busiest_hours: float | None = None
+    share: float | None = None
+    arrival_factor: float | None = None
+    life_factor: float | None = None
+    load: float | None = None
+    guaranteed_share: float | None = None
+    quota_gpus: int | None = None
+    """None: all GPUs of the cluster, as in Morphling's trace MT."""
+    tightness: tuple[float, float] | None = None
+    deadline_factor: float | None = None
+    without_deadlines: bool = False
+    seed: int = 0
+
+    @property
+    def needs_speeds(self) -> bool:
+        """Return whether it must be known how long jobs take, and how many GPUs there are."""
+        return self.redraw or any(
+            step is not None for step in (self.large_share, self.load, self.tightness)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it leaves a trace as it is."""
+        plain = Recipe(large_from=self.large_from, quota_gpus=self.quota_gpus, seed=self.seed)
+        return self == plain
+
+
+def follow(
+    recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None
+) -> tuple[list[Arrival], list[TenantSpec]]:
+    """Return the jobs after each step, in this order, and the tenants that they belong to.
+
+    Models are drawn; the busiest hours and a share of the jobs are taken; large models are brought to
+    their share; arrivals and lives are scaled; jobs are taken to reach the load; tenants are drawn; deadlines are set.
+    ``speeds`` must know the cluster's room where ``recipe.needs_speeds``; jobs whose models are redrawn may
+    have run elsewhere before. Each step has a seed of its own,
+    so that one step more does not change what the others draw.
+
+    Raises:
+        InvalidInput: a step cannot be done, or needs ``speeds``.
+    """
+    if recipe.needs_speeds and speeds is None:
+        raise InvalidInput("profiles", "and a cluster are needed to know how long jobs take")
+    seeds = [int(s) for s in np.random.SeedSequence(recipe.seed).generate_state(6)]
+    found = _drawn(recipe, jobs, speeds, seeds[0])
+    if recipe.busiest_hours is not None:
+        found = shaping.busiest(found, recipe.busiest_hours)
+    if recipe.share is not None:
+        found = shaping.sampled(found, recipe.share, seeds[1])
+    if recipe.large_share is not None and speeds is not None:
+        found = with_large_share(found, speeds, recipe.large_share, seeds[2], recipe.large_from)
+    if recipe.arrival_factor is not None:
+        found = shaping.faster_arrivals(found, recipe.arrival_factor)
+    if recipe.life_factor is not None:
+        found = shaping.longer_lives(found, recipe.life_factor)
+    if recipe.load is not None and speeds is not None:
+        found = shaping.sampled_to_load(found, speeds, gpus_of(speeds), recipe.load, seeds[3])
+    found, tenants = _tenants(recipe, found, speeds, seeds[4])
+    return _deadlines(recipe, found, speeds, seeds[5]), tenants
+
+
+def gpus_of(speeds: Speeds) -> int:
+    """Return the GPUs of the cluster that ``speeds`` was made for. Raises InvalidInput: for none."""
+    if speeds.room is None or not speeds.room.total_gpus:
+        raise InvalidInput("nodes", "are needed to know how many GPUs there are")
+    return speeds.room.total_gpus
+
+
+def _drawn(
+    recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None, seed: int
+) -> list[Arrival]:
+    wanted = [one for one in jobs if isinstance(one, Asked)]
+    found = [one for one in jobs if isinstance(one, Arrival)]
+    if wanted and not recipe.redraw:
+        raise InvalidInput("redraw", "is needed: the trace has durations and no models")
+    if recipe.redraw and speeds is not None:
+        found = redraw(wanted or asked(found, speeds.anywhere()), speeds, seed)
+    return found
+
+
+def _tenants(
+    recipe: Recipe, jobs: list[Arrival], speeds: Speeds | None, seed: int
+) -> tuple[list[Arrival], list[TenantSpec]]:
+    if recipe.guaranteed_share is None:
+        return jobs, []
+    if not 0 <= recipe.guaranteed_share <= 1:
+        raise InvalidInput("guaranteed", "must be a share in 0 to 1")
+    quota = recipe.quota_gpus
+    if quota is None:
+        if speeds is None:
+            raise InvalidInput("quota", "must be named where the cluster is not known")
+        quota = gpus_of(speeds)
+    return shaping.split_tenants(jobs, round(recipe.guaranteed_share * len(jobs)), quota, seed)
+
+
+def _deadlines(
+    recipe: Recipe, jobs: list[Arrival], speeds: Speeds | None, seed: int
+) -> list[Arrival]:
+    if recipe.without_deadlines:
+        jobs = shaping.without_deadlines(jobs)
+    if recipe.tightness is not None and speeds is not None:
+        jobs = shaping.with_deadlines(jobs, speeds, recipe.tightness, seed)
+    if recipe.deadline_factor is not None:
+        jobs = shaping.looser_deadlines(jobs, recipe.deadline_factor)
+    return jobs
