@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import numpy as np
 
 from formulation.errors import InvalidInput
@@ -19,6 +22,11 @@ from solvers.answers import (
 from solvers.base import Budget
 from solvers.kernels import greedy as loops
 from solvers.kernels.jit import fixed
+from solvers.prices import Priced
+
+WATCHED_SLACKS: Final = 4.0
+"""Allowances for rounding: that of the bound, of the two margins of a loss, and of the losses' sum."""
+_UNWATCHED: Final = (fixed(np.zeros(0)), fixed(np.zeros(0)), math.inf)
 
 
 class Greedy:
@@ -57,6 +65,29 @@ class Greedy:
         )  # fmt: skip
 
 
+def outdoing(
+    problem: Problem, known: Ints, priced: Priced, hint: Solution | None = None
+) -> Ints | None:
+    """Return greedy's choice for ``problem`` if it is worth more than the answer ``known``, else None.
+
+    Greedy never stops a job nor takes a column of less value for it. So once it has taken a column, the
+    job ends on that one or on one of more value, and what the best of these falls short of the job's best
+    margin at the prices is lost to greedy for good. Whatever it ends with is worth at most the bound less
+    what all jobs have lost (``solvers.fixing``): it is given up as soon as that is less than ``known``.
+    """
+    columns = _columns(problem, shares(problem))
+    worth, better = objective_of(problem, known), None
+    for start in _starts(problem, hint, columns):
+        allowed = priced.total - worth + WATCHED_SLACKS * priced.slack
+        choice = np.array(start, dtype=np.int64)
+        watch = (fixed(priced.margin), fixed(priced.best), allowed)
+        free = _free(problem, choice, columns)
+        ended = loops.climb(columns, choice, free, _all_jobs(problem), watch)
+        if ended and objective_of(problem, choice) > worth:
+            worth, better = objective_of(problem, choice), choice
+    return better
+
+
 def shares(problem: Problem) -> Floats:
     """Return the share of its row that one unit is, float64[rows]; 0 where the row has no capacity."""
     capacity = problem.capacity.astype(np.float64)
@@ -82,7 +113,9 @@ def pack_must_run(problem: Problem, weight: Floats, *, stay: bool = False) -> In
     return _packed(problem, _columns(problem, weight), stay=stay)
 
 
-def repaired(problem: Problem, choice: Ints, prices: Floats) -> Ints | None:
+def repaired(
+    problem: Problem, choice: Ints, prices: Floats, among: Ints | None = None
+) -> Ints | None:
     """Return an answer near ``choice``, int64[jobs]; None: no room was found for the must-run jobs.
 
     ``choice`` (a column of its own or -1 for each job) may overfill rows, as the best columns at ``prices``
@@ -90,7 +123,8 @@ def repaired(problem: Problem, choice: Ints, prices: Floats) -> Ints | None:
     its best one at the prices. As long as a row is overfull, the job moves or stops that loses least
     (value less cost at the prices) per share of the overfull rows that it gives up; must-run jobs only
     move, and make room among themselves first. Then every step that gains is taken, by gain per cost.
-    Waiting must use nothing (``solvers.waiting`` sees to that). It always ends.
+    Waiting must use nothing (``solvers.waiting`` sees to that). It always ends. With ``among`` (rising
+    jobs) only these move or step in the end; None then also means that they could not make enough room.
     """
     _require_own(problem, choice)
     prices = np.clip(np.where(np.isfinite(prices), prices, 0.0), 0.0, MAX_TOTAL)
@@ -103,11 +137,12 @@ def repaired(problem: Problem, choice: Ints, prices: Floats) -> Ints | None:
             return None
         out = np.where(must, found, out)
     free = _free(problem, out, columns)
-    if not loops.relieve(columns, _shares_or_units(problem), must, out, free):
+    movers = _all_jobs(problem) if among is None else fixed(among)
+    if not loops.relieve(columns, _shares_or_units(problem), must, out, free, movers):
         return None
     if not prices.any():
         columns = _columns(problem, shares(problem))
-    loops.climb(columns, out, free)
+    loops.climb(columns, out, free, movers, _UNWATCHED)
     return out
 
 
@@ -118,7 +153,7 @@ def _must_run_repaired(problem: Problem, choice: Ints, columns: loops.Columns) -
     if np.any(must & (choice < 0)):
         return None
     free = _free(problem, choice, columns)
-    if loops.relieve(columns, _shares_or_units(problem), must, choice, free):
+    if loops.relieve(columns, _shares_or_units(problem), must, choice, free, _all_jobs(problem)):
         return choice
     return pack_must_run(problem, shares(problem))
 
@@ -159,8 +194,13 @@ def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:
 
 def _climbed(problem: Problem, start: Ints, columns: loops.Columns) -> Ints:
     choice = np.array(start, dtype=np.int64)
-    loops.climb(columns, choice, _free(problem, choice, columns))
+    free = _free(problem, choice, columns)
+    loops.climb(columns, choice, free, _all_jobs(problem), _UNWATCHED)
     return choice
+
+
+def _all_jobs(problem: Problem) -> Ints:
+    return fixed(np.arange(len(problem.jobs)))
 
 
 def _starts(problem: Problem, hint: Solution | None, columns: loops.Columns) -> list[Ints]:

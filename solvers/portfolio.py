@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -13,11 +14,12 @@ from formulation.check import violations
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Floats, Ints
-from solvers.answers import answer, objective_of, trivial_bound, without_answer
+from solvers.answers import answer, keeps_rules, objective_of, trivial_bound, without_answer
 from solvers.base import Budget, Solver, SolverFailed
 from solvers.cpsat import CpSat
-from solvers.greedy import Greedy
+from solvers.greedy import Greedy, outdoing
 from solvers.pricing import Pricing
+from solvers.pricing.solver import known_to
 from solvers.relaxation import Relaxation
 
 _LOG = logging.getLogger(__name__)
@@ -53,8 +55,8 @@ class Portfolio:
     """Runs its stages in order, each hinting the next, until the gap is met or the time is over.
 
     The first stage always runs and always ends, so there is an answer however short the budget is.
-    Every answer is checked by ``formulation.check`` before it counts; one that breaks a rule is dropped
-    with its bound, and logged.
+    With a hint that has prices, prices come first (``_from_prices``). Every answer is measured again before
+    it counts; one that breaks a rule is dropped with its bound, and logged.
 
     ``work`` holds every stage's work. A stage that did not run, failed, or was cut short by the wall
     clock has work 0 and its answer does not count, so ``Budget(remaining_s=lambda: math.inf,
@@ -69,13 +71,15 @@ class Portfolio:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``, never worse than greedy; INFEASIBLE only where a stage proved it."""
-        best = _Best(bound=trivial_bound(problem))
-        work: dict[str, float] = {}
-        for position, stage in enumerate(self._stages or stages_for(problem)):
-            work[stage.name] = 0.0
-            if position and (
+        stages = self._stages or stages_for(problem)
+        best, work = _Best(bound=math.inf), dict.fromkeys((stage.name for stage in stages), 0.0)
+        done = _from_prices(problem, stages, budget, hint, best, work)
+        if best.bound == math.inf:
+            best.bound = trivial_bound(problem)
+        for position, stage in enumerate(stages):
+            if stage.name in done or (position and (
                 best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired()
-            ):
+            )):  # fmt: skip
                 continue
             told = _told(problem, best, budget, work, hint)
             found = _run(stage, problem, budget.share(1.0 - _RESERVE.get(stage.name, 0.0)), told)
@@ -85,6 +89,37 @@ class Portfolio:
             if work[stage.name] > 0 or budget.workers > 1:
                 _merge(best, problem, found)
         return _solution(problem, best, budget, work)
+
+
+def _from_prices(
+    problem: Problem, stages: Sequence[Solver], budget: Budget, hint: Solution | None,
+    best: _Best, work: dict[str, float],
+) -> frozenset[str]:  # fmt: skip
+    """Begin with the hint's prices, if it has any; return the stages that are done with.
+
+    Then greedy, which is most of the time of such a round, goes only as far as it takes to prove that it
+    ends with less. A hint that is greedy's own answer is no reason to: greedy has run.
+    """
+    greedy, pricing = stages[0], stages[1] if len(stages) > 1 else None
+    if (
+        not isinstance(greedy, Greedy) or not isinstance(pricing, Pricing)
+        or known_to(problem, hint) is None or (hint is not None and hint.solver == greedy.name)
+        or budget.skips(pricing.name) or budget.expired()
+    ):  # fmt: skip
+        return frozenset()
+    part = budget.share(1.0 - _RESERVE[pricing.name])
+    found, priced = pricing.solve_priced(problem, part, hint)
+    passes = dict(found.work)[pricing.name]
+    if priced is None or not found.has_answer or not _verified(pricing.name, problem, found):
+        return frozenset()
+    work[pricing.name], work[greedy.name] = passes, 1.0
+    _merge(best, problem, found)
+    better = outdoing(problem, found.choice, priced, hint)
+    if better is not None:
+        told = answer(problem, better, bound=best.bound, solver=greedy.name, seed=budget.seed)
+        if _verified(greedy.name, problem, told):
+            _merge(best, problem, told)
+    return frozenset((greedy.name, pricing.name))
 
 
 def _told(
@@ -113,21 +148,28 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
     A hint that the stage itself made is its solution: it is not asked twice.
     """
     own = hint is not None and hint.solver == stage.name and hint.has_answer
-    if hint is not None and own and not violations(problem, hint):
+    if hint is not None and own and keeps_rules(problem, hint):
         return replace(hint, prices=np.zeros(0))  # those it brings are an earlier round's
     try:
         found = stage.solve(problem, budget, hint)
     except SolverFailed as error:
         _LOG.warning("%s", error, extra={"action": "solver-failed", "solver": stage.name})
         return None
-    broken = violations(problem, found) if found.has_answer else []
-    if broken:
-        _LOG.error(
-            "dropped the answer of %s: %s", stage.name, "; ".join(v.detail for v in broken[:3]),
-            extra={"action": "answer-dropped", "solver": stage.name, "violations": len(broken)},
-        )  # fmt: skip
+    if found.has_answer and not _verified(stage.name, problem, found):
         return None
     return found
+
+
+def _verified(name: str, problem: Problem, found: Solution) -> bool:
+    """Return whether the answer breaks no rule; log those that it does."""
+    if keeps_rules(problem, found):
+        return True
+    broken = violations(problem, found)
+    _LOG.error(
+        "dropped the answer of %s: %s", name, "; ".join(v.detail for v in broken[:3]),
+        extra={"action": "answer-dropped", "solver": name, "violations": len(broken)},
+    )  # fmt: skip
+    return False
 
 
 def _merge(best: _Best, problem: Problem, found: Solution) -> None:

@@ -27,6 +27,10 @@ Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Floats]
 A plain tuple: the files that keep machine code name no class of ours, which a later release might not have.
 """
 
+Watch: TypeAlias = tuple[Floats, Floats, float]
+"""Margins at some prices, float64[columns], the best of each job, float64[jobs], and the loss at which to
+give up; empty arrays: never."""
+
 
 @jitted
 def sizes(usage_start: Ints, row: Ints, amount: Ints, weight: Floats) -> Floats:
@@ -128,25 +132,52 @@ def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, 
 
 
 @jitted
-def climb(columns: Columns, choice: Ints, free: Ints) -> None:
+def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
+    """Return what ``job`` falls short of its best margin at least, once it is on column ``now`` (-1: 0).
+
+    Its value never falls, so it ends on that column or on one that is worth more.
+    """
+    job_start, value, _, _, _, _ = columns
+    margin, best, _ = watch
+    if now < 0:
+        return 0.0
+    top = margin[now]
+    for c in range(job_start[job], job_start[job + 1]):
+        if value[c] > value[now] and margin[c] > top:
+            top = margin[c]
+    return max(float(best[job] - top), 0.0)
+
+
+@jitted
+def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch) -> bool:
     """Take the step of largest gain per size again and again, until none gains and fits.
 
-    A step that no longer fits when its turn comes (a miss) is replaced by the job's best that does. What a
-    retyped job gives up may make room for others: then all are judged anew, at the latest when the heap is
-    empty, sooner after some misses. To wait for few is better (64 to 10,000 jobs: up to 0.2 % on average)
-    and slower, so their number grows with the jobs and with the times that all were judged. A job's value
-    rises with each of its steps, so there are at most as many steps as columns.
+    Only jobs of ``among`` (rising) take steps. A step that no longer fits when its turn comes (a miss) is
+    replaced by the job's best that does. What a retyped job gives up may make room for others: then all are
+    judged anew, at the latest when the heap is empty, sooner after some misses. To wait for few is better
+    (64 to 10,000 jobs: up to 0.2 % on average) and slower, so their number grows with the jobs and with the
+    times that all were judged. A job's value rises with each of its steps, so there are at most as many
+    steps as columns.
+
+    Return False as soon as what the jobs fall short of their best margins for good (``least_loss``) adds up
+    to more than ``watch`` allows; ``choice`` is then one on the way.
     """
     _, _, usage_start, row, _, _ = columns
     jobs = len(choice)
-    heap, key, step = np.empty(jobs, np.int64), np.empty(jobs), np.empty(jobs, np.int64)
+    heap, key, step = np.empty(len(among), np.int64), np.empty(jobs), np.empty(jobs, np.int64)
     before = np.zeros(len(free), np.int64)
+    watched, lost, allowed = len(watch[1]) > 0, 0.0, watch[2]
+    if watched:
+        for j in range(jobs):
+            lost += least_loss(columns, watch, j, choice[j])
+        if lost > allowed:
+            return False
     freed, rounds = True, 0
     while freed:
         freed, length, misses = False, 0, 0
-        patience = (1 + jobs // 1024) << min(rounds // REFRESHES, 40)
+        patience = (1 + len(among) // 1024) << min(rounds // REFRESHES, 40)
         rounds += 1
-        for j in range(jobs):
+        for j in among:
             give_back(columns, choice[j], free)
             key[j], step[j] = best_step(columns, j, choice[j], free)
             take(columns, choice[j], free)
@@ -164,6 +195,11 @@ def climb(columns: Columns, choice: Ints, free: Ints) -> None:
             give_back(columns, old, free)
             if fits(columns, step[j], free):
                 choice[j] = step[j]
+                if watched:
+                    lost += least_loss(columns, watch, j, step[j])
+                    lost -= least_loss(columns, watch, j, old)
+                    if lost > allowed:
+                        return False
             else:
                 misses += 1
             key[j], step[j] = best_step(columns, j, choice[j], free)
@@ -176,6 +212,7 @@ def climb(columns: Columns, choice: Ints, free: Ints) -> None:
                 length -= 1
                 heap[0] = heap[length]
             sink(heap, length, key, 0)
+    return True
 
 
 @jitted
@@ -278,20 +315,22 @@ def best_relief(
 
 
 @jitted
-def relieve(columns: Columns, share: Floats, must: Bools, choice: Ints, free: Ints) -> bool:
+def relieve(
+    columns: Columns, share: Floats, must: Bools, choice: Ints, free: Ints, among: Ints
+) -> bool:
     """Take the step that costs least per unit of overfull rows until no row is; return whether none is.
 
-    Jobs in ``must`` (bool[jobs]) are moved, never stopped. Overfull is a row whose ``free`` is negative.
-    No step takes more of an overfull row or makes a new one, so no job returns to a column that it has
-    left.
+    Only jobs of ``among`` (rising) take steps; those in ``must`` (bool[jobs]) are moved, never stopped.
+    Overfull is a row whose ``free`` is negative. No step takes more of an overfull row or makes a new one,
+    so no job returns to a column that it has left.
     """
     jobs = len(choice)
-    heap, key, step = np.empty(jobs, np.int64), np.empty(jobs), np.empty(jobs, np.int64)
+    heap, key, step = np.empty(len(among), np.int64), np.empty(jobs), np.empty(jobs, np.int64)
     given = np.zeros(len(free), np.int64)
     moved = True
     while moved and is_short(free):
         moved, length = False, 0
-        for j in range(jobs):
+        for j in among:
             if choice[j] >= 0:
                 key[j], step[j] = best_relief(columns, share, j, choice[j], must[j], free, given)
                 if step[j] > -2:

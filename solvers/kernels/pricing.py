@@ -104,3 +104,41 @@ def inserted(
         elif must_run[job]:
             complete = False
     return complete
+
+
+@jitted
+def undecided(
+    job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools, margin: Floats,
+    drift: Floats, count: Ints, columns: Ints, must_take: Bools,
+) -> int:  # fmt: skip
+    """Fill ``columns`` with those that may be best where no price is further than ``drift`` from here.
+
+    A column's margin moves by at most the drift of what it uses, so one that cannot catch up with another
+    is left out; where waiting cannot, ``must_take`` is set. ``count`` is how many each job is left (0: it
+    can only wait). Return how many there are in all.
+    """
+    total = 0
+    for job in range(job_start.size - 1):
+        least = -np.inf if must_run[job] else 0.0
+        before = total
+        for c in range(job_start[job], job_start[job + 1]):
+            moves = 0.0
+            for k in range(usage_start[c], usage_start[c + 1]):
+                moves += drift[row[k]] * amount[k]
+            if margin[c] + moves >= least:
+                least = max(least, margin[c] - moves)
+                columns[total] = c
+                total += 1
+        kept = before
+        for i in range(before, total):
+            c = columns[i]
+            moves = 0.0
+            for k in range(usage_start[c], usage_start[c + 1]):
+                moves += drift[row[k]] * amount[k]
+            if margin[c] + moves >= least:
+                columns[kept] = c
+                kept += 1
+        total = kept
+        count[job] = total - before
+        must_take[job] = must_run[job] or least > 0.0
+    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +25,7 @@ from solvers.base import Budget
 from solvers.greedy import improve, repaired
 from solvers.kernels.pricing import inserted
 from solvers.prices import Priced, price
-from solvers.pricing.dual import descend
+from solvers.pricing.dual import descend, descend_near
 
 CLOSE: Final = 0.05
 """The dual stops once its model promises less than this share of the wanted gap."""
@@ -32,36 +33,43 @@ SAMPLE: Final = 4096
 """Jobs whose dual gives the prices to begin with where there are many more: it takes some 40 passes, and
 then few of the long ones are left to take."""
 
+GENEROUS: Final = 0.1
+"""Share of the gap to aim at where the prices are known and jobs are many: a pass near them costs less than
+greedy, whose answer is the sooner known to be worth less."""
+FEW: Final = 512
+"""Jobs that move first where an answer is mended, and a thirty-second of all."""
+
+Way = Callable[[Problem, Priced], Ints | None]
+"""An answer near prices; None: it found none."""
+
 
 @dataclass(slots=True)
 class _Found:
-    """The best answer, the best bound and its prices so far."""
+    """The best answer, the best bound and what the problem looks like at its prices, so far."""
 
-    choice: Ints | None
-    bound: float
-    prices: Floats | None = None
+    choice: Ints | None = None
+    worth: float = -math.inf
+    bound: float = math.inf
+    priced: Priced | None = None
     passes: int = 0
     infeasible: bool = False
 
-    def take(self, problem: Problem, priced: Priced, gap: float) -> None:
+    def take(
+        self, problem: Problem, priced: Priced, gap: float, ways: Sequence[Way] | None = None
+    ) -> None:
         """Take in what ``priced`` proves, and the answers near it, until one is within ``gap``."""
-        if priced.bound <= self.bound or self.prices is None:
-            self.bound, self.prices = min(self.bound, priced.bound), priced.prices
-        for near in (mended, inserted_by_lead):
-            if self.close(problem, gap):
+        if self.priced is None or priced.bound <= self.bound:
+            self.bound, self.priced = priced.bound, priced
+        for way in ways or (mended_by_few, mended, inserted_by_lead):
+            if self.close(gap):
                 return
-            choice = near(problem, priced)
-            if choice is not None and (
-                self.choice is None
-                or objective_of(problem, choice) > objective_of(problem, self.choice)
-            ):
-                self.choice = choice
+            choice = way(problem, priced)
+            if choice is not None and objective_of(problem, choice) > self.worth:
+                self.choice, self.worth = choice, objective_of(problem, choice)
 
-    def close(self, problem: Problem, gap: float) -> bool:
+    def close(self, gap: float) -> bool:
         """Return whether the answer is within ``gap`` of the bound."""
-        if self.choice is None:
-            return False
-        return self.bound - objective_of(problem, self.choice) <= gap * max(abs(self.bound), 1.0)
+        return self.bound - self.worth <= gap * max(abs(self.bound), 1.0)
 
 
 class Pricing:
@@ -76,31 +84,58 @@ class Pricing:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with prices and a bound; INFEASIBLE is proven."""
-        start = usable_hint(problem, hint)
+        return self.solve_priced(problem, budget, hint)[0]
+
+    def solve_priced(
+        self, problem: Problem, budget: Budget, hint: Solution | None = None
+    ) -> tuple[Solution, Priced | None]:
+        """Return the answer of ``solve``, and the problem at its prices; None: there are none."""
+        found = _Found()
         if len(cannot_run(problem)):
-            return self._said(problem, budget, _Found(None, 0.0, passes=1, infeasible=True))
-        found = _Found(start, trivial_bound(problem))
-        known = None
-        if hint is not None and len(hint.prices) == len(problem.rows) and hint.prices.any():
-            known = hint.prices
+            found.passes, found.infeasible = 1, True
+            return self._said(problem, budget, found), None
+        start, known = usable_hint(problem, hint), known_to(problem, hint)
+        if start is not None:
+            found.choice, found.worth = start, objective_of(problem, start)
         if not budget.expired() and not budget.skips(self.name):
+            enough = False
             if known is not None:
-                found.take(problem, price(problem, known), budget.gap)
-                found.passes = 1
-            if known is None or not found.close(problem, budget.gap):
+                known, enough = self._near(problem, budget, known, found)
+            if not enough:
                 self._search(problem, budget, known, found)
-        return self._said(problem, budget, found)
+        return self._said(problem, budget, found), found.priced
+
+    def _near(
+        self, problem: Problem, budget: Budget, known: Floats, found: _Found
+    ) -> tuple[Floats, bool]:
+        """Take in what prices near the ``known`` ones tell; return where to search on, if that is needed."""
+        priced, many = price(problem, known), len(problem.jobs) > SAMPLE
+        found.passes = 1
+        aim = budget.gap * GENEROUS if many else budget.gap
+        found.take(problem, priced, aim, (mended_by_few,) if many else (mended,))
+        if found.close(aim):
+            return known, True
+        if budget.expired() or budget.work.get(self.name) == found.passes:
+            return known, False
+        prices, inside = descend_near(problem, priced, CLOSE * budget.gap)
+        found.passes += 1
+        priced = price(problem, prices)
+        if many:
+            found.take(problem, priced, aim, (mended_by_few,))
+        found.take(problem, priced, budget.gap)
+        return prices, found.choice is not None and (inside or found.close(budget.gap))
 
     def _search(
         self, problem: Problem, budget: Budget, known: Floats | None, found: _Found
     ) -> None:
         most = budget.work.get(self.name, math.inf) - found.passes
+        if found.passes and (most <= 0 or budget.expired()):
+            return  # what is known is told already
         tolerance = CLOSE * budget.gap
         if known is None and len(problem.jobs) > 4 * SAMPLE:
             part = replace(budget, work={})
             known = descend(_sample(problem), part, None, most=math.inf, tolerance=tolerance).prices
-        worth = -math.inf if found.choice is None else objective_of(problem, found.choice)
-        dual = descend(problem, budget, known, most=most, tolerance=tolerance, known=worth)
+        dual = descend(problem, budget, known, most=most, tolerance=tolerance, known=found.worth)
         found.passes += dual.passes
         found.infeasible = dual.infeasible and found.choice is None
         if not found.infeasible:
@@ -108,17 +143,35 @@ class Pricing:
 
     def _said(self, problem: Problem, budget: Budget, found: _Found) -> Solution:
         work = ((self.name, float(found.passes)),)
+        prices = None if found.priced is None else found.priced.prices
         if found.infeasible or found.choice is None:
             status = SolveStatus.INFEASIBLE if found.infeasible else SolveStatus.UNKNOWN
-            bound = None if found.infeasible else found.bound
+            bound = None if found.priced is None else found.bound
             return without_answer(
-                problem, status, bound=bound, solver=self.name, prices=found.prices,
-                seed=budget.seed, work=work,
+                problem, status, bound=bound, solver=self.name, prices=prices, seed=budget.seed,
+                work=work,
             )  # fmt: skip
+        bound = trivial_bound(problem) if found.priced is None else found.bound
         return answer(
-            problem, found.choice, bound=found.bound, solver=self.name, prices=found.prices,
+            problem, found.choice, bound=bound, solver=self.name, prices=prices,
             seed=budget.seed, work=work,
         )  # fmt: skip
+
+
+def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
+    """Return the prices that ``hint`` brings for the rows of ``problem``, if any."""
+    if hint is None or len(hint.prices) != len(problem.rows) or not hint.prices.any():
+        return None
+    return hint.prices
+
+
+def mended_by_few(problem: Problem, priced: Priced) -> Ints | None:
+    """Return what ``mended`` does where only jobs of little lead may move; None: they do not suffice."""
+    few = FEW + len(problem.jobs) // 32
+    if few >= len(problem.jobs):
+        return None
+    among = np.flatnonzero(priced.lead <= np.partition(priced.lead, few)[few])
+    return repaired(problem, priced.choice, priced.prices, among)
 
 
 def mended(problem: Problem, priced: Priced) -> Ints | None:
