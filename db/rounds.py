@@ -74,38 +74,6 @@ _DECISION_COLUMNS = (
     "skipped", "admitted", "opportunistic",
 )  # fmt: skip
 
-_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
-
-_JOBS = sa.text("""
-SELECT name, id, version, state, generation FROM jobs
-WHERE cluster_id = :cluster AND name = ANY(:names)
-""")
-
-_NODES = sa.text("SELECT name, id, version FROM nodes WHERE cluster_id = :cluster")
-
-_OWNERS = sa.text("""
-SELECT l.node_id, l.gpu, l.job_id FROM allocations l JOIN nodes n ON n.id = l.node_id
-WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'
-""")
-
-_TYPES = sa.text("SELECT name, id FROM gpu_types WHERE cluster_id = :cluster")
-
-_PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster")
-
-_INSERT_ROUND = sa.text("""
-INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot)
-VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot)
-""")
-
-_INSERT_DECISIONS = sa.text("""
-INSERT INTO decisions
-    (cluster_id, round, job, ordinal, kind, allocation, reason, restart_price, skipped, admitted,
-    opportunistic)
-SELECT :cluster, :number, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(job text,
-    ordinal bigint, kind text, allocation jsonb, reason jsonb, restart_price float8, skipped text,
-    admitted boolean, opportunistic boolean)
-""")
-
 _ROUND = sa.text("""
 SELECT r.cluster_id, r.summary FROM rounds r JOIN clusters c ON c.id = r.cluster_id
 WHERE c.name = :name AND r.number = :number
