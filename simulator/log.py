@@ -29,7 +29,9 @@ class Segment:
     slowdown: float  # of the slowest node, at least 1
     iterations: float
     lost: float = 0.0
-    ended_by: str = ""  # finish, suspend, move, resize, retype, replan, failure, speed, horizon
+    ended_by: str = ""
+    """finish, suspend, move, resize, retype, replan, failure, crash, speed or horizon. After ``speed`` it
+    goes on with the same GPUs in the next segment of the job."""
 
     @property
     def held_gpu_s(self) -> float:

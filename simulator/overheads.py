@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +17,8 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
     """Seconds in which a job holds its GPUs and trains nothing. Every policy pays the same.
+
+    A start that is cut short has done nothing: what it was to do is charged again at the next one.
 
     Defaults: Morphling measures 78 s on average for a whole reconfiguration, checkpoint included (section
     5.1), split here evenly; Arena's papers give 1 to 2 minutes for a pruned plan search, of which this is the
@@ -39,9 +42,12 @@ class Overheads:
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
-        if not all(v >= 0 for v in (self.save_s, self.load_s, self.profile_s)):
-            raise InvalidInput("overheads", "seconds must not be negative")
-        if not self.search_s or not all(n >= 1 and s >= 0 for n, s in self.search_s.items()):
+        if not all(0 <= v < math.inf for v in (self.save_s, self.load_s, self.profile_s)):
+            raise InvalidInput("overheads", "must be numbers of seconds of at least 0")
+        if self.profile_gpus < 0:
+            raise InvalidInput("profile_gpus", "must be 0 or more")
+        known = self.search_s.items()
+        if not known or not all(n >= 1 and 0 <= s < math.inf for n, s in known):
             raise InvalidInput("search_s", "must map GPU counts to seconds of at least 0")
         if not self.checkpoint_every_s > 0:
             raise InvalidInput("checkpoint_every_s", "must be positive; inf: never")

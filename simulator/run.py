@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from formulation.decisions import CHANGES_GPUS
+from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.errors import InvalidInput
 from formulation.information import Information, estimates
 from formulation.resources import EstimateRecord
@@ -124,7 +124,7 @@ class Result:
     arrival_s: Floats
     first_start_s: Floats  # inf: never
     end_s: Floats  # inf: it has not ended
-    state: tuple[str, ...]  # of formulation.lifecycle
+    state: tuple[str, ...]  # of formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
     admitted: Floats  # 1: its deadline was promised when it ended, or still is
     nodes: tuple[str, ...]  # the names that segments mean
@@ -151,12 +151,13 @@ def simulate(
         failures=conditions.failures, stragglers=conditions.stragglers,
     )  # fmt: skip
     rows: list[RoundRow] = []
-    refused, stuck, last_change_s, now_s = 0, False, 0.0, 0.0
+    refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0
     while True:
         happened = world.advance(now_s)
         if world.over() or now_s >= conditions.horizon_s:
             break
-        if happened or not conditions.on_events:
+        if world.store.live and (happened or not conditions.on_events):
+            last_round_s = now_s
             row, broken, changed = _round(world, decide, clock)
             rows.append(row)
             refused += broken
@@ -165,21 +166,27 @@ def simulate(
         if world.quiet() and now_s - last_change_s > conditions.patience_s:
             stuck = True
             break
-        progress(now_s, len(scenario.arrivals) - len(world.store.live))
-        now_s = min(_next_round_s(world, conditions, now_s), conditions.horizon_s)
+        progress(now_s, world.jobs_over())
+        now_s = min(_next_round_s(world, conditions, now_s, last_round_s), conditions.horizon_s)
+    world.check()
     world.close()
     return _result(world, conditions, rows, refused, stuck)
 
 
-def _next_round_s(world: World, conditions: Conditions, now_s: float) -> float:
-    """Return when the next round comes; with nothing to decide, rounds wait for the next event."""
-    step = conditions.round_s
-    if not conditions.on_events and world.store.live:
-        return (math.floor(now_s / step + 1e-9) + 1) * step
-    event_s = world.next_event_s()
+def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round_s: float) -> float:
+    """Return when to look again whether there is something to decide, later than ``now_s``.
+
+    With no job there, rounds wait for the next event, and stay on the whole multiples of ``round_s``.
+    """
+    step, event_s = conditions.round_s, world.next_event_s()
+    if not math.isfinite(event_s):
+        event_s = now_s + step
     if conditions.on_events:
-        return max(now_s + step, event_s if math.isfinite(event_s) else now_s + step)
-    return math.ceil(max(event_s, now_s) / step - 1e-9) * step if math.isfinite(event_s) else now_s
+        return max(last_round_s + step, event_s)
+    following = (math.floor(now_s / step + 1e-9) + 1) * step
+    if world.store.live or event_s <= following:
+        return following
+    return math.ceil(event_s / step - 1e-9) * step
 
 
 def _round(
@@ -193,6 +200,8 @@ def _round(
     broken = bool(outcome.violations)
     legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs
     changes = [] if broken else world.carry_out(outcome.decisions, legs, _prices(outcome))
+    if broken:
+        world.store.refuse()
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     row = RoundRow(
@@ -200,7 +209,7 @@ def _round(
         gap=solution.gap, running=len(store.gangs), waiting=len(store.live) - len(store.gangs),
         gpus=int(store.current_gpus.sum()),
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
-        suspended=sum(c.gang is None for c in changes),
+        suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
     )  # fmt: skip
     return row, broken, bool(changes)
 
@@ -210,7 +219,7 @@ def _prices(outcome: Outcome) -> dict[str, float]:
     if not len(prices):
         return {}
     scaled = np.maximum(prices, 0.0) / outcome.problem.scale
-    return {row.name: float(p) for row, p in zip(rows, scaled, strict=True)}
+    return {row.name: float(p) for row, p in zip(rows, scaled, strict=True) if np.isfinite(p)}
 
 
 def _result(
@@ -224,5 +233,5 @@ def _result(
         first_start_s=world.first_start_s, end_s=store.ended_s,
         state=tuple(STATES[code].value for code in store.state.tolist()), restarts=world.restarts,
         admitted=store.admitted.astype(np.float64), nodes=store.node_names,
-        profiling_gpu_s=world.profiling_gpu_s, refused=refused, ended_s=world.now_s, stuck=stuck,
+        profiling_gpu_s=world.profiling_gpu_s(), refused=refused, ended_s=world.now_s, stuck=stuck,
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from formulation.errors import InvalidInput
@@ -31,15 +32,33 @@ class Scenario:
         known = {kind.name for kind in self.gpu_types}
         if unknown := sorted({node.gpu_type for node in self.nodes} - known):
             raise InvalidInput("nodes", f"have GPU types {unknown} that gpu_types lacks")
+        if any(node.gpus < 1 for node in self.nodes):
+            raise InvalidInput("nodes", "must have at least one GPU")
         _once("nodes", (node.name for node in self.nodes))
         _once("arrivals", (one.spec.name for one in self.arrivals))
-        if any(not one.arrival_s >= 0 for one in self.arrivals):
-            raise InvalidInput("arrivals", "must not lie before 0")
+        _once("tenants", (tenant.name for tenant in self.tenants))
+        times_s = [one.arrival_s for one in self.arrivals]
+        if not all(0 <= at_s < math.inf for at_s in times_s) or times_s != sorted(times_s):
+            raise InvalidInput("arrivals", "must be in order of time, from 0 on")
+        if bad := [one.spec.name for one in self.arrivals if one.spec.iterations < 1]:
+            raise InvalidInput("arrivals", f"{', '.join(bad[:5])} have no iterations to train")
+        _known("arrivals", "the type", known, (one.spec.requested_type for one in self.arrivals))
+        nodes = {node.name for node in self.nodes}
+        avoided = (name for one in self.arrivals for name in one.spec.avoid_nodes)
+        _known("arrivals", "the node", nodes, avoided)
+        _known("tenants", "the type", known, (t for one in self.tenants for t in one.quotas))
 
     @property
     def gpus(self) -> int:
         """Return the GPUs of the cluster."""
         return sum(node.gpus for node in self.nodes)
+
+
+def _known(what: str, kind: str, known: Set[str], named: Iterable[str]) -> None:
+    if strange := sorted({name for name in named if name} - known):
+        raise InvalidInput(
+            what, f"name {kind} {', '.join(strange[:5])}, which the cluster has not; leave it out"
+        )
 
 
 def _once(what: str, names: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Avoids,
+    Estimates,
     Hold,
     Jobs,
     Legs,
@@ -25,6 +26,7 @@ from formulation.snapshot import (
     Prices,
     Quotas,
     Snapshot,
+    Source,
     Tenants,
     Workload,
 )
@@ -73,8 +75,10 @@ class MemoryStore:
         self.cluster = cluster
         self.specs = [one.spec for one in scenario.arrivals]
         self.gpu_types = tuple(scenario.gpu_types)
-        profiles = scenario.profiles if visible is None else visible
-        self.workloads = _workloads(scenario, profiles)
+        self.workloads = _workloads(scenario)
+        known = set(self.workloads)  # of others there are no jobs
+        told = scenario.profiles if visible is None else visible
+        profiles = [e for e in told if e.workload in known]
         self.plans = tuple(sorted({"", *(e.plan for e in profiles)}))
         self._nodes = _nodes(scenario)
         self.estimates = estimates_table(
@@ -89,7 +93,7 @@ class MemoryStore:
         self._gpus: dict[int, tuple[Ints, Ints]] = {}  # job -> node and GPU of each GPU it holds
         self._legs: Legs = NO_LEGS  # by indices into the arrivals
         self._prices: dict[str, float] = {}
-        self.rounds = 0
+        self.rounds = 0  # decided ones and refused ones
         self._shown = np.zeros(0, dtype=np.int64)  # jobs of the last snapshot
 
     # what the world reports
@@ -108,19 +112,25 @@ class MemoryStore:
     def lose(self, job: int, now_s: float) -> None:
         """Take in that a job has lost its GPUs: it queues again."""
         self._release(job, now_s)
+        self.opportunistic[job] = False
         self._queue(job, now_s)
 
     def does_not_run(self, job: int) -> None:
-        """Take in that the Cell that a job holds does not run, whatever rounds were told of it."""
+        """Take in that the Cell that a job holds does not run on its shape, whatever rounds were told."""
+        tried = {
+            "workload": self.workload[job], "gpu_type": self.current_type[job],
+            "gpus": self.current_gpus[job], "pipeline_degree": self.current_degree[job],
+            "plan": self.current_plan[job], "nodes": self.gangs[job].nodes,
+        }  # fmt: skip
         e = self.estimates
-        same = (
-            (e.workload == self.workload[job])
-            & (e.gpu_type == self.current_type[job])
-            & (e.gpus == self.current_gpus[job])
-            & (e.pipeline_degree == self.current_degree[job])
-            & (e.plan == self.current_plan[job])
-        )
-        self.estimates = replace(e, iter_time_s=np.where(same, np.inf, e.iter_time_s))
+        same = np.logical_and.reduce([getattr(e, name) == value for name, value in tried.items()])
+        if same.any():
+            self.estimates = replace(e, iter_time_s=np.where(same, np.inf, e.iter_time_s))
+            return
+        row = tried | {"iter_time_s": np.inf, "source": int(Source.MEASURED)}
+        longer = {f.name: np.append(getattr(e, f.name), row[f.name]) for f in fields(e)}
+        order = np.lexsort([longer[name] for name in reversed(tried)])  # the last key counts first
+        self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})
 
     def set_schedulable(self, node: int, schedulable: bool) -> None:
         """Take in that a node came or went."""
@@ -169,8 +179,8 @@ class MemoryStore:
         """
         self.rounds += 1
         self._prices = prices or {}
-        self._legs = _by_arrival(legs, self._shown)
         changes = [c for d in decisions if (c := self._change(d)) is not None]
+        self._legs = self._promised(legs)
         for change in changes:  # all go before any comes
             if change.job in self.gangs:
                 self._release(change.job, now_s)
@@ -183,10 +193,24 @@ class MemoryStore:
                 self._take(change, change.gang, now_s)
         return changes
 
+    def refuse(self) -> None:
+        """Take in a round that broke a rule: it is counted, and nothing is changed."""
+        self.rounds += 1
+
+    def _promised(self, legs: Legs) -> Legs:
+        """Return the legs of admitted jobs by indices into the arrivals, job by job."""
+        if not len(legs):
+            return NO_LEGS
+        job = self._shown[legs.job]
+        rows = np.flatnonzero(self.admitted[job])
+        rows = rows[np.argsort(job[rows], kind="stable")]
+        kept = {f.name: getattr(legs, f.name)[rows] for f in fields(legs)}
+        return Legs(**kept | {"job": job[rows]})
+
     def _change(self, decision: Decision) -> Change | None:
         job = int(self._shown[decision.job])
-        self.admitted[job] = decision.admitted
-        self.opportunistic[job] = decision.opportunistic
+        self.admitted[job] = decision.admitted and decision.kind is not DecisionKind.REJECT
+        self.opportunistic[job] = decision.opportunistic and decision.gang is not None
         if decision.kind in (DecisionKind.KEEP, DecisionKind.WAIT):
             return None
         kept = decision.gang if decision.kind in CHANGES_GPUS else None
@@ -199,9 +223,11 @@ class MemoryStore:
         job = change.job
         nodes = np.repeat([n for n, _ in gang.members], [len(g) for _, g in gang.members])
         gpus = np.concatenate([np.array(g, dtype=np.int64) for _, g in gang.members])
+        if (gpus < 0).any() or (gpus >= self._nodes.gpus[nodes]).any():
+            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that there are not")
         where = self._first_gpu[nodes] + gpus
-        if (self.owner[where] >= 0).any():
-            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that another job holds")
+        if len(np.unique(where)) < len(where) or (self.owner[where] >= 0).any():
+            raise InvariantBroken(f"{self.specs[job].name} was given a GPU that is held already")
         if not self._nodes.schedulable[nodes].all():
             raise InvariantBroken(f"{self.specs[job].name} was placed on a node that is away")
         if len(where) != change.gpus or (self._nodes.gpu_type[nodes] != change.gpu_type).any():
@@ -209,7 +235,7 @@ class MemoryStore:
         self.owner[where] = job
         self.gangs[job], self._gpus[job] = gang, (nodes, gpus)
         self.state[job] = _RUNNING
-        self.since_s[job] = EPOCH_S + now_s
+        self.began_s[job] = now_s
         self.generation[job] += 1
         self.version[job] += 1
         self.current_type[job], self.current_gpus[job] = change.gpu_type, change.gpus
@@ -219,8 +245,8 @@ class MemoryStore:
         nodes, gpus = self._gpus.pop(job)
         del self.gangs[job]
         self.owner[self._first_gpu[nodes] + gpus] = -1
-        self.service_gpu_s[job] += self.current_gpus[job] * (EPOCH_S + now_s - self.since_s[job])
-        self.since_s[job] = 0.0
+        self.service_gpu_s[job] += self.current_gpus[job] * (now_s - self.began_s[job])
+        self.began_s[job] = np.nan
         self.current_type[job], self.current_gpus[job] = -1, 0
         self.current_degree[job], self.current_plan[job] = 0, 0
 
@@ -237,13 +263,14 @@ class MemoryStore:
         self.live.remove(job)
 
     def _jobs(self, live: Ints, now_s: float) -> Jobs:
-        since_s = self.since_s[live]
-        held_s = np.where(since_s > 0, EPOCH_S + now_s - since_s, 0.0)
+        began_s = self.began_s[live]
+        holds = np.isfinite(began_s)
+        held_s = np.where(holds, now_s - began_s, 0.0)
         return Jobs(
             name=tuple(self._names[live]), tenant=tuple(self._tenant_names[live]),
             iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
             service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
-            since_s=since_s,
+            since_s=np.where(holds, EPOCH_S + began_s, 0.0),
             **{column: getattr(self, column)[live] for column in _KEPT},
         )  # fmt: skip
 
@@ -294,7 +321,8 @@ class MemoryStore:
         self.submit_s = EPOCH_S + arrival_s
         self.queued_s = np.array(self.submit_s)
         self.restart_s = np.array(restart_s)
-        self.since_s, self.service_gpu_s = np.zeros(count), np.zeros(count)
+        self.began_s = np.full(count, np.nan)  # when it got its GPUs; NaN: it has none
+        self.service_gpu_s = np.zeros(count)  # by the runs that have ended
         self.admitted = np.zeros(count, dtype=np.bool_)
         self.opportunistic = np.zeros(count, dtype=np.bool_)
         self.state = np.full(count, STATE_CODE[JobState.HELD], dtype=np.int64)  # not yet arrived
@@ -308,8 +336,10 @@ class MemoryStore:
     def _set_up_avoids(self) -> Avoids:
         index = {name: i for i, name in enumerate(self._nodes.name)}
         pairs = [
-            (job, index[name]) for job, s in enumerate(self.specs) for name in s.avoid_nodes
-        ]  # fmt: skip
+            (job, index[name])
+            for job, s in enumerate(self.specs)
+            for name in sorted(set(s.avoid_nodes))
+        ]
         return Avoids(
             job=np.array([job for job, _ in pairs], dtype=np.int64),
             node=np.array([node for _, node in pairs], dtype=np.int64),
@@ -343,8 +373,8 @@ _KEPT = (
 """Columns of a snapshot's jobs that are kept just as they are shown."""
 
 
-def _workloads(scenario: Scenario, profiles: Sequence[EstimateRecord]) -> tuple[Workload, ...]:
-    found = {e.workload for e in (*scenario.profiles, *profiles)}
+def _workloads(scenario: Scenario) -> tuple[Workload, ...]:
+    found = {e.workload for e in scenario.profiles}
     found |= {one.spec.workload for one in scenario.arrivals}
     return tuple(sorted(found, key=lambda w: (w.model, w.params, w.global_batch)))
 
@@ -359,10 +389,6 @@ def _nodes(scenario: Scenario) -> Nodes:
         schedulable=np.ones(len(nodes), dtype=np.bool_),
         version=np.ones(len(nodes), dtype=np.int64),
     )  # fmt: skip
-
-
-def _by_arrival(legs: Legs, shown: Ints) -> Legs:
-    return replace(legs, job=shown[legs.job]) if len(legs) else legs
 
 
 def _remapped(table: _OfJobs, local: Ints) -> _OfJobs:

@@ -19,38 +19,63 @@ from formulation.tables import Floats, Ints
 from simulator.log import Segment
 from simulator.overheads import Overheads
 from simulator.scenario import Scenario
-from simulator.store import EPOCH_S, Change, InvariantBroken, MemoryStore
+from simulator.store import Change, InvariantBroken, MemoryStore
 from simulator.truth import truth_of
 
 TOLERANCE = 1e-6
 """Relative, for sums of work and of GPU-seconds that are added up in two orders."""
 
+FINISHED = 1e-9
+"""A job that has no more than this share of its iterations left has ended: what is left is rounding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A node that is away from ``down_s`` until ``up_s``."""
+    """A node that is away from ``down_s`` until ``up_s`` (inf: for good)."""
 
     node: str
     down_s: float
     up_s: float
 
+    def __post_init__(self) -> None:
+        """Refuse times that do not follow each other."""
+        if not 0 <= self.down_s < self.up_s:
+            raise InvalidInput("failures", f"{self.node}: down_s must be at least 0, up_s later")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A node on which iterations take ``factor`` times as long from ``start_s`` until ``end_s``."""
+    """A node on which iterations take ``factor`` times as long from ``start_s`` until ``end_s``.
+
+    Of several at once the slowest counts, on a node as among the nodes of a gang.
+    """
 
     node: str
     start_s: float
     end_s: float
     factor: float
 
+    def __post_init__(self) -> None:
+        """Refuse times that do not follow each other, and factors that speed up."""
+        if not 0 <= self.start_s < self.end_s:
+            raise InvalidInput(
+                "stragglers", f"{self.node}: start_s must be at least 0, end_s later"
+            )
+        if not 1 <= self.factor < np.inf:
+            raise InvalidInput("stragglers", f"{self.node}: the factor must be a number from 1")
+
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A job that holds GPUs. Progress is linear between the breakpoints of (``at_s``, ``done``)."""
+    """A job that holds GPUs. Progress is linear between the breakpoints of (``at_s``, ``done``).
+
+    ``owed`` is what the job has to make good before ``ready_s``: (a checkpoint was written for it, the
+    Cell that it ran on last). If the start is cut short, it stays owed.
+    """
 
     change: Change
-    start_s: float
+    owed: tuple[bool, _Cell | None]
+    start_s: float  # of the segment that is not yet logged
     ready_s: float
     stamp: int
     speed: float = 0.0  # iterations/s with the slowdown
@@ -89,15 +114,14 @@ class World:
         restart_s = np.array(
             [overheads.start_s(s.requested_gpus, saved=True, new_cell=True) for s in specs]
         )
-        self.truth = truth_of(MemoryStore(scenario, restart_s).snapshot(0.0))
+        self.truth = truth_of(MemoryStore(scenario, restart_s).snapshot(0.0))  # same indices
         self.store = MemoryStore(scenario, restart_s, visible)
         self.segments: list[Segment] = []
-        self.profiling_gpu_s = 0.0
         self.events_handled = 0
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
         self._runs: dict[int, _Run] = {}
-        self._last_cell: dict[int, tuple[int, int, int, int]] = {}
+        self._last_cell: dict[int, _Cell] = {}
         self._saved = np.zeros(len(specs), dtype=np.bool_)
         self._logged = np.zeros(len(specs))  # iterations by segments, less what was lost
         self._held_gpu_s = 0.0
@@ -106,6 +130,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._to_come = len(specs)
+        self._profiled_from_s: list[float] = []  # a workload each
         self._seen_waiting = self._waiting()
         self._plan_arrivals()
         self._plan_nodes(failures, stragglers)
@@ -120,8 +145,13 @@ class World:
             self._pass_time(at_s)
             happen()
         self._pass_time(to_s)
-        for job, run in self._runs.items():
-            self.store.done[job] = min(run.done_at(to_s), self.store.iterations[job])
+        iterations = self.store.iterations
+        for job, run in list(self._runs.items()):
+            done = run.done_at(to_s)
+            if to_s > run.ready_s and iterations[job] - done <= FINISHED * iterations[job]:
+                self._finish(job, run.stamp)
+            else:
+                self.store.done[job] = done
         return self.events_handled - before
 
     def next_event_s(self) -> float:
@@ -131,6 +161,17 @@ class World:
     def over(self) -> bool:
         """Return whether every job has arrived and ended."""
         return not self.store.live and self._to_come == 0
+
+    def jobs_over(self) -> int:
+        """Return how many jobs have ended."""
+        return len(self.store.specs) - len(self.store.live) - self._to_come
+
+    def profiling_gpu_s(self) -> float:
+        """Return the GPU-seconds that profiling has taken so far."""
+        o = self.overheads
+        return o.profile_gpus * sum(
+            min(max(self.now_s - from_s, 0.0), o.profile_s) for from_s in self._profiled_from_s
+        )
 
     def quiet(self) -> bool:
         """Return whether nothing is going to happen unless a round makes it."""
@@ -142,7 +183,8 @@ class World:
         self.now_s = to_s
 
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (at_s, next(self._order), happen))
+        if np.isfinite(at_s):  # else it never happens
+            heapq.heappush(self._events, (at_s, next(self._order), happen))
 
     def _plan_arrivals(self) -> None:
         profiled_s: dict[int, float] = {}
@@ -150,14 +192,14 @@ class World:
             workload = int(self.store.workload[job])
             if workload not in profiled_s:
                 profiled_s[workload] = one.arrival_s + self.overheads.profile_s
-                self.profiling_gpu_s += self.overheads.profile_s * self.overheads.profile_gpus
+                self._profiled_from_s.append(one.arrival_s)
             self._at(max(one.arrival_s, profiled_s[workload]), partial(self._arrive, job))
 
     def _plan_nodes(self, failures: Sequence[Failure], stragglers: Sequence[Straggler]) -> None:
         index = {name: i for i, name in enumerate(self.store.node_names)}
         names = [f.node for f in failures] + [s.node for s in stragglers]
         if unknown := sorted(set(names) - set(index)):
-            raise InvalidInput("failures", f"no node is named {', '.join(unknown[:5])}")
+            raise InvalidInput("node", f"of failures: no node is named {', '.join(unknown[:5])}")
         for f in failures:
             node = index[f.node]
             self._at(f.down_s, partial(self._node_down, node))
@@ -202,24 +244,22 @@ class World:
 
     def _start(self, change: Change) -> None:
         job, cell = change.job, _cell(change)
-        cost_s = self.overheads.start_s(
-            change.gpus, saved=bool(self._saved[job]), new_cell=self._last_cell.get(job) != cell
-        )
+        saved, last = bool(self._saved[job]), self._last_cell.get(job)
+        cost_s = self.overheads.start_s(change.gpus, saved=saved, new_cell=last != cell)
         if np.isfinite(self.first_start_s[job]):
             self.restarts[job] += 1
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
         self._last_cell[job] = cell
         run = _Run(
-            change=change, start_s=self.now_s, ready_s=self.now_s + cost_s, stamp=next(self._order),
-            at_s=[self.now_s + cost_s], done=[float(self.store.done[job])],
+            change=change, owed=(saved, last), start_s=self.now_s, ready_s=self.now_s + cost_s,
+            stamp=next(self._order), at_s=[self.now_s + cost_s],
+            done=[float(self.store.done[job])],
         )  # fmt: skip
         self._runs[job] = run
         self._set_speed(job, run)
-        if run.speed == 0.0:
-            self._at(run.ready_s, partial(self._crash, job, run.stamp))
 
     def _set_speed(self, job: int, run: _Run) -> None:
-        """Let the job train at what its nodes allow now; its end is an event."""
+        """Let the job train at what its nodes allow now; its end is an event, or its crash."""
         change, store = run.change, self.store
         gang = change.gang
         if gang is None:
@@ -234,6 +274,8 @@ class World:
         if run.speed > 0:
             left = float(store.iterations[job]) - run.done[-1]
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
+        else:
+            self._at(run.ready_s, partial(self._crash, job, run.stamp))
 
     def _finish(self, job: int, stamp: int) -> None:
         run = self._runs.get(job)
@@ -303,7 +345,14 @@ class World:
         left = reached if kept is None else kept
         self._write(job, run, why, reached, lost=reached - left)
         self.store.done[job] = left
-        self._saved[job] = why != "failure" and left > run.done[0]
+        if self.now_s < run.ready_s:
+            self._saved[job], last = run.owed
+            if last is None:
+                del self._last_cell[job]
+            else:
+                self._last_cell[job] = last
+        else:
+            self._saved[job] = why != "failure" and left > run.done[0]
 
     def _write(
         self, job: int, run: _Run, why: str, done: float | None = None, lost: float = 0.0
@@ -363,8 +412,12 @@ class World:
         return jobs, np.array(self.store.done[jobs]), np.array(self.store.generation[jobs])
 
     def _began_s(self, job: int) -> float:
-        return float(self.store.since_s[job]) - EPOCH_S
+        return float(self.store.began_s[job])
 
 
-def _cell(change: Change) -> tuple[int, int, int, int]:
+_Cell = tuple[int, int, int, int]
+"""GPU type, GPUs, pipeline degree, plan."""
+
+
+def _cell(change: Change) -> _Cell:
     return change.gpu_type, change.gpus, change.pipeline_degree, change.plan
