@@ -55,10 +55,10 @@ def follow(
     """Return the jobs after each step, in this order, and the tenants that they belong to.
 
     Models are drawn; the busiest hours and a share of the jobs are taken; large models are brought to
-    their share; arrivals and lives are scaled; jobs are taken to reach the load; tenants are drawn; deadlines are set.
-    ``speeds`` must know the cluster's room where ``recipe.needs_speeds``; jobs whose models are redrawn may
-    have run elsewhere before. Each step has a seed of its own,
-    so that one step more does not change what the others draw.
+    their share; arrivals and lives are scaled; jobs are taken to reach the load; tenants are drawn;
+    deadlines are set. ``speeds`` must know the cluster's room where ``recipe.needs_speeds``; jobs whose
+    models are redrawn may have run elsewhere before. Each step has a seed of its own, so that one step
+    more does not change what the others draw.
 
     Raises:
         InvalidInput: a step cannot be done, or needs ``speeds``.

@@ -39,6 +39,20 @@ def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     return [Arrival(t - start_s, spec) for t, spec in arrivals if start_s <= t < end_s]
 
 
+def first_hours(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
+    """Return the jobs that arrive in the first ``hours``.
+
+    Arena's artifact simulates Philly for 2,000 rounds of 300 s: 986 jobs of 1,938 arrive by then.
+    """
+    _positive("hours", hours)
+    return [a for a in arrivals if a.arrival_s < hours * 3600]
+
+
+def on_type(arrivals: Sequence[Arrival], gpu_type: str) -> list[Arrival]:
+    """Return the jobs asking for one type (Arena, section 5.7: all of a trace on H100)."""
+    return _each(arrivals, lambda spec: replace(spec, requested_type=gpu_type))
+
+
 def sampled(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:
     """Return a share of the jobs, drawn evenly without replacement.
 

@@ -62,7 +62,7 @@ def philly_like(
     counts = rng.choice([n for n, _ in offered], size=jobs, p=shares / shares.sum())
     found = []
     for i, (gpus, duration_s) in enumerate(zip(counts.tolist(), seconds.tolist(), strict=True)):
-        gpu_type, work, iter_time_s = _configuration(rng, known[gpus])
+        gpu_type, work, iter_time_s = configuration(rng, known[gpus])
         spec = JobSpec(
             name=f"job-{i:05d}", workload=work, requested_gpus=gpus, requested_type=gpu_type,
             iterations=max(1, round(duration_s / iter_time_s)),
@@ -76,15 +76,27 @@ def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
 
     Gaps are a mixture of two log-normals (bursts and lulls) in a time that runs as fast as the day's rate.
     """
+    warped = np.cumsum(gaps_s(rng, jobs, habits))
+    clock, run = day(warped[-1] if jobs else 0.0, habits.day_swing)
+    return np.interp(warped, run, clock)
+
+
+def gaps_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
+    """Return the gaps between arrivals if every hour were alike, float64[jobs]: bursts and lulls."""
     short = rng.random(jobs) < habits.burst_share
     long_mean = (1 - habits.burst_share / 5) / max(1 - habits.burst_share, 1e-9)
     mean = np.where(short, 1 / 5, long_mean) * habits.mean_gap_s
-    gaps = rng.lognormal(np.log(mean) - habits.gap_sigma**2 / 2, habits.gap_sigma)
-    warped = np.cumsum(gaps)
-    # warped = t - swing * day / (2 pi) * sin(2 pi t / day): rate 1 - swing at midnight, 1 + swing at noon
-    amplitude = habits.day_swing * DAY_S / (2 * math.pi)
-    clock = np.arange(0.0, (warped[-1] if jobs else 0.0) + amplitude + 600.0, 300.0)
-    return np.interp(warped, clock - amplitude * np.sin(2 * math.pi * clock / DAY_S), clock)
+    return rng.lognormal(np.log(mean) - habits.gap_sigma**2 / 2, habits.gap_sigma)
+
+
+def day(until_s: float, swing: float) -> tuple[Floats, Floats]:
+    """Return seconds since a midnight in steps of 300, and how far a time that follows the rate has run.
+
+    The rate is 1 - ``swing`` at midnight and 1 + ``swing`` at noon, 1 on average; both reach ``until_s``.
+    """
+    amplitude = swing * DAY_S / (2 * math.pi)
+    clock = np.arange(0.0, until_s + amplitude + 600.0, 300.0)
+    return clock, clock - amplitude * np.sin(2 * math.pi * clock / DAY_S)
 
 
 Choices = dict[str, dict[str, list[tuple[Workload, float]]]]
@@ -105,7 +117,7 @@ def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[in
     return found
 
 
-def _configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:
+def configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:
     """Draw a type, then a model, then one of its sizes and batches, each evenly."""
     gpu_type = list(choices)[rng.integers(len(choices))]
     by_model = choices[gpu_type]

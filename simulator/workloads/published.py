@@ -1,0 +1,109 @@
+"""Published traces, each with the cluster and the profiles that it was made for.
+
+Files are those of the data folder (``arena/``, ``morphling/``); they are not part of the repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from estimator.roofline import sample_profiles
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, TenantSpec
+from service.importing.morphling import read_measured, read_workload
+from service.importing.profiles import read_profiles
+from service.importing.screening import OnBad, Screened, screen
+from service.importing.shaping import first_hours, on_type, split_tenants
+from service.importing.trace import Arrival, read_trace
+from simulator.clusters import hardware_of, preset
+from simulator.scenario import Scenario
+
+WEEK_H: Final = 2000 * 300 / 3600
+"""2,000 rounds of 300 s, as far as Arena's artifact simulates Philly."""
+MT_GUARANTEED, MT_QUOTA_GPUS = 194, 64
+"""Of Morphling's trace MT: jobs of tenant A in the artifact, and its quota (section 7.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A scenario, and what of the trace did not fit it."""
+
+    scenario: Scenario
+    screened: Screened[Arrival]
+
+
+_Made = tuple[str, Sequence[EstimateRecord], Sequence[Arrival], Sequence[TenantSpec]]
+"""Cluster, profiles, jobs, tenants."""
+
+
+def published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) -> Published:
+    """Return one of ``NAMES``; jobs that the profiles cannot price are dropped or refused.
+
+    ``seed`` says which jobs of morphling-mt are guaranteed; the others draw nothing.
+
+    Raises:
+        InvalidInput: there is no such workload, or jobs are bad and to be refused.
+        OSError: a file is absent.
+    """
+    if name not in _MAKERS:
+        raise InvalidInput("workload", f"{name!r} is not known; there are {', '.join(NAMES)}")
+    cluster, profiles, arrivals, tenants = _MAKERS[name](folder, seed)
+    gpu_types, nodes = preset(cluster)
+    found = screen(arrivals, profiles, gpu_types, nodes, on_bad)
+    scenario = Scenario(
+        gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=found.arrivals,
+        tenants=tenants,
+    )  # fmt: skip
+    return Published(scenario, found)
+
+
+def _philly(folder: Path, _: int) -> _Made:
+    arrivals = first_hours(read_trace(folder / "arena" / "trace_philly.csv"), WEEK_H)
+    return "arena-1280", read_profiles(folder / "arena" / "alpa_optimal.csv"), arrivals, ()
+
+
+def _testbed_a(folder: Path, _: int) -> _Made:
+    arrivals = read_trace(folder / "arena" / "trace_testbed_a_244.csv", iteration_divisor=1)
+    return "testbed-a", read_profiles(folder / "arena" / "alpa_optimal.csv"), arrivals, ()
+
+
+def _testbed_b(folder: Path, _: int) -> _Made:
+    """Nothing of it is measured: the profiles are samples."""
+    arrivals = read_trace(folder / "arena" / "trace_testbed_244.csv", iteration_divisor=1)
+    return "testbed-b", sample_profiles(hardware_of("testbed-b")), arrivals, ()
+
+
+def _h100(folder: Path, _: int) -> _Made:
+    """The jobs of testbed B, all on its H100 (Arena, section 5.7); the profiles are samples."""
+    arrivals = read_trace(folder / "arena" / "trace_testbed_244.csv", iteration_divisor=1)
+    return "h100-128", sample_profiles(hardware_of("h100-128")), on_type(arrivals, "h100"), ()
+
+
+def _morphling(file: str) -> Callable[[Path, int], _Made]:
+    def make(folder: Path, _: int) -> _Made:
+        profiles = read_measured(folder / "morphling" / "measured.csv")
+        return "a800-64", profiles, read_workload(folder / "morphling" / file), ()
+
+    return make
+
+
+def _morphling_mt(folder: Path, seed: int) -> _Made:
+    """Two tenants share the base trace (section 7.3); which jobs the artifact drew is not published."""
+    cluster, profiles, arrivals, _ = _morphling("workload_base.csv")(folder, seed)
+    split, tenants = split_tenants(arrivals, MT_GUARANTEED, MT_QUOTA_GPUS, seed)
+    return cluster, profiles, split, tenants
+
+
+_MAKERS: Final[Mapping[str, Callable[[Path, int], _Made]]] = {
+    "arena-philly": _philly,
+    "arena-testbed-a": _testbed_a,
+    "arena-testbed-b": _testbed_b,
+    "arena-h100": _h100,
+    "morphling-base": _morphling("workload_base.csv"),
+    "morphling-bp": _morphling("workload_bp.csv"),
+    "morphling-mt": _morphling_mt,
+}
+NAMES: Final = tuple(_MAKERS)

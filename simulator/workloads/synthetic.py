@@ -1,0 +1,150 @@
+"""Jobs of stated distributions that load a cluster as much as is asked for.
+
+What is drawn, and where the numbers come from:
+
+* Arrivals: a Poisson process (as Gavel, OSDI 2020, section 7.1); or Philly-like bursts by day and night
+  (``philly_like``); or all at once, the static traces of the same section.
+* Durations as requested: log-normal, median 30 min, sigma 1.7 (judgement: Philly's are heavy-tailed, ATC
+  2019, section 3); or Gavel's: 10^x minutes with x even in 1.5 to 3 for four jobs of five, in 3 to 4 for
+  the fifth.
+* GPUs: Philly's habits by judgement; or Gavel's, after the same trace: 70 % one, 25 % two or four, 5 % eight.
+* Type, then model, then size and batch: evenly among those that run on the GPUs (Crius, section 8.1, draws
+  types and GPU counts for its traces too).
+* Deadlines: tightness times the duration, even in a range (ElasticFlow, ASPLOS 2023: 0.5 to 1.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal
+
+import numpy as np
+from numpy.random import Generator
+
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from formulation.tables import Floats
+from service.importing.redraw import LARGE_FROM, with_large_share
+from service.importing.shaping import with_deadlines
+from service.importing.speeds import Room, Speeds, gpu_seconds
+from service.importing.trace import Arrival
+from simulator.workloads.philly_like import DAY_S, Habits, configuration, day, gaps_s, runnable
+
+_HABITS: Final = Habits()
+PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
+    dict(zip(_HABITS.gpus, _HABITS.gpu_shares, strict=True))
+)
+GAVEL_GPUS: Final[Mapping[int, float]] = MappingProxyType({1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05})
+"""Gavel states 25 % for two to four GPUs together; the halves are ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """A distribution of traces.
+
+    ``load`` is the GPU-hours that jobs request over those that the cluster has until the last arrival; the
+    rate of arrivals follows from it. With arrivals "at-once" it means nothing.
+    """
+
+    jobs: int
+    load: float = 0.8
+    arrivals: Literal["poisson", "philly-like", "at-once"] = "poisson"
+    durations: Literal["log-normal", "gavel"] = "log-normal"
+    median_s: float = _HABITS.median_s  # of log-normal durations
+    sigma: float = _HABITS.duration_sigma  # of their logarithm
+    shortest_s: float = _HABITS.shortest_s
+    longest_s: float = _HABITS.longest_s
+    gpu_shares: Mapping[int, float] = field(default_factory=lambda: PHILLY_GPUS)
+    """GPUs -> share of jobs; counts on which nothing runs are left out and the others grow."""
+    large_share: float | None = (
+        None  # of jobs with models from LARGE_FROM parameters; None: as drawn
+    )
+    large_from: float = LARGE_FROM
+    tightness: tuple[float, float] | None = None  # None: no deadlines
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning."""
+        if self.jobs < 0:
+            raise InvalidInput("jobs", "must be 0 or more")
+        if not 0 < self.load < math.inf:
+            raise InvalidInput("load", "must be a positive number")
+        if not (0 < self.shortest_s <= self.longest_s < math.inf and self.median_s > 0):
+            raise InvalidInput("durations", "must be positive, the shortest at most the longest")
+        shares = self.gpu_shares.values()
+        if not shares or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+            raise InvalidInput("gpu_shares", "must name GPU counts with shares that are not all 0")
+
+    def draw(
+        self, profiles: Iterable[EstimateRecord], nodes: Sequence[NodeSpec], seed: int
+    ) -> list[Arrival]:
+        """Return jobs by arrival; each runs as requested, by ``profiles``, on the empty cluster.
+
+        The same arguments give the same jobs.
+
+        Raises:
+            InvalidInput: nothing runs on any of the GPU counts.
+        """
+        room = Room.of(nodes)
+        fitting = [record for record in profiles if room.holds(record)]
+        seeds = np.random.SeedSequence(seed).generate_state(4)
+        speeds = Speeds(fitting, room)
+        found = self._requests(np.random.default_rng(seeds[0]), fitting)
+        if self.large_share is not None:
+            found = with_large_share(
+                found, speeds, self.large_share, int(seeds[1]), self.large_from
+            )
+        if self.tightness is not None:
+            found = with_deadlines(found, speeds, self.tightness, int(seeds[2]))
+        span_s = float(gpu_seconds(found, speeds).sum()) / (self.load * max(room.total_gpus, 1))
+        times = self._times_s(np.random.default_rng(seeds[3]), span_s).tolist()
+        return [a._replace(arrival_s=t) for a, t in zip(found, times, strict=True)]
+
+    def _requests(self, rng: Generator, profiles: Sequence[EstimateRecord]) -> list[Arrival]:
+        """Return the jobs, all arriving at 0."""
+        known = runnable(profiles, tuple(self.gpu_shares))
+        if not self.jobs:
+            return []
+        offered = [(n, share) for n, share in self.gpu_shares.items() if n in known and share > 0]
+        if not offered:
+            raise InvalidInput(
+                "gpu_shares", f"name {sorted(self.gpu_shares)} GPUs, on which nothing runs"
+            )
+        shares = np.array([share for _, share in offered])
+        seconds = self._durations_s(rng).tolist()
+        counts = rng.choice([n for n, _ in offered], size=self.jobs, p=shares / shares.sum())
+        found = []
+        for i, (duration_s, gpus) in enumerate(zip(seconds, counts.tolist(), strict=True)):
+            gpu_type, work, iter_time_s = configuration(rng, known[gpus])
+            spec = JobSpec(
+                name=f"job-{i:05d}", workload=work, requested_gpus=gpus, requested_type=gpu_type,
+                iterations=max(1, round(duration_s / iter_time_s)),
+            )  # fmt: skip
+            found.append(Arrival(0.0, spec))
+        return found
+
+    def _durations_s(self, rng: Generator) -> Floats:
+        if self.durations == "gavel":
+            short = rng.random(self.jobs) < 0.8
+            exponent = np.where(
+                short, rng.uniform(1.5, 3.0, self.jobs), rng.uniform(3.0, 4.0, self.jobs)
+            )
+            seconds: Floats = 60.0 * np.power(10.0, exponent)
+        else:
+            seconds = rng.lognormal(math.log(self.median_s), self.sigma, self.jobs)
+        return np.minimum(np.maximum(seconds, self.shortest_s), self.longest_s)
+
+    def _times_s(self, rng: Generator, span_s: float) -> Floats:
+        """Return rising times of arrival, the last at ``span_s``, float64[jobs]."""
+        if self.arrivals == "at-once" or not self.jobs:
+            return np.zeros(self.jobs)
+        poisson = self.arrivals == "poisson"
+        gaps = rng.exponential(size=self.jobs) if poisson else gaps_s(rng, self.jobs, _HABITS)
+        passed: Floats = np.cumsum(gaps)
+        if poisson:
+            return passed * (span_s / float(passed[-1]))
+        clock, run = day(span_s + DAY_S, _HABITS.day_swing)
+        end = float(np.interp(span_s, clock, run))
+        return np.interp(passed * (end / float(passed[-1])), run, clock)
