@@ -1,0 +1,271 @@
+"""Why jobs that had columns were not chosen: their best offers at the round's prices, and what these cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.goals import WEIGHTED_SUM
+from formulation.problem import CHANGES_ROW, Problem, jobwise
+from formulation.promises.quotas import HELD, KEPT, QUOTA
+from formulation.promises.reservation import RESERVED
+from formulation.reasons import Reason, ReasonCode
+from formulation.solution import Solution
+from formulation.tables import Bools, Floats, Ints, ranges
+
+_NO_WEIGHT: Final = Reason(
+    code=ReasonCode.NO_WEIGHT,
+    message="its weight, with its tenant's and its queue's, is 0, so running it is worth nothing",
+    next_step="give the job, its tenant and its queue a positive weight",
+)
+_NOT_WORTH_RESTART: Final = Reason(
+    code=ReasonCode.NOT_WORTH_RESTART,
+    message="starting it would cost as much as it could win before it ends",
+    next_step="lower its restart seconds, or raise its weight",
+)
+_NO_PRICES: Final = Reason(
+    code=ReasonCode.BUDGET_SPENT,
+    message="the round's time ran out before prices were known; others were worth more",
+    next_step="give the round a longer deadline",
+)
+
+_LIMITS: Final[dict[str, tuple[ReasonCode, str, str]]] = {
+    QUOTA: (
+        ReasonCode.QUOTA_SPENT,
+        "the quota of {what} for guaranteed jobs is {capacity} GPUs; {free} are left, and it is charged"
+        " {amount}",
+        "wait for a guaranteed job of the tenant to end, raise the quota, or run it as best effort",
+    ),
+    HELD: (
+        ReasonCode.QUOTA_SPENT,
+        "{what} may hold {capacity} GPUs, its quota and what it may borrow; {free} are left, and it needs"
+        " {amount}",
+        "wait for a job of the tenant to end, or let the tenant borrow more",
+    ),
+    KEPT: (
+        ReasonCode.QUOTA_SPENT,
+        "the quota of {what} is not lent: others may hold {capacity} GPUs; {free} are left, and it needs"
+        " {amount}",
+        "wait for a job of another tenant to end, or let the quota be lent",
+    ),
+    RESERVED: (
+        ReasonCode.RESERVED,
+        "GPUs are reserved for {what}, which has waited long: others may hold {capacity} beyond its start;"
+        " {free} are left, and it needs {amount}",
+        "wait for that job to start, or add Cells on which this one ends before",
+    ),
+}
+"""First part of a row's name -> the reason where that row is what holds a job back."""
+
+
+def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
+    """Return a reason for each of ``jobs`` (int64[some], rising), which have columns and were not chosen."""
+    offers = _best_offers(problem, solution, jobs)
+    market = _Market(problem, solution)
+    limits = _Limits(problem, solution, market.free)
+    gross = problem.value[offers.column] + problem.restart_price[offers.column]
+    found: dict[int, Reason] = {}
+    for job, column, weight, worth, cost, costs_only in zip(
+        jobs.tolist(), offers.column.tolist(), problem.weight[jobs].tolist(), offers.worth.tolist(),
+        offers.cost.tolist(), (gross < 0).tolist(), strict=True,
+    ):  # fmt: skip
+        limited = limits.reason(job, column, pays=worth > cost) if weight > 0 else None
+        if weight <= 0:
+            found[job] = _NO_WEIGHT
+        elif limited is not None:
+            found[job] = limited
+        elif costs_only:
+            found[job] = _only_costs(problem, market.use(column), worth)
+        elif worth <= 0:
+            found[job] = _NOT_WORTH_RESTART
+        elif not len(solution.prices):
+            found[job] = _NO_PRICES
+        else:
+            found[job] = _by_prices(market.use(column), market.spent, worth, cost)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Offers:
+    """The best offers of some jobs: the columns worth most for what they cost.
+
+    Where no column of a job is worth anything it is the one that loses least; of equals the first.
+    """
+
+    column: Ints  # int64[some jobs]
+    worth: Floats  # float64[some jobs], units of the objective
+    cost: Floats  # float64[some jobs], units of the objective
+
+
+def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
+    known = len(solution.prices) > 0
+    cost = problem.cost(solution.prices) if known else np.zeros(len(problem.cell))
+    first = problem.job_start[jobs]
+    count = problem.job_start[jobs + 1] - first
+    mine = ranges(first, count)
+    value = problem.value[mine]
+    ratio = np.where(value > 0, value / np.maximum(cost[mine], 1e-9), value)
+    owner = np.repeat(np.arange(len(jobs)), count)
+    best = jobwise(np.maximum, ratio, np.append(0, np.cumsum(count)))
+    top = np.flatnonzero(ratio == best[owner])[::-1]
+    column = np.zeros(len(jobs), dtype=np.int64)
+    column[owner[top]] = mine[top]  # the first of each job is written last
+    return _Offers(
+        column=column, worth=problem.value[column] / problem.scale,
+        cost=cost[column] / problem.scale,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """What an offer takes of the rows, in words."""
+
+    what: str
+    short: str  # the rows that have less free; empty: none
+    free: tuple[tuple[str, int], ...]  # of each row that it takes from
+
+
+class _Market:
+    """The rows once the round is decided. Offers that take the same of them share their words."""
+
+    def __init__(self, problem: Problem, solution: Solution) -> None:
+        self._problem = problem
+        self.free: list[int] = (problem.capacity - problem.used(solution.choice)).tolist()
+        self._uses: dict[tuple[tuple[int, int], ...], _Use] = {}
+        self._start, self._row = problem.usage_start.data, problem.row.data
+        self._amount = problem.amount.data
+        self.spent = next(
+            (
+                f"all {row.capacity} changes of running jobs that the round may make are spent"
+                for row, free in zip(problem.rows, self.free, strict=True)
+                if row.name == CHANGES_ROW and free <= 0
+            ),
+            "",
+        )
+
+    def use(self, column: int) -> _Use:
+        """Return what ``column`` takes."""
+        key = tuple(
+            (self._row[k], self._amount[k])
+            for k in range(self._start[column], self._start[column + 1])
+        )
+        if key not in self._uses:
+            taken = [(self._problem.rows[r].name, amount, self.free[r]) for r, amount in key]
+            self._uses[key] = _Use(
+                what=" + ".join(f"{amount} of {name}" for name, amount, _ in taken),
+                short="; ".join(f"{name} has {left} free" for name, amount, left in taken if amount > left),
+                free=tuple((name, left) for name, _, left in taken),
+            )  # fmt: skip
+        return self._uses[key]
+
+
+class _Limits:
+    """The rows that quotas and reservations are, and the jobs that these hold back."""
+
+    def __init__(self, problem: Problem, solution: Solution, free: list[int]) -> None:
+        self._problem, self._solution, self._free = problem, solution, free
+        self._is_limit = np.array(
+            [row.name.partition("/")[0] in _LIMITS for row in problem.rows], dtype=np.bool_
+        )
+        self._any = bool(self._is_limit.any())
+        self._stopped = _stopped(problem, self._is_limit, np.array(free)) if self._any else None
+
+    def reason(self, job: int, column: int, *, pays: bool) -> Reason | None:
+        """Explain a job that a quota or a reservation holds back; None: it is something else.
+
+        It does where no column of the job finds room in such a row, or where such a row is most of what the
+        best offer, ``column``, costs and the offer does not pay.
+        """
+        problem, prices = self._problem, self._solution.prices
+        if self._stopped is None:
+            return None
+        entry = int(self._stopped[job])
+        if entry >= 0:
+            return self._by(int(problem.row[entry]), int(problem.amount[entry]))
+        if not len(prices) or pays:
+            return None
+        use = problem.usage_of(column)
+        row = max(use, key=lambda r: (prices[r] * use[r], -r))
+        return self._by(row, use[row]) if prices[row] > 0 and self._is_limit[row] else None
+
+    def _by(self, row: int, amount: int) -> Reason:
+        name, capacity, free = (
+            self._problem.rows[row].name,
+            self._problem.rows[row].capacity,
+            self._free[row],
+        )
+        kind, _, what = name.partition("/")
+        code, message, next_step = _LIMITS[kind]
+        return Reason(
+            code=code, next_step=next_step,
+            message=message.format(what=what, capacity=capacity, free=free, amount=amount),
+            evidence=(
+                ("row", name), ("capacity", str(capacity)), ("free", str(free)),
+                ("needs", str(amount)),
+            ),
+        )  # fmt: skip
+
+
+def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
+    """Return, int64[jobs], the first usage entry by which limits stop all columns of a job; -1: none does."""
+    found = np.full(len(problem.jobs), -1, dtype=np.int64)
+    entry = np.flatnonzero(limit[problem.row] & (problem.amount > free[problem.row]))
+    column = problem.usage_column[entry]
+    stopped = np.zeros(len(problem.cell))
+    stopped[column] = 1.0
+    found[problem.column_job[column[::-1]]] = entry[::-1]  # the first of each job
+    return np.where(jobwise(np.minimum, stopped, problem.job_start) > 0, found, -1)
+
+
+def _by_prices(use: _Use, spent: str, worth: float, cost: float) -> Reason:
+    """Explain a job whose best offer is worth something, by what it costs at the round's prices."""
+    what = use.what
+    evidence = (
+        ("offer", what),
+        ("value", f"{worth:.6f}"),
+        ("price", f"{cost:.6f}"),
+        *((f"free {name}", str(left)) for name, left in use.free),
+    )
+    if worth <= cost:
+        return Reason(
+            code=ReasonCode.OUTPRICED,
+            message=f"its best offer, {what}, is worth {worth:.3f}; at this round's prices it costs"
+            f" {cost:.3f}",
+            next_step="wait for demand to fall, raise its weight, or add Cells that use GPUs better",
+            evidence=evidence,
+        )
+    if not use.short:
+        return Reason(
+            code=ReasonCode.BUDGET_SPENT,
+            message=f"{what} would pay, but the round stopped at its gap or its time before it got there",
+            next_step="give the round a longer deadline or a smaller gap",
+            evidence=evidence,
+        )
+    short = f"{use.short}; {spent}" if spent else use.short
+    return Reason(
+        code=ReasonCode.NO_CAPACITY,
+        message=f"{what} would pay ({worth:.3f} for {cost:.3f}), but does not fit beside better jobs:"
+        f" {short}",
+        next_step="wait for a job to end, or add Cells with fewer GPUs",
+        evidence=evidence,
+    )
+
+
+def _only_costs(problem: Problem, use: _Use, worth: float) -> Reason:
+    """Explain a job that the last goal counts as a loss: room was short, or it is not worth its cost."""
+    evidence = (("offer", use.what), ("value", f"{worth:.6f}"), ("unit", problem.unit))
+    if use.short and problem.unit != WEIGHTED_SUM:
+        return Reason(
+            code=ReasonCode.NO_CAPACITY,
+            message=f"its cheapest offer, {use.what}, does not fit beside the jobs that run: {use.short}",
+            next_step="wait for a job to end, raise its weight, or add Cells with fewer GPUs",
+            evidence=evidence,
+        )
+    return Reason(
+        code=ReasonCode.OUTPRICED,
+        message=f"its best offer, {use.what}, costs more than the objective counts it worth",
+        next_step="raise its weight, or give cost less weight in the objective",
+        evidence=evidence,
+    )
