@@ -130,9 +130,9 @@ JOBS_AFTER = sa.text(
 )
 
 _REASONS = sa.text("""
-SELECT j.id, d.reason, d.round FROM jobs j JOIN clusters c ON c.id = j.cluster_id
-JOIN decisions d ON d.cluster_id = c.id AND d.round = c.decided_round AND d.job = j.name
-WHERE j.id = ANY(:ids) AND d.reason IS NOT NULL
+SELECT d.job, d.reason, d.round FROM decisions d
+WHERE d.cluster_id = :cluster AND d.job = ANY(:names) AND d.reason IS NOT NULL
+    AND d.round = (SELECT c.decided_round FROM clusters c WHERE c.id = :cluster)
 """)
 
 _SHARES = sa.text("""
@@ -212,7 +212,7 @@ def job_records(
 def _reasons(
     connection: sa.Connection, rows: Sequence[Row]
 ) -> dict[int, tuple[Reason | None, int]]:
-    """Return why jobs do not run, where that is known, and the round that said so.
+    """Return why jobs of one cluster do not run, where that is known, and the round that said so.
 
     For a rejected job the round that rejected it, for one that waits the last that was not refused.
     """
@@ -221,10 +221,11 @@ def _reasons(
         for row in rows
         if row["rejection"] is not None
     }
-    waiting = [row["id"] for row in rows if row["state"] in _WAITING]
+    waiting = {row["name"]: row["id"] for row in rows if row["state"] in _WAITING}
     if waiting:
-        for job, plain, number in connection.execute(_REASONS, {"ids": waiting}):
-            found[job] = (reason_from(plain), number)
+        values = {"cluster": rows[0]["cluster_id"], "names": list(waiting)}
+        for job, plain, number in connection.execute(_REASONS, values):
+            found[waiting[job]] = (reason_from(plain), number)
     return found
 
 
