@@ -22,7 +22,7 @@ from simulator.overheads import Overheads
 from simulator.scenario import Scenario
 from simulator.world import Failure, Straggler, World
 from solvers.base import Budget
-from solvers.policies.base import Scheduler
+from solvers.policies.base import Published, Scheduler
 from solvers.policies.registry import published
 from solvers.registry import solver as make_solver
 
@@ -50,17 +50,22 @@ class Decider:
     """
 
     def __init__(
-        self, options: RoundOptions, information: Information = estimates, solve_s: float = 2.0
+        self,
+        options: RoundOptions,
+        information: Information = estimates,
+        solve_s: float = 2.0,
+        policy: Published | None = None,
     ) -> None:
+        """``policy`` decides in place of the one that ``options.scheduler`` names."""
         self.options = options
         self._sees: Information = (
             estimates if information is estimates else _Remembered(information)
         )
         self._solver = make_solver(options.solver)
+        if policy is None and options.scheduler:
+            policy = published(options.scheduler)
         self._scheduler = (
-            Scheduler(published=published(options.scheduler), information=self._sees)
-            if options.scheduler
-            else None
+            Scheduler(published=policy, information=self._sees) if policy is not None else None
         )
         self._budget = Budget(remaining_s=lambda: solve_s, seed=options.seed, gap=options.gap)
 

@@ -1,6 +1,7 @@
 """The benchmarks; importing this package registers them."""
 
 from benchmarks.cases import (
+    arena_compat,
     build,
     deadlines,
     fuzz,
@@ -12,6 +13,7 @@ from benchmarks.cases import (
 )
 
 __all__ = [
+    "arena_compat",
     "build",
     "deadlines",
     "fuzz",

@@ -1,0 +1,1 @@
+"""Simulators of published artifacts, oddities and all, for numbers that must be compared with theirs."""

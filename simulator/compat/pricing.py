@@ -1,0 +1,103 @@
+"""Arena's pricing rules 1 and 3: which iteration times stand for what was not measured.
+
+Rule 2 (0.9 for each halving of GPUs a node) is that of Cells: ``formulation.cells.LOCALITY_FACTOR``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from formulation.errors import InvalidInput
+from formulation.information import COUNTS
+from formulation.resources import EstimateRecord, NodeSpec
+from formulation.snapshot import BEST_FOUND, Source, Workload
+
+SIZE_FACTOR: Final = 1.8
+"""Throughput gained for each step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""
+SLOWEST_S: Final = 300.0
+"""An iteration that takes longer is infeasible there."""
+_UNITS: Final = {"M": 1e6, "B": 1e9}
+
+_Shape = tuple[Workload, str, int, int]  # workload, type, GPUs, nodes
+
+
+def parameters(params: str) -> float:
+    """Return the number of parameters of e.g. ``1.3B``. Raises InvalidInput."""
+    try:
+        return float(params[:-1]) * _UNITS[params[-1:]]
+    except (KeyError, ValueError):
+        raise InvalidInput("params", f"{params!r} is not a number with M or B, e.g. 1.3B") from None
+
+
+def slow_left_out(profiles: Sequence[EstimateRecord]) -> list[EstimateRecord]:
+    """Return the profiles; what takes more than 300 s an iteration does not run."""
+    return [replace(e, iter_time_s=math.inf) if e.iter_time_s > SLOWEST_S else e for e in profiles]
+
+
+def sizes_inferred(
+    profiles: Sequence[EstimateRecord], nodes: Sequence[NodeSpec], workloads: Sequence[Workload]
+) -> list[EstimateRecord]:
+    """Return the profiles with a row for every (workload, type, count) at its shape with fewest nodes.
+
+    What is not measured there gets the iteration time of the next larger size of the same model and batch
+    that has a row there (rule 3; one that failed fails), and where there is none does not run, whatever worse
+    shapes say. Counts are the five that Arena measures. ``workloads``: of jobs, which may be in no row.
+    """
+    at = {(e.workload, e.gpu_type, e.gpus, e.nodes): e.iter_time_s for e in profiles}
+    sizes = _sizes([*(e.workload for e in profiles), *workloads])
+    found = list(profiles)
+    for workload in sorted(
+        {w for mine in sizes.values() for w in mine},
+        key=lambda w: (w.model, w.params, w.global_batch),
+    ):
+        larger = sizes[workload.model, workload.global_batch]
+        larger = larger[larger.index(workload) + 1 :]
+        for gpu_type, size in sorted(_node_sizes(nodes).items()):
+            for gpus in COUNTS:
+                shape = (gpu_type, gpus, math.ceil(gpus / size))
+                if (workload, *shape) not in at:
+                    found.append(_inferred(workload, shape, larger, at))
+    return found
+
+
+def _inferred(
+    workload: Workload, shape: tuple[str, int, int], larger: Sequence[Workload],
+    at: Mapping[_Shape, float],
+) -> EstimateRecord:  # fmt: skip
+    time_s = math.inf
+    for steps, other in enumerate(larger, start=1):
+        if (other, *shape) in at:
+            time_s = at[(other, *shape)] / SIZE_FACTOR**steps
+            break
+    gpu_type, gpus, nodes = shape
+    return EstimateRecord(
+        workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=BEST_FOUND,
+        plan="", iter_time_s=time_s, source=Source.MEASURED, provenance="inferred from a larger size",
+    )  # fmt: skip
+
+
+def _sizes(workloads: Sequence[Workload]) -> dict[tuple[str, int], list[Workload]]:
+    """Return the sizes of each (model, batch), rising: all sizes of a model that are known at any batch."""
+    batches: dict[str, set[int]] = {}
+    params: dict[str, set[str]] = {}
+    for w in workloads:
+        batches.setdefault(w.model, set()).add(w.global_batch)
+        params.setdefault(w.model, set()).add(w.params)
+    return {
+        (model, batch): [
+            Workload(model=model, params=p, global_batch=batch)
+            for p in sorted(params[model], key=parameters)
+        ]
+        for model, mine in batches.items()
+        for batch in mine
+    }
+
+
+def _node_sizes(nodes: Sequence[NodeSpec]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
+    return sizes

@@ -1,0 +1,93 @@
+"""Starts as Arena's artifact places them: the freest nodes first, whole shapes only, in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from formulation.decisions import Decision, DecisionKind
+from formulation.placement import Gang
+from formulation.snapshot import Snapshot
+from formulation.tables import Bools, Ints
+from service.rounds import Outcome
+
+
+class Free:
+    """The free GPUs of each node, while starts take them."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._nodes = snapshot.nodes
+        first = np.append(0, np.cumsum(snapshot.nodes.gpus))
+        free = np.ones(int(first[-1]), dtype=np.bool_)
+        free[first[snapshot.allocations.node] + snapshot.allocations.gpu] = False
+        self._free: list[Bools] = [free[a:b] for a, b in pairwise(first)]
+        self.count: Ints = np.array([int(f.sum()) for f in self._free], dtype=np.int64)
+
+    def take(self, gpu_type: int, gpus: int) -> Gang | None:
+        """Take ``gpus`` of ``gpu_type`` on as few nodes as they need, equally many on each; None: no room."""
+        mine = np.flatnonzero((self._nodes.gpu_type == gpu_type) & self._nodes.schedulable)
+        if not len(mine):
+            return None
+        each = min(gpus, int(self._nodes.gpus[mine].max()))
+        freest = mine[np.argsort(-self.count[mine], kind="stable")][: -(-gpus // each)]
+        if gpus % each or len(freest) * each < gpus or (self.count[freest] < each).any():
+            return None
+        return Gang(members=tuple((int(n), self._grab(int(n), each)) for n in sorted(freest)))
+
+    def _grab(self, node: int, gpus: int) -> tuple[int, ...]:
+        taken = np.flatnonzero(self._free[node])[:gpus]
+        self._free[node][taken] = False
+        self.count[node] -= gpus
+        return tuple(taken.tolist())
+
+
+def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
+    """Return the decisions with every start placed anew; running jobs keep what they have.
+
+    In order of arrival; the first that finds no room on its type keeps the type from all after it. Jobs that
+    were chosen and that placement had no blocks for have their turn too.
+    """
+    free, blocked = Free(snapshot), set[int]()
+    found: list[Decision] = []
+    for decision in outcome.decisions:
+        chosen = _chosen(outcome, decision)
+        if chosen is None:
+            found.append(_kept(snapshot, decision))
+            continue
+        gang = free.take(chosen.gpu_type, chosen.gpus) if chosen.gpu_type not in blocked else None
+        if gang is None:
+            blocked.add(chosen.gpu_type)
+            found.append(Decision(job=decision.job, kind=DecisionKind.WAIT, reason=decision.reason))
+        else:
+            found.append(replace(chosen, gang=gang))
+    return tuple(found)
+
+
+def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:
+    """Return the start that the policy chose for the job; None: it did not choose to start it."""
+    if decision.kind is DecisionKind.START:
+        return decision
+    column = outcome.placed.wanted.get(decision.job)
+    if decision.kind is not DecisionKind.WAIT or column is None:
+        return None
+    cells, cell = outcome.problem.cells, int(outcome.problem.cell[column])
+    return Decision(
+        job=decision.job, kind=DecisionKind.START, gpu_type=int(cells.gpu_type[cell]),
+        gpus=int(cells.gpus[cell]), pipeline_degree=int(cells.pipeline_degree[cell]),
+        plan=int(cells.plan[cell]),
+    )  # fmt: skip
+
+
+def _kept(snapshot: Snapshot, decision: Decision) -> Decision:
+    """Return ``decision``; a running job that placement moves to make room stays where it is."""
+    if decision.kind is not DecisionKind.MOVE:
+        return decision
+    return Decision(job=decision.job, kind=DecisionKind.KEEP)
+
+
+def starts_of(decisions: Sequence[Decision]) -> set[int]:
+    """Return the jobs that start."""
+    return {d.job for d in decisions if d.kind is DecisionKind.START}
