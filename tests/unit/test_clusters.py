@@ -1,0 +1,63 @@
+"""Clusters by name, as the papers describe them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from estimator.hardware import ALL, CATALOGUE
+from estimator.roofline import sample_profiles
+from formulation.errors import InvalidInput
+from simulator.clusters import PRESETS, hardware_of, preset
+
+
+def gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
+    """Return nodes and GPUs of each type."""
+    _, nodes = preset(name, share)
+    count = Counter(n.gpu_type for n in nodes)
+    return {t: (n, sum(x.gpus for x in nodes if x.gpu_type == t)) for t, n in count.items()}
+
+
+def test_the_presets_have_the_papers_nodes_and_gpus() -> None:
+    assert {name: gpus(name) for name in PRESETS} == {
+        "arena-1280": {"a100": (80, 320), "v100": (20, 320), "a40": (160, 320), "a10": (160, 320)},
+        "testbed-a": {"a40": (16, 32), "a10": (16, 32)},
+        "testbed-b": {"h100": (16, 128), "l20": (16, 256)},
+        "h100-128": {"h100": (16, 128)},
+        "a800-64": {"a800": (8, 64)},
+    }
+
+
+def test_a_share_keeps_so_much_of_each_type_and_a_node_at_least() -> None:
+    assert gpus("testbed-b", 0.25) == {"h100": (4, 32), "l20": (4, 64)}
+    assert gpus("arena-1280", 0.01) == {
+        "a100": (1, 4),
+        "v100": (1, 16),
+        "a40": (2, 4),
+        "a10": (2, 4),
+    }
+
+
+@pytest.mark.parametrize(("name", "share"), [("lab", 1.0), ("testbed-a", 0.0), ("testbed-a", -1.0)])
+def test_what_is_no_cluster_is_refused(name: str, share: float) -> None:
+    with pytest.raises(InvalidInput):
+        preset(name, share)
+
+
+def test_every_kind_of_gpu_has_a_name_of_its_own_and_is_in_a_preset() -> None:
+    assert len({kind.name for kind in CATALOGUE}) == len(CATALOGUE)
+    assert set(CATALOGUE[: len(ALL)]) == set(ALL)
+    assert {kind for name in PRESETS for kind in hardware_of(name)} == set(CATALOGUE)
+
+
+def test_newer_gpus_run_the_same_cells_faster_in_sample_profiles() -> None:
+    kinds = {kind.name: kind for kind in CATALOGUE}
+    pair = sample_profiles([kinds["h100"], kinds["a100"]], gpu_counts=[8])
+    best: dict[tuple[str, str], float] = {}
+    for e in pair:
+        key = (e.workload.key, e.gpu_type)
+        best[key] = min(best.get(key, float("inf")), e.iter_time_s)
+    works = {work for work, _ in best}
+    assert works
+    assert all(best[work, "h100"] < best[work, "a100"] for work in works)

@@ -1,0 +1,155 @@
+"""Files of traces beyond Arena's: our own columns, durations without models, Morphling's artifact."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.data import data_dir
+from formulation.errors import InvalidInput
+from service.importing.files import profiles_of, trace_of
+from service.importing.morphling import parse_measured, parse_workload, read_measured, read_workload
+from service.importing.redraw import sizes
+from service.importing.speeds import Speeds, gpu_seconds, load
+from service.importing.trace import PLAN, Arrival, Asked, TraceOptions, parse_durations, parse_trace
+from service.importing.writing import trace_csv
+from tests.support.traces import an_arrival
+
+OURS = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,tenant,guaranteed,plan"
+DURATIONS = "job_id,submit_time_s,duration_s,num_gpus,gpu_type"
+MEASURED = "model,exec_plan_raw,pp,placement,num_nodes,num_gpus,global_batch,feasible,iter_time_s"
+WORKLOAD = "job_id,submit_s,model,num_gpus,exec_plan_raw,steps,guaranteed"
+SCREENED = TraceOptions(screened=True)
+
+
+def a_file(*lines: str) -> bytes:
+    return "\n".join([*lines, ""]).encode()
+
+
+def published(name: str) -> Path:
+    folder = data_dir()
+    if folder is None or not (folder / "morphling" / name).is_file():
+        pytest.skip(f"{name} is not there; set TESSERA_DATA to the folder that has morphling/")
+    return folder / "morphling" / name
+
+
+def test_iterations_are_never_divided_and_tenants_and_plans_are_read() -> None:
+    data = a_file(OURS, "a,0,bert,1.3B,256,1003,8,nlp,1,248", "b,5,bert,1.3B,256,7,8,,,")
+    first, second = (a.spec for a in parse_trace(data, "t.csv"))
+    assert (first.iterations, first.tenant, first.guaranteed) == (1003, "nlp", True)
+    assert first.labels == {PLAN: "248"}
+    assert (second.iterations, second.tenant, second.guaranteed, second.labels) == (
+        7,
+        "",
+        False,
+        {},
+    )
+
+
+def test_a_wrong_guarantee_is_a_mistake() -> None:
+    with pytest.raises(InvalidInput, match="line 2, column guaranteed: must be one of 0, 1"):
+        parse_trace(a_file(OURS, "a,0,bert,1.3B,256,3,8,,yes,"), "t.csv")
+
+
+def test_what_is_written_is_read_back_whatever_the_divisor() -> None:
+    jobs = [
+        an_arrival("a", 0.0, 7, gpus=2, deadline_s=12.5, tenant="nlp", guaranteed=True),
+        an_arrival("b", 1.25, 10**12, gpu_type="", labels={PLAN: "zero-dp"}),
+    ]
+    assert parse_trace(trace_csv(jobs).encode(), "t.csv") == jobs
+
+
+def test_what_screening_judges_is_left_to_it_when_asked() -> None:
+    header = OURS.replace("iterations", "num_iterations")
+    data = a_file(header, "a,9,bert,1.3B,256,0,8,,,", "a,3,bert,1.3B,256,4,8,,,")
+    found = parse_trace(data, "t.csv", SCREENED)
+    assert [(a.arrival_s, a.spec.name, a.spec.iterations) for a in found] == [
+        (6.0, "a", 0), (0.0, "a", 1),
+    ]  # fmt: skip
+    with pytest.raises(InvalidInput, match="num_iterations: must be a whole number from 1"):
+        parse_trace(data, "t.csv")
+
+
+def test_a_trace_of_durations_knows_gpus_and_times_only() -> None:
+    data = a_file(DURATIONS, "a,100,36848,1,", "b,50,249,4,v100")
+    later, first = parse_durations(data, "t.csv", SCREENED)
+    assert (first.arrival_s, first.duration_s) == (0.0, 249.0)
+    assert (first.spec.requested_gpus, first.spec.requested_type) == (4, "v100")
+    assert later.arrival_s == 50.0
+    assert parse_durations(data, "t.csv") == [first, later]
+    zero = a_file(DURATIONS, "a,100,0,1,")
+    assert parse_durations(zero, "t.csv", SCREENED)[0].duration_s == 0.0
+    with pytest.raises(InvalidInput, match="duration_s: must be a number above 0"):
+        parse_durations(zero, "t.csv")
+    with pytest.raises(InvalidInput, match="draw them with --redraw"):
+        parse_trace(data, "t.csv")
+
+
+def test_the_header_says_which_form_a_file_has(tmp_path: Path) -> None:
+    def kinds(*lines: str) -> set[type]:
+        (tmp_path / "t.csv").write_bytes(a_file(*lines))
+        return {type(one) for one in trace_of(tmp_path / "t.csv")}
+
+    assert kinds(OURS, "a,0,bert,1.3B,256,3,8,,,") == {Arrival}
+    assert kinds(DURATIONS, "a,0,9,8,") == {Asked}
+    assert kinds(WORKLOAD, "a,0,vit,2,ga,5,0") == {Arrival}
+    (tmp_path / "p.csv").write_bytes(a_file(MEASURED, "vit,ga,1,1,1,1,64,1,0.15"))
+    assert profiles_of(tmp_path / "p.csv")[0].gpu_type == "a800"
+
+
+def test_of_placements_with_equal_gpus_and_nodes_the_most_even_counts() -> None:
+    rows = ["17", "44", "35"]
+    data = a_file(MEASURED, *(
+        f"vit,ga,1,{p},2,8,64,1,{s}" for p, s in zip(rows, (0.4, 0.07, 0.05), strict=True)
+    ))  # fmt: skip
+    (found,) = parse_measured(data, "m.csv")
+    assert (found.gpus, found.nodes, found.iter_time_s) == (8, 2, 0.07)
+
+
+def test_of_one_placement_measured_twice_the_fastest_counts_and_what_failed_is_inf() -> None:
+    data = a_file(
+        MEASURED, "llama7,zero-offload+gc,1,1,1,1,8,1,66", "llama7,zero-offload+gc,1,1,1,1,8,1,46",
+        "llama7,111,1,1,1,1,8,0,",
+    )  # fmt: skip
+    found = parse_measured(data, "m.csv")
+    assert [(e.plan, e.iter_time_s) for e in found] == [
+        ("zero-offload-gc", 46.0),
+        ("111", math.inf),
+    ]
+    assert found[0].workload.params == "7B"
+
+
+def test_mistakes_in_morphlings_files_are_named() -> None:
+    with pytest.raises(InvalidInput, match=r"line 2, column model: must be one of vit.*"):
+        parse_measured(a_file(MEASURED, "gpt9,ga,1,1,1,1,64,1,0.15"), "m.csv")
+    with pytest.raises(InvalidInput, match="line 2, column placement"):
+        parse_measured(a_file(MEASURED, "vit,ga,1,4-4,2,8,64,1,0.15"), "m.csv")
+    with pytest.raises(InvalidInput, match="job_id: must be unique; line 2 has it too"):
+        parse_workload(a_file(WORKLOAD, "a,0,vit,2,ga,5,0", "a,3,vit,2,ga,5,0"), "w.csv")
+
+
+def test_the_published_measurements_are_read() -> None:
+    found = read_measured(published("measured.csv"))
+    assert len(found) == 405  # of 539 rows, with one of several placements for each shape
+    assert sum(math.isinf(e.iter_time_s) for e in found) == 3
+    assert len({(e.workload, e.plan, e.gpus, e.nodes, e.pipeline_degree) for e in found}) == 405
+    vit = [e for e in found if (e.workload.model, e.plan, e.gpus) == ("vit", "ga", 8)]
+    assert {e.nodes: round(e.iter_time_s, 3) for e in vit}[2] == 0.066
+
+
+@pytest.mark.parametrize("name", ["workload_base.csv", "workload_bp.csv"])
+def test_the_published_workloads_are_read_and_load_64_gpus_as_the_notes_say(name: str) -> None:
+    jobs = read_workload(published(name))
+    speeds = Speeds(read_measured(published("measured.csv")))
+    assert (len(jobs), jobs[0].arrival_s, jobs[-1].arrival_s) == (406, 0.0, 47_550.0)
+    assert sizes(jobs) == Counter({
+        ("gpt2", "1.5B"): 69, ("bert", "336M"): 64, ("t5", "1.2B"): 62, ("roberta", "355M"): 58,
+        ("llama7", "7B"): 54, ("llama30", "30B"): 51, ("vit", "86M"): 48,
+    })  # fmt: skip
+    assert load(jobs, speeds, 64) == pytest.approx(0.73, abs=0.01)
+    assert gpu_seconds(jobs, speeds).sum() / 3600 == pytest.approx(617.8, rel=0.01)
+    assert {a.spec.requested_type for a in jobs} == {"a800"}
+    assert all(a.spec.labels[PLAN] for a in jobs)
