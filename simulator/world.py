@@ -25,8 +25,8 @@ from simulator.truth import truth_of
 TOLERANCE = 1e-6
 """Relative, for sums of work and of GPU-seconds that are added up in two orders."""
 
-FINISHED = 1e-9
-"""A job that has no more than this share of its iterations left has ended: what is left is rounding."""
+MOMENT_S = 1e-6
+"""A job that would end so soon after a round has ended before it: the difference is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class World:
         iterations = self.store.iterations
         for job, run in list(self._runs.items()):
             done = run.done_at(to_s)
-            if to_s > run.ready_s and iterations[job] - done <= FINISHED * iterations[job]:
+            if to_s > run.ready_s and iterations[job] - done <= run.speed * MOMENT_S:
                 self._finish(job, run.stamp)
             else:
                 self.store.done[job] = done
@@ -328,7 +328,8 @@ class World:
             if gang is None or all(n != node for n, _ in gang.members):
                 continue
             done = run.done_at(self.now_s)
-            self._write(job, run, "speed", done)
+            if self.now_s > run.start_s:
+                self._write(job, run, "speed", done)
             at_s = max(self.now_s, run.ready_s)
             if at_s > run.at_s[-1]:
                 run.at_s.append(at_s)

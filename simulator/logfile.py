@@ -1,0 +1,216 @@
+"""The allocation log of a run as a file: what was given to whom when, and no progress that was computed.
+
+JSON Lines, UTF-8, one object a line, told apart by ``kind``; README.md (The log) describes every field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, NodeSpec
+from formulation.snapshot import Source, Workload
+from simulator.log import Segment
+from simulator.overheads import Overheads
+from simulator.run import Result
+
+FORMAT: Final = "tessera-allocations/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedJob:
+    """A job as the log knows it."""
+
+    name: str
+    arrival_s: float
+    iterations: int
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSegment:
+    """A segment by names. ``lost``: iterations that a failure took at its end."""
+
+    job: str
+    start_s: float
+    ready_s: float
+    end_s: float
+    gpu_type: str
+    gpus: int
+    pipeline_degree: int
+    plan: str
+    members: tuple[tuple[str, tuple[int, ...]], ...]
+    slowdown: float
+    ended_by: str
+    lost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationLog:
+    """A run as its log tells it."""
+
+    ended_s: float
+    overheads: Overheads
+    nodes: tuple[NodeSpec, ...]
+    profiles: tuple[EstimateRecord, ...]
+    jobs: tuple[LoggedJob, ...]
+    segments: tuple[LoggedSegment, ...]
+
+
+def log_of(result: Result) -> AllocationLog:
+    """Return the log of a run; profiles are the true ones, of workloads that jobs have."""
+    scenario = result.scenario
+    trained = {one.spec.workload for one in scenario.arrivals}
+    return AllocationLog(
+        ended_s=result.ended_s,
+        overheads=result.conditions.overheads,
+        nodes=tuple(
+            NodeSpec(name=n.name, gpu_type=n.gpu_type, gpus=n.gpus) for n in scenario.nodes
+        ),
+        profiles=tuple(
+            EstimateRecord(
+                workload=e.workload, gpu_type=e.gpu_type, gpus=e.gpus, nodes=e.nodes,
+                pipeline_degree=e.pipeline_degree, plan=e.plan, iter_time_s=e.iter_time_s,
+                source=e.source,
+            )
+            for e in scenario.profiles
+            if e.workload in trained
+        ),
+        jobs=tuple(
+            LoggedJob(
+                name=one.spec.name, arrival_s=float(one.arrival_s), workload=one.spec.workload,
+                iterations=one.spec.iterations,
+            )
+            for one in scenario.arrivals
+        ),
+        segments=tuple(_named(result, s) for s in result.segments),
+    )  # fmt: skip
+
+
+def write_log(log: AllocationLog, path: Path) -> None:
+    """Write the log to a file."""
+    path.write_text("".join(f"{line}\n" for line in lines_of(log)), encoding="utf-8")
+
+
+def read_log(path: Path) -> AllocationLog:
+    """Read a file that ``write_log`` wrote. Raises InvalidInput (with the line) and OSError."""
+    rows: dict[str, list[dict[str, Any]]] = {
+        k: [] for k in ("run", "node", "profile", "job", "segment")
+    }
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows[row.pop("kind")].append(row)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            problem = f"line {number} is no line of an allocation log"
+            raise InvalidInput("log", f"{path.name}: {problem}") from None
+    if len(rows["run"]) != 1 or rows["run"][0].get("format") != FORMAT:
+        raise InvalidInput("log", f"{path.name}: has no header of format {FORMAT}")
+    head = rows["run"][0]
+    try:
+        return AllocationLog(
+            ended_s=head["ended_s"], overheads=_overheads(head["overheads"]),
+            nodes=tuple(map(_read_node, rows["node"])),
+            profiles=tuple(map(_read_profile, rows["profile"])),
+            jobs=tuple(map(_read_job, rows["job"])),
+            segments=tuple(map(_read_segment, rows["segment"])),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("log", f"{path.name}: a field is missing or strange: {error}") from None
+
+
+def lines_of(log: AllocationLog) -> Iterator[str]:
+    """Yield the lines of the file: the header, nodes, profiles, jobs, then segments by their ends."""
+    o = log.overheads
+    table = {
+        "save_s": o.save_s, "load_s": o.load_s, "search_s": sorted(o.search_s.items()),
+        "profile_s": o.profile_s, "profile_gpus": o.profile_gpus,
+        "checkpoint_every_s": _finite(o.checkpoint_every_s),
+    }  # fmt: skip
+    yield _line("run", {"format": FORMAT, "ended_s": log.ended_s, "overheads": table})
+    for n in log.nodes:
+        yield _line("node", {"name": n.name, "type": n.gpu_type, "gpus": n.gpus})
+    for e in log.profiles:
+        cell = {"workload": _workload(e.workload), "type": e.gpu_type, "gpus": e.gpus,
+                "nodes": e.nodes, "degree": e.pipeline_degree, "plan": e.plan}  # fmt: skip
+        known = {"iter_time_s": _finite(e.iter_time_s), "source": e.source.name.lower()}
+        yield _line("profile", cell | known)
+    for j in log.jobs:
+        fields = {"name": j.name, "arrival_s": j.arrival_s, "iterations": j.iterations}
+        yield _line("job", fields | {"workload": _workload(j.workload)})
+    for s in log.segments:
+        yield _line("segment", {
+            "job": s.job, "start_s": s.start_s, "ready_s": s.ready_s, "end_s": s.end_s,
+            "type": s.gpu_type, "gpus": s.gpus, "degree": s.pipeline_degree, "plan": s.plan,
+            "on": s.members, "slowdown": s.slowdown, "ended_by": s.ended_by, "lost": s.lost,
+        })  # fmt: skip
+
+
+def _line(kind: str, fields: dict[str, Any]) -> str:
+    return json.dumps({"kind": kind} | fields, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _endless(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _workload(w: Workload) -> list[str | int]:
+    return [w.model, w.params, w.global_batch]
+
+
+def _named(result: Result, s: Segment) -> LoggedSegment:
+    return LoggedSegment(
+        job=result.scenario.arrivals[s.job].spec.name, start_s=float(s.start_s),
+        ready_s=float(s.ready_s), end_s=float(s.end_s),
+        gpu_type=result.scenario.gpu_types[s.gpu_type].name, gpus=s.gpus,
+        pipeline_degree=s.pipeline_degree, plan=s.plan,
+        members=tuple((result.nodes[n], tuple(map(int, gpus))) for n, gpus in s.members),
+        slowdown=float(s.slowdown), ended_by=s.ended_by, lost=float(s.lost),
+    )  # fmt: skip
+
+
+def _overheads(row: dict[str, Any]) -> Overheads:
+    endless = {"checkpoint_every_s": _endless(row["checkpoint_every_s"])}
+    return Overheads(**row | endless | {"search_s": dict(_pairs(row["search_s"]))})
+
+
+def _pairs(rows: Iterable[list[Any]]) -> Iterator[tuple[int, float]]:
+    for gpus, seconds in rows:
+        yield int(gpus), seconds
+
+
+def _read_workload(row: list[Any]) -> Workload:
+    model, params, batch = row
+    return Workload(model=model, params=params, global_batch=batch)
+
+
+def _read_node(row: dict[str, Any]) -> NodeSpec:
+    return NodeSpec(name=row["name"], gpu_type=row["type"], gpus=row["gpus"])
+
+
+def _read_profile(row: dict[str, Any]) -> EstimateRecord:
+    return EstimateRecord(
+        workload=_read_workload(row["workload"]), gpu_type=row["type"], gpus=row["gpus"],
+        nodes=row["nodes"], pipeline_degree=row["degree"], plan=row["plan"],
+        iter_time_s=_endless(row["iter_time_s"]), source=Source[row["source"].upper()],
+    )  # fmt: skip
+
+
+def _read_job(row: dict[str, Any]) -> LoggedJob:
+    return LoggedJob(**row | {"workload": _read_workload(row["workload"])})
+
+
+def _read_segment(row: dict[str, Any]) -> LoggedSegment:
+    names = {"type": "gpu_type", "degree": "pipeline_degree", "on": "members"}
+    fields = {names.get(name, name): value for name, value in row.items()}
+    members = tuple((node, tuple(gpus)) for node, gpus in row["on"])
+    return LoggedSegment(**fields | {"members": members})
