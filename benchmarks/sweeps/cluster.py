@@ -60,7 +60,8 @@ def _connect(ray: Any, address: str) -> None:
         )  # fmt: skip
     except (ConnectionError, ValueError) as error:
         raise Unavailable(
-            f"there is no Ray cluster at {address}: {error}; `ray status` says where one is"
+            f"no Ray cluster answers at {address}: {error}; `ray status` says where one is, and one "
+            "that asks for a token needs RAY_AUTH_MODE=token here"
         ) from error
 
 

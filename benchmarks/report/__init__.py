@@ -1,0 +1,1 @@
+"""What a run found, as one HTML page and as Markdown with pictures."""
