@@ -17,15 +17,15 @@ from service.importing.trace import Arrival, Asked
 OnBad = Literal["refuse", "drop"]
 NAMES_SHOWN = 5
 
-REPEATED = "repeat the name of an earlier job"
-EMPTY = "have no iterations to run, or last no time"
-UNKNOWN_MODEL = "run a model, size and batch of which there is no estimate"
-ABSENT_TYPE = "ask for a GPU type that the cluster lacks"
-TOO_LARGE = "ask for more GPUs than the cluster has of the type"
-NOT_PROFILED = "ask for a type and number of GPUs that nobody has tried for their model"
-INFEASIBLE = "ask for a type and number of GPUs on which their model does not run"
-NEVER_RUNS = "run a model, size and batch that run nowhere on the cluster"
-EARLY = "arrive before 0"
+REPEATED = "the name of an earlier job"
+EMPTY = "no iterations to run, or no duration"
+UNKNOWN_MODEL = "a model, size and batch of which there is no estimate"
+ABSENT_TYPE = "a GPU type that the cluster lacks"
+TOO_LARGE = "more GPUs than the cluster has of the type"
+NOT_PROFILED = "a type and number of GPUs that nobody has tried for the model"
+INFEASIBLE = "a type and number of GPUs on which the model does not run"
+NEVER_RUNS = "a model, size and batch that run nowhere on the cluster"
+EARLY = "an arrival before 0"
 
 
 class Dropped(NamedTuple):
@@ -106,7 +106,7 @@ def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
     for one in dropped:
         by_reason[one.reason].append(one)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    return [_line(f"{_jobs(len(found))} {reason}", found) for reason, found in ranked]
+    return [_line(f"{_jobs(len(found))} with {reason}", found) for reason, found in ranked]
 
 
 def order_lines(reordered: Sequence[str]) -> list[str]:
@@ -114,7 +114,7 @@ def order_lines(reordered: Sequence[str]) -> list[str]:
     if not reordered:
         return []
     found = [Dropped(name, "") for name in reordered]
-    return [_line(f"{_jobs(len(found))} stood below jobs that arrive later", found)]
+    return [_line(f"{_jobs(len(found))} below others that arrive later", found)]
 
 
 def _misshapen(one: Arrival) -> Dropped | None:

@@ -68,14 +68,14 @@ def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason(
     text = str(caught.value)
     assert "8 jobs) are not fit to run" in text
     lines = text.splitlines()[1:]
-    assert lines[0].startswith(f"7 jobs {screening.TOO_LARGE}: big0 (16 a100), big1")
+    assert lines[0].startswith(f"7 jobs with {screening.TOO_LARGE}: big0 (16 a100), big1")
     assert lines[0].endswith("big4 (16 a100), ...")
-    assert lines[1] == f"1 job {screening.UNKNOWN_MODEL}: x (moe 2.4B 256)"
+    assert lines[1] == f"1 job with {screening.UNKNOWN_MODEL}: x (moe 2.4B 256)"
 
 
 def test_jobs_out_of_order_are_refused_or_put_in_order_and_named_but_never_lost() -> None:
     jobs = [an_arrival("a", 5.0), an_arrival("b", 3.0), an_arrival("c", 4.0), an_arrival("d", 5.0)]
-    with pytest.raises(InvalidInput, match="2 jobs stood below jobs that arrive later: b, c"):
+    with pytest.raises(InvalidInput, match="2 jobs below others that arrive later: b, c"):
         screen(jobs, PROFILES, [a_type()], NODES)
     found = screen(jobs, PROFILES, [a_type()], NODES, "drop")
     assert [a.spec.name for a in found.arrivals] == ["b", "c", "a", "d"]
@@ -99,5 +99,5 @@ def test_jobs_without_models_must_last_some_time_and_be_unique() -> None:
     found = screen_durations(jobs, "drop")
     assert found.arrivals == [jobs[0]]
     assert [one.reason for one in found.dropped] == [screening.EMPTY, screening.REPEATED]
-    with pytest.raises(InvalidInput, match="last no time: b"):
+    with pytest.raises(InvalidInput, match="no duration: b"):
         screen_durations(jobs)

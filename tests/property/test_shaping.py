@@ -1,0 +1,136 @@
+"""Laws of shaping: what each step keeps, whatever the trace."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.resources import EstimateRecord
+from service.importing.redraw import asked, redraw
+from service.importing.screening import screen
+from service.importing.shaping import busiest, sampled, split_tenants
+from service.importing.speeds import Room, Speeds, gpu_seconds
+from service.importing.trace import Arrival, parse_trace
+from service.importing.writing import trace_csv
+from tests.support.traces import a_cluster, a_record, a_type, a_workload, an_arrival
+
+WORKS = [a_workload("bert", "760M"), a_workload("bert", "6.7B", 128), a_workload("moe", "10B", 512)]
+NODES = a_cluster("a100", nodes=4, gpus=4) + a_cluster("v100", nodes=1, gpus=16)
+SPEEDS_S = [0.3, 1.7, 9.0]
+
+
+def profiles(seed: int) -> list[EstimateRecord]:
+    rng = np.random.default_rng(seed)
+    return [
+        a_record(gpus, kind, math.inf if rng.random() < 0.3 else base / gpus**0.8, 0, work)
+        for work, base in zip(WORKS, SPEEDS_S, strict=True)
+        for kind in ("a100", "v100")
+        for gpus in (1, 2, 4, 8, 16, 32)
+    ]
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Arrival]:
+    """Draw jobs with everything that may be wrong with them: names, order, counts, models, types."""
+    count = draw(st.integers(0, 12))
+    return [
+        an_arrival(
+            draw(st.sampled_from([f"j{i}", "same"])), draw(st.floats(0, 1e6)),
+            draw(st.integers(0, 10_000)), draw(st.sampled_from([1, 2, 3, 8, 32])),
+            draw(st.sampled_from(["a100", "v100", "h100", ""])),
+            draw(st.sampled_from([*WORKS, a_workload("gpt9")])),
+            deadline_s=draw(st.sampled_from([math.inf, 1.0, 5e5])),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), st.integers(0, 50))
+def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
+    jobs: list[Arrival], seed: int
+) -> None:
+    known = profiles(seed)
+    found = screen(jobs, known, [a_type("a100"), a_type("v100")], NODES, "drop")
+    kept = [a.spec.name for a in found.arrivals]
+    dropped = [one.job for one in found.dropped]
+    assert sorted(kept + dropped) == sorted(a.spec.name for a in jobs)
+    assert len(set(kept)) == len(kept)
+    assert np.isfinite(gpu_seconds(found.arrivals, Speeds(known, Room.of(NODES)))).all()
+    times = [a.arrival_s for a in found.arrivals]
+    assert times == sorted(times)
+    again = screen(found.arrivals, known, [a_type("a100"), a_type("v100")], NODES, "refuse")
+    assert again.arrivals == found.arrivals  # what is left is good
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), st.integers(0, 50), st.integers(0, 2**31))
+def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
+    jobs: list[Arrival], profile: int, seed: int
+) -> None:
+    speeds = Speeds(profiles(profile), Room.of(NODES))
+    good = screen(jobs, profiles(profile), [a_type("a100"), a_type("v100")], NODES, "drop").arrivals
+    if not speeds.workloads():
+        return
+    found = redraw(asked(good, speeds), speeds, seed)
+    assert found == redraw(asked(good, speeds), speeds, seed)
+    before, after = gpu_seconds(good, speeds), gpu_seconds(found, speeds)
+    for a, b, one in zip(before.tolist(), after.tolist(), found, strict=True):
+        step = one.spec.requested_gpus * speeds.iter_time_s(one.spec)
+        assert math.isfinite(step)
+        assert abs(a - b) <= (0.5 if a >= step / 2 else 1.0) * step * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), st.floats(0.01, 300))
+def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
+    jobs: list[Arrival], hours: float
+) -> None:
+    found = busiest(jobs, hours)
+    times = [a.arrival_s for a in jobs]
+    most = max((sum(t <= u < t + hours * 3600 for u in times) for t in times), default=0)
+    assert len(found) == most
+    assert all(0 <= a.arrival_s < hours * 3600 + 1e-6 for a in found)
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces(), st.integers(0, 2**31), st.floats(0.05, 1.0))
+def test_samples_and_tenants_change_nothing_else_of_a_job(
+    jobs: list[Arrival], seed: int, share: float
+) -> None:
+    found = sampled(jobs, share, seed)
+    assert len(found) == round(share * len(jobs))
+    position = iter(jobs)
+    assert all(any(a is b for b in position) for a in found)  # a subsequence
+    split, _ = split_tenants(jobs, len(jobs) // 2, 8, seed)
+    assert [(a.arrival_s, a.spec.workload, a.spec.iterations) for a in split] == [
+        (a.arrival_s, a.spec.workload, a.spec.iterations) for a in jobs
+    ]
+    assert sum(a.spec.guaranteed for a in split) == len(jobs) // 2
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), st.integers(0, 50))
+def test_a_written_trace_is_read_back_to_the_microsecond(jobs: list[Arrival], seed: int) -> None:
+    good = screen(jobs, profiles(seed), [a_type("a100"), a_type("v100")], NODES, "drop").arrivals
+    first_s = good[0].arrival_s if good else 0.0
+    back = parse_trace(trace_csv(good).encode(), "t.csv")
+    assert len(back) == len(good)
+    by_name = {a.spec.name: a for a in back}
+    for one in good:
+        read = by_name[one.spec.name]
+        assert read.arrival_s == pytest.approx(one.arrival_s - first_s, abs=1e-6)
+        assert read.spec.deadline_s == pytest.approx(one.spec.deadline_s, abs=3e-6)
+        same = (
+            "workload",
+            "iterations",
+            "requested_gpus",
+            "requested_type",
+            "tenant",
+            "guaranteed",
+        )
+        assert all(getattr(read.spec, f) == getattr(one.spec, f) for f in same)

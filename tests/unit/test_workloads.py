@@ -1,0 +1,168 @@
+"""Workloads that simulations are made of: synthetic ones of a stated load, and published traces."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.data import data_dir
+from estimator.roofline import sample_profiles
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from service.importing.redraw import LARGE_FROM, parameters
+from service.importing.screening import screen
+from service.importing.speeds import Room, Speeds, load
+from service.importing.trace import Arrival
+from simulator.clusters import hardware_of, preset
+from simulator.workloads.philly_like import DAY_S
+from simulator.workloads.published import NAMES, Published, published
+from simulator.workloads.synthetic import GAVEL_GPUS, Synthetic
+
+TYPES, NODES = preset("testbed-a")
+GPUS = 64
+
+
+@pytest.fixture(scope="module")
+def profiles() -> list[EstimateRecord]:
+    return sample_profiles(hardware_of("testbed-a"))
+
+
+def drawn(profiles: list[EstimateRecord], seed: int = 1, **settings: Any) -> list[Arrival]:
+    return Synthetic(**({"jobs": 400} | settings)).draw(profiles, NODES, seed)
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "philly-like"])
+@pytest.mark.parametrize("wanted", [0.3, 1.5])
+def test_synthetic_jobs_bring_the_load_that_is_asked_for(
+    profiles: list[EstimateRecord], arrivals: str, wanted: float
+) -> None:
+    jobs = drawn(profiles, arrivals=arrivals, load=wanted)
+    speeds = Speeds(profiles, Room.of(NODES))
+    assert load(jobs, speeds, GPUS) == pytest.approx(wanted, rel=1e-6)
+    assert [a.arrival_s for a in jobs] == sorted(a.arrival_s for a in jobs)
+
+
+def test_synthetic_jobs_are_good_and_the_same_seed_gives_the_same(
+    profiles: list[EstimateRecord],
+) -> None:
+    jobs = drawn(profiles)
+    assert screen(jobs, profiles, TYPES, NODES).arrivals == jobs
+    assert drawn(profiles) == jobs != drawn(profiles, seed=2)
+
+
+def test_poisson_gaps_are_exponential_and_philly_like_ones_come_in_bursts(
+    profiles: list[EstimateRecord],
+) -> None:
+    def spread(arrivals: str) -> float:
+        gaps = np.diff([a.arrival_s for a in drawn(profiles, jobs=2000, arrivals=arrivals)])
+        return float(np.std(gaps) / np.mean(gaps))
+
+    assert spread("poisson") == pytest.approx(1.0, abs=0.1)
+    assert spread("philly-like") > 1.5
+
+
+def test_philly_like_jobs_arrive_by_day_though_the_load_is_scaled(
+    profiles: list[EstimateRecord],
+) -> None:
+    jobs = drawn(profiles, jobs=4000, arrivals="philly-like", load=0.2)
+    times = np.array([a.arrival_s for a in jobs])
+    assert times[-1] > 5 * DAY_S
+    whole = times[times < math.floor(times[-1] / DAY_S) * DAY_S]
+    by_day = np.mean((whole % DAY_S > DAY_S / 4) & (whole % DAY_S < 3 * DAY_S / 4))
+    assert by_day == pytest.approx(0.5 + 0.6 / math.pi, abs=0.06)
+
+
+def test_static_traces_arrive_at_once(profiles: list[EstimateRecord]) -> None:
+    assert {a.arrival_s for a in drawn(profiles, arrivals="at-once")} == {0.0}
+
+
+def test_gavels_jobs_are_mostly_of_one_gpu_and_last_half_an_hour_to_a_week(
+    profiles: list[EstimateRecord],
+) -> None:
+    jobs = drawn(profiles, jobs=3000, durations="gavel", gpu_shares=GAVEL_GPUS)
+    count = Counter(a.spec.requested_gpus for a in jobs)
+    assert count[1] / 3000 == pytest.approx(0.7, abs=0.03)
+    assert count[8] / 3000 == pytest.approx(0.05, abs=0.02)
+    minutes = Speeds(profiles).requested_s(jobs) / 60
+    assert np.mean(minutes > 1000) == pytest.approx(0.2, abs=0.03)
+    assert np.median(minutes) == pytest.approx(10 ** (1.5 + 0.5 / 0.8 * 1.5), rel=0.15)
+
+
+def test_deadlines_and_large_models_are_as_asked(profiles: list[EstimateRecord]) -> None:
+    jobs = drawn(profiles, tightness=(0.5, 1.5), large_share=0.5)
+    ratio = np.array([a.spec.deadline_s for a in jobs]) / Speeds(profiles).requested_s(jobs)
+    assert 0.5 <= ratio.min() < 0.55
+    assert 1.45 < ratio.max() <= 1.5
+    large = [a for a in jobs if parameters(a.spec.workload.params) >= LARGE_FROM]
+    assert len(large) == 200
+    assert {a.spec.deadline_s for a in drawn(profiles)} == {math.inf}
+
+
+def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refused(
+    profiles: list[EstimateRecord],
+) -> None:
+    jobs = Synthetic(jobs=50, gpu_shares={1: 0.5, 16: 0.5}).draw(profiles, NODES[:4], 1)
+    assert {a.spec.requested_gpus for a in jobs} == {1}
+    with pytest.raises(InvalidInput, match="on which nothing runs"):
+        drawn(profiles, gpu_shares={3: 1.0})
+    assert drawn(profiles, jobs=0) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"jobs": -1}, {"load": 0.0}, {"load": math.inf}, {"shortest_s": 0.0}, {"gpu_shares": {}},
+        {"gpu_shares": {1: 0.0}}, {"shortest_s": 10.0, "longest_s": 5.0},
+    ],
+)  # fmt: skip
+def test_distributions_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        Synthetic(**({"jobs": 1} | wrong))
+
+
+def a_published(name: str, **rest: Any) -> Published:
+    folder = data_dir()
+    needed = "morphling/measured.csv" if "morphling" in name else "arena/trace_philly.csv"
+    if folder is None or not (folder / needed).is_file():
+        pytest.skip(f"{needed} is not there; set TESSERA_DATA to the folder that has it")
+    return published(name, folder, **rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "jobs", "dropped", "gpus"),
+    [
+        ("arena-philly", 950, 36, 1280), ("arena-testbed-a", 219, 25, 64),
+        ("arena-testbed-b", 244, 0, 384), ("arena-h100", 244, 0, 128),
+        ("morphling-base", 406, 0, 64), ("morphling-bp", 406, 0, 64), ("morphling-mt", 406, 0, 64),
+    ],
+)  # fmt: skip
+def test_published_traces_fit_their_clusters_but_for_the_jobs_nobody_measured(
+    name: str, jobs: int, dropped: int, gpus: int
+) -> None:
+    found = a_published(name)
+    assert len(found.scenario.arrivals) == jobs
+    assert len(found.screened.dropped) == dropped
+    assert found.scenario.gpus == gpus
+
+
+def test_jobs_nobody_measured_can_be_refused() -> None:
+    with pytest.raises(InvalidInput, match="are not fit to run"):
+        a_published("arena-philly", on_bad="refuse")
+
+
+def test_the_multi_tenant_trace_has_194_guaranteed_jobs_and_a_quota_of_64() -> None:
+    scenario = a_published("morphling-mt").scenario
+    assert sum(a.spec.guaranteed for a in scenario.arrivals) == 194
+    assert [t.quotas for t in scenario.tenants] == [{"": 64}, {}]
+    other = a_published("morphling-mt", seed=1).scenario
+    assert scenario.arrivals != other.arrivals
+
+
+def test_an_unknown_workload_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=", ".join(NAMES)):
+        published("lab", tmp_path)
