@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
-from benchmarks.report.model import Plot, RunReport, Table, Value, written
+from benchmarks.report.model import Plot, RunReport, Table, Value, as_given, written
 from benchmarks.report.pictures import svg
 from benchmarks.report.style import DARK, LIGHT
 
@@ -112,18 +112,12 @@ def _table(table: Table) -> str:
 def _origin(report: RunReport) -> str:
     facts: list[tuple[str, Value]] = [
         ("commit", report.commit), ("seeds", ", ".join(map(str, report.seeds))),
-        *((f"option {name}", _option(value)) for name, value in report.options.items()),
+        *((f"option {name}", as_given(value)) for name, value in report.options.items()),
         *report.versions.items(),
     ]  # fmt: skip
     table = Table(title="What ran", columns=("what", "value"), rows=tuple(facts))
     command = f'<pre tabindex="0"><code>{escape(report.command)}</code></pre>'
     return f"{command}<p></p>{_table(table)}"
-
-
-def _option(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value)
 
 
 def _wide(title: str, content: str) -> str:

@@ -153,7 +153,7 @@ def gap_over_rounds(
         axes.set_yscale("symlog", linthresh=0.01)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: number(value))
-        legend(figure, axes)
+        legend(figure, axes, marks=1.8)
     grouped = f"A point is the largest gap of up to {few} rounds. " if few > 1 else ""
     without = f"Rounds without a bound: {', '.join(unbounded)}. " if unbounded else ""
     return Plot(

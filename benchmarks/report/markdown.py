@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.report.model import RunReport, Table, Value, written
+from benchmarks.report.model import RunReport, Table, Value, as_given, written
 
 
 def text(report: RunReport, pictures: Sequence[str]) -> str:
@@ -27,7 +27,7 @@ def text(report: RunReport, pictures: Sequence[str]) -> str:
         lines += [plot.caption, ""] if plot.caption else []
     for found in report.tables:
         lines += _titled(found)
-    facts = [(f"option {k}", str(v)) for k, v in report.options.items()]
+    facts = [(f"option {k}", as_given(v)) for k, v in report.options.items()]
     facts += list(report.versions.items())
     return "\n".join([*lines, "## What ran", "", *table(("what", "value"), facts), ""])
 

@@ -128,3 +128,10 @@ def written(value: object) -> str:
         case float():
             return f"{value:.4g}".replace("-", MINUS)
     return str(value)
+
+
+def as_given(option: object) -> str:
+    """Return an option's value as it could be given again."""
+    if isinstance(option, list | tuple):
+        return ", ".join(map(str, option))
+    return "none" if option is None else str(option)

@@ -102,12 +102,22 @@ def percentage(value: float) -> str:
     return f"{number(100 * value)} %"
 
 
-def legend(figure: Drawing, axes: Any) -> None:
-    """Put the legend below the axes, in as many columns as fit, and make room for it."""
+def legend(figure: Drawing, axes: Any, marks: float = 1.0) -> None:
+    """Put the legend below the axes, in as many columns as fit, and make room for it.
+
+    Its marks are ``marks`` times as large as those of the plot.
+    """
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < 2:
         return
     columns = max(1, min(len(labels), int(88 / (max(map(len, labels)) + 7))))
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * rows)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=2.6,
+        markerscale=marks,
+    )
