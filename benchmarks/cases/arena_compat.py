@@ -141,8 +141,8 @@ def arena_compat(
     ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over rounds above
     100) are the first policy's; the bounds are on how far first come, first served lies from the artifact's
     590, 83,192 s and 4,384.8. They are waived for another policy, other jobs, fewer rounds or oddities
-    switched off. The padded times are the artifact's reading: unfinished jobs, up to the 828 that its own policy
-    finishes, count as the longest time seen under any policy.
+    switched off. The padded times are the artifact's reading: unfinished jobs, up to the 828 that its own
+    policy finishes, count as the longest time seen under any policy.
     """
     names = [name.strip() for name in policies.split(",")]
     if unknown := [name for name in names if name not in CONTESTANTS]:

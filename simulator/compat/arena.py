@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from formulation.decisions import Decision, DecisionKind
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
-from formulation.snapshot import STATE_CODE, Snapshot
+from formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
 from formulation.tables import Floats, Ints
 from service.rounds import Outcome
 from simulator.compat.oddities import ROUND_S, LaunchCost, Oddities
@@ -146,10 +146,10 @@ class ArenaWorld:
         """Return the jobs of ``snapshot`` that wait, in order of arrival."""
         return np.flatnonzero(snapshot.jobs.state == _QUEUED)
 
-    def carry_out(self, decisions: tuple[Decision, ...]) -> None:
+    def carry_out(self, decisions: Sequence[Decision], legs: Legs = NO_LEGS) -> None:
         """Do what a round decided on the last snapshot."""
         held = {job: _gpus(gang) for job, gang in self.store.gangs.items()}
-        for change in self.store.commit(decisions, self.now_s):
+        for change in self.store.commit(decisions, self.now_s, legs):
             if change.kind is DecisionKind.SUSPEND:
                 self._suspend(change.job)
             elif change.gang is not None:
@@ -220,12 +220,9 @@ def run(
     ended = 0
     for number in range(rounds):
         arrived = world.arrive()
-        if ended or len(arrived) or not oddities.idle_rounds:
-            decisions, broken = _decide(world, decide, arrived, ended)
+        if world.store.live and (ended or len(arrived) or not oddities.idle_rounds):
             decided += 1
-            refused += broken
-            if not broken:
-                world.carry_out(decisions)
+            refused += not _round(world, decide, arrived, ended)
         world.wait()
         recorded.append(world.samples_s())
         progress(number)
@@ -251,10 +248,10 @@ def priced(scenario: Scenario, oddities: Oddities) -> Scenario:
     )  # fmt: skip
 
 
-def _decide(
+def _round(
     world: ArenaWorld, decide: Callable[[Snapshot], Outcome], arrived: Ints, ended: int
-) -> tuple[tuple[Decision, ...], bool]:
-    """Return the round's decisions, and whether they broke a rule."""
+) -> bool:
+    """Decide a round and carry it out; return whether it broke no rule."""
     oddities, snapshot = world.oddities, world.snapshot()
     new = set(arrived.tolist())
     waiting = [job for job in world.waiting(snapshot).tolist() if world.store.live[job] not in new]
@@ -266,9 +263,12 @@ def _decide(
             break
         hidden |= behind
     if outcome.violations:
-        return (), True
+        world.store.refuse()
+        return False
     placed = scattered(snapshot, outcome) if oddities.scattered_starts else outcome.decisions
-    return placed, False
+    legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs
+    world.carry_out(placed, legs)
+    return True
 
 
 def _behind(snapshot: Snapshot, outcome: Outcome, waiting: list[int]) -> set[int]:

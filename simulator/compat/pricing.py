@@ -46,7 +46,12 @@ def sizes_inferred(
     that has a row there (rule 3; one that failed fails), and where there is none does not run, whatever worse
     shapes say. Counts are the five that Arena measures. ``workloads``: of jobs, which may be in no row.
     """
-    at = {(e.workload, e.gpu_type, e.gpus, e.nodes): e.iter_time_s for e in profiles}
+    node = _node_sizes(nodes)
+    at: dict[_Shape, float] = {}
+    for e in profiles:
+        spread = e.nodes or math.ceil(e.gpus / node.get(e.gpu_type, 1))
+        key = (e.workload, e.gpu_type, e.gpus, spread)
+        at[key] = min(e.iter_time_s, at.get(key, math.inf))  # over plans
     sizes = _sizes([*(e.workload for e in profiles), *workloads])
     found = list(profiles)
     for workload in sorted(
@@ -55,7 +60,7 @@ def sizes_inferred(
     ):
         larger = sizes[workload.model, workload.global_batch]
         larger = larger[larger.index(workload) + 1 :]
-        for gpu_type, size in sorted(_node_sizes(nodes).items()):
+        for gpu_type, size in sorted(node.items()):
             for gpus in COUNTS:
                 shape = (gpu_type, gpus, math.ceil(gpus / size))
                 if (workload, *shape) not in at:

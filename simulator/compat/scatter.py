@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from formulation.placement import Gang
 from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Ints
 from service.rounds import Outcome
+
+_PLACED_ANEW: Final = (DecisionKind.START, DecisionKind.MOVE)
 
 
 class Free:
@@ -25,6 +28,12 @@ class Free:
         free[first[snapshot.allocations.node] + snapshot.allocations.gpu] = False
         self._free: list[Bools] = [free[a:b] for a, b in pairwise(first)]
         self.count: Ints = np.array([int(f.sum()) for f in self._free], dtype=np.int64)
+
+    def reserve(self, gang: Gang) -> None:
+        """Take these GPUs, some of which may be taken already."""
+        for node, gpus in gang.members:
+            self._free[node][list(gpus)] = False
+            self.count[node] = int(self._free[node].sum())
 
     def take(self, gpu_type: int, gpus: int) -> Gang | None:
         """Take ``gpus`` of ``gpu_type`` on as few nodes as they need, equally many on each; None: no room."""
@@ -48,14 +57,18 @@ def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
     """Return the decisions with every start placed anew; running jobs keep what they have.
 
     In order of arrival; the first that finds no room on its type keeps the type from all after it. Jobs that
-    were chosen and that placement had no blocks for have their turn too.
+    were chosen and that placement had no blocks for have their turn too. What running jobs give back in
+    this round, by a change of theirs, is free for starts in the next.
     """
     free, blocked = Free(snapshot), set[int]()
     found: list[Decision] = []
     for decision in outcome.decisions:
+        if decision.gang is not None and decision.kind not in _PLACED_ANEW:
+            free.reserve(decision.gang)
+    for decision in outcome.decisions:
         chosen = _chosen(outcome, decision)
         if chosen is None:
-            found.append(_kept(snapshot, decision))
+            found.append(_kept(decision))
             continue
         gang = free.take(chosen.gpu_type, chosen.gpus) if chosen.gpu_type not in blocked else None
         if gang is None:
@@ -81,7 +94,7 @@ def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:
     )  # fmt: skip
 
 
-def _kept(snapshot: Snapshot, decision: Decision) -> Decision:
+def _kept(decision: Decision) -> Decision:
     """Return ``decision``; a running job that placement moves to make room stays where it is."""
     if decision.kind is not DecisionKind.MOVE:
         return decision

@@ -1,0 +1,311 @@
+"""Arena's artifact reproduced: with every oddity off an honest world, and each oddity by itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formulation.decisions import DecisionKind
+from formulation.errors import InvalidInput
+from formulation.lifecycle import JobState
+from formulation.snapshot import STATE_CODE, Snapshot, Workload
+from service.rounds import Outcome
+from simulator.compat.arena import ArenaWorld, CompatResult, run
+from simulator.compat.oddities import ARENA, LaunchCost, Oddities, of_policy, without
+from simulator.overheads import Overheads
+from simulator.run import Decider
+from simulator.scenario import Scenario
+from tests.support.worlds import (
+    FCFS,
+    POLICIES,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    runs,
+    simulated,
+    some_specs,
+    waits,
+)
+
+FREE = LaunchCost(per_gpu_s=0.0, cap_s=0.0)
+OTHERS = LaunchCost(per_gpu_s=150.0, cap_s=600.0)
+ONE = (("a100-0", (0,)),)
+TWO = (("a100-0", (0, 1)),)
+
+
+def a_world(scenario: Scenario, launch: LaunchCost = FREE, **on: bool) -> ArenaWorld:
+    """Return a world at 0 with the jobs of its first round."""
+    world = ArenaWorld(scenario, launch, Oddities(**on))
+    world.arrive()
+    return world
+
+
+def give(
+    world: ArenaWorld, job: str, members: Any, kind: DecisionKind = DecisionKind.START
+) -> None:
+    world.carry_out([runs(world.snapshot(), job, members, kind)])
+
+
+def take(world: ArenaWorld, job: str) -> None:
+    world.carry_out([waits(world.snapshot(), job)])
+
+
+def rounds_until_end(world: ArenaWorld, job: int = 0) -> int:
+    """Let rounds pass until the job has ended; return how many."""
+    for number in range(1, 1000):
+        world.train()
+        if np.isfinite(world.store.ended_s[job]):
+            return number
+    raise AssertionError("it does not end")
+
+
+def compared(
+    scenario: Scenario, policy: str = "fcfs", rounds: int = 300, **on: bool
+) -> CompatResult:
+    return run(
+        scenario, Decider(POLICIES[policy]), rounds=rounds, launch=FREE, oddities=Oddities(**on)
+    )
+
+
+@pytest.mark.parametrize("policy", ["greedy", "fcfs", "ilp", "arena", "deadlines"])
+@pytest.mark.parametrize("seed", range(3))
+def test_with_every_oddity_off_the_world_is_the_honest_one(policy: str, seed: int) -> None:
+    scenario, cost_s = a_random_scenario(seed), 50.0
+    overheads = Overheads(save_s=0.0, load_s=cost_s, search_s={1: 0.0})
+    launch = LaunchCost(per_gpu_s=cost_s, cap_s=cost_s)
+    honest = simulated(scenario, POLICIES[policy], overheads=overheads, horizon_s=200 * 300.0)
+    mine = run(scenario, Decider(POLICIES[policy]), rounds=200, launch=launch, oddities=Oddities())
+    assert mine.ended_s == pytest.approx(honest.end_s, rel=1e-9)
+    assert np.isfinite(mine.ended_s).any()
+    trained = sum(
+        s.iterations * scenario.arrivals[s.job].spec.workload.global_batch for s in honest.segments
+    )
+    assert float(mine.samples_s.sum()) * 300 == pytest.approx(trained, rel=1e-9)
+
+
+def test_an_early_arrival_takes_part_in_the_round_before_it() -> None:
+    scenario = a_scenario(an_arrival("a", 301.0, iterations=100), an_arrival("b", 600.0))
+    early = compared(scenario, early_arrival=True)
+    assert early.entered_s.tolist() == [300.0, 300.0]
+    assert early.ended_s[0] == 400.0
+    late = compared(scenario)
+    assert late.entered_s.tolist() == [301.0, 600.0]
+    assert late.ended_s[0] == 700.0
+
+
+def test_a_job_that_arrives_at_the_start_of_all_is_in_the_first_round() -> None:
+    assert compared(a_scenario(an_arrival("a", 0.0)), early_arrival=True).entered_s[0] == 0.0
+
+
+def test_idle_rounds_decide_nothing() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=1000), an_arrival("b", 700.0, iterations=10))
+    assert compared(scenario, rounds=10, idle_rounds=True).decided == 2  # at 0 and 900 s
+    assert compared(scenario, rounds=10).decided == 4  # until nobody is left
+
+
+def test_whole_rounds_hold_gpus_until_the_round_is_over() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=301))
+    assert compared(scenario).ended_s[0] == 301.0
+    assert compared(scenario, whole_rounds=True).ended_s[0] == 600.0
+
+
+def test_what_ends_with_the_last_whole_round_is_not_seen() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=301))
+    assert math.isinf(compared(scenario, rounds=2, whole_rounds=True).ended_s[0])
+    assert compared(scenario, rounds=3, whole_rounds=True).ended_s[0] == 600.0
+    assert compared(scenario, rounds=2).ended_s[0] == 301.0
+
+
+def test_an_upgrade_speeds_up_the_past_where_that_is_switched_on() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=1200))
+    for on, rounds in ((True, 1), (False, 2)):  # 300 s at 1/s, then at 2/s: 1200 or 900 by 600 s
+        world = a_world(scenario, repriced_past=on)
+        give(world, "a", ONE)
+        world.train()
+        give(world, "a", TWO, DecisionKind.RESIZE)
+        assert rounds_until_end(world) == rounds
+
+
+def test_repriced_progress_counts_whole_iterations() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=100), profiles=[a_profile(1, 7.0)])
+    world = a_world(scenario, repriced_past=True)
+    give(world, "a", ONE)
+    world.train()
+    assert world.store.done[0] == 300 // 7
+
+
+def test_a_suspended_job_pays_twice_where_that_is_switched_on() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=1000))
+    for on, rounds in ((True, 2), (False, 3)):
+        world = a_world(scenario, suspended_twice=on)
+        give(world, "a", ONE)
+        world.train()  # 300 are done; 400 or 700 are left
+        take(world, "a")
+        world.train()
+        give(world, "a", ONE)
+        assert rounds_until_end(world) == rounds
+
+
+@pytest.mark.parametrize(
+    ("gpus", "lost_s", "recorded"),
+    [(1, 0.0, [0.5, 1.0, 1.0]), (2, 0.0, [0.0, 1.0, 1.0]), (4, 300.0, [0.0, 0.0, 1.0])],
+)
+def test_a_restart_lowers_the_curve_and_delays_only_large_jobs(
+    gpus: int, lost_s: float, recorded: list[float]
+) -> None:
+    scenario = a_scenario(an_arrival("a", iterations=1200 * gpus, requested_gpus=gpus))
+    world = a_world(scenario, OTHERS, overhead_on_curve=True)
+    give(world, "a", (("a100-0", tuple(range(gpus))),))
+    speed = 10.0 * gpus
+    for share in recorded:
+        assert world.samples_s() == pytest.approx(share * speed)
+        world.train()
+    assert rounds_until_end(world) + len(recorded) == (1200 + lost_s) / 300
+
+
+def test_a_restart_that_is_charged_to_the_job_delays_it() -> None:
+    world = a_world(a_scenario(an_arrival("a", iterations=500)), OTHERS)
+    give(world, "a", ONE)
+    rounds_until_end(world)
+    assert world.store.ended_s[0] == 650.0
+
+
+def test_a_restart_within_a_long_restart_starts_the_count_anew() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=4 * 1200, requested_gpus=4))
+    world = a_world(scenario, OTHERS, overhead_on_curve=True)
+    give(world, "a", (("a100-0", (0, 1, 2, 3)),))
+    world.train()
+    give(world, "a", (("a100-1", (0, 1, 2, 3)),), DecisionKind.MOVE)
+    assert [world.samples_s() for _ in range(3) if world.train()] == [0.0, 40.0, 40.0]
+    assert world.gains[0] == 2
+
+
+def test_giving_gpus_back_is_free_where_that_is_switched_on() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=2100))
+    for on, end_s in ((True, 1800.0), (False, 1950.0)):
+        world = a_world(scenario, OTHERS, free_release=on)
+        give(world, "a", TWO)  # it trains from 300 s on, and 600 s in all at 2/s
+        for _ in range(3):
+            world.train()
+        give(world, "a", ONE, DecisionKind.RESIZE)
+        rounds_until_end(world)
+        assert world.store.ended_s[0] == end_s
+        assert world.gains[0] == 1
+
+
+def test_rates_have_three_decimals_where_that_is_switched_on() -> None:
+    scenario = a_scenario(an_arrival("a"), profiles=[a_profile(1, 0.3)])
+    for on, expected in ((True, 33.333), (False, 10 / 0.3)):
+        world = a_world(scenario, rounded_rates=on)
+        give(world, "a", ONE)
+        assert world.samples_s() == expected
+
+
+def test_a_job_that_ends_counts_for_all_of_its_last_round_where_that_is_switched_on() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=330))
+    whole = compared(scenario, rounds=3, ending_counts_whole=True)
+    assert whole.samples_s.tolist() == [10.0, 10.0, 0.0]
+    part = compared(scenario, rounds=3)
+    assert part.samples_s == pytest.approx([10.0, 1.0, 0.0])
+
+
+def a_larger_size_known() -> Scenario:
+    """Return a job of 1B that needs two GPUs, of which only 2B is measured on two."""
+    large = Workload(model="bert", params="2B", global_batch=10)
+    return a_scenario(
+        an_arrival("a", requested_gpus=2, iterations=1000),
+        profiles=[a_profile(1, 1.0), a_profile(2, 0.9, workload=large)],
+    )
+
+
+def test_a_size_that_was_not_measured_is_inferred_from_the_next_larger_one() -> None:
+    scenario = a_larger_size_known()
+    assert compared(scenario, inferred_sizes=True).ended_s[0] == pytest.approx(500.0)
+    assert math.isinf(compared(scenario).ended_s[0])
+
+
+def test_slow_iterations_are_infeasible_where_that_is_switched_on() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=2), profiles=[a_profile(1, 301.0)])
+    assert math.isinf(compared(scenario, slow_is_infeasible=True).ended_s[0])
+    assert compared(scenario).ended_s[0] == 602.0
+
+
+def test_scattered_starts_take_the_freest_nodes_and_block_their_type() -> None:
+    nodes = some_specs(("a100", 2, 2))
+    jobs = [
+        an_arrival(f"small-{i}", iterations=200, requested_gpus=1, requested_type="a100")
+        for i in range(2)
+    ]
+    jobs += [
+        an_arrival("large", iterations=600, requested_gpus=2, requested_type="a100"),
+        an_arrival("last", iterations=200, requested_gpus=1, requested_type="a100"),
+    ]
+    scenario = a_scenario(*jobs, nodes=nodes)
+    packed = compared(scenario)
+    assert packed.queued_s.tolist() == [0.0, 0.0, 0.0, 300.0]
+    scattered = compared(scenario, scattered_starts=True)
+    assert scattered.queued_s.tolist() == [0.0, 0.0, 300.0, 300.0]
+
+
+def test_a_whole_shape_is_all_that_scattered_starts_take() -> None:
+    jobs = [
+        an_arrival(n, iterations=900, requested_gpus=g, requested_type="a100")
+        for n, g in (("a", 3), ("b", 3), ("c", 2))
+    ]
+    profiles = [a_profile(g, 1.0 / g) for g in (1, 2, 3)]
+    scenario = a_scenario(*jobs, profiles=profiles)
+    assert compared(scenario).queued_s[2] == 0.0  # on two nodes, one GPU each
+    assert compared(scenario, scattered_starts=True).queued_s[2] == 300.0
+
+
+def blocked_scenario() -> Scenario:
+    """Return one GPU's first job, a job that can never run, and one behind it; then a new job."""
+    never = Workload(model="bert", params="9B", global_batch=10)
+    return a_scenario(
+        an_arrival("runs", iterations=600, requested_type="a100"),
+        an_arrival("never", workload=never, requested_type="a100"),
+        an_arrival("behind", iterations=300, requested_type="a100"),
+        an_arrival("new", 1000.0, iterations=300, requested_type="a100"),
+        nodes=some_specs(("a100", 1, 1)),
+    )  # fmt: skip
+
+
+def test_a_job_that_can_never_run_keeps_back_those_behind_it_but_not_new_ones() -> None:
+    honest = compared(blocked_scenario(), rounds=20)
+    assert np.isfinite(honest.ended_s).tolist() == [True, False, True, True]
+    stuck = compared(blocked_scenario(), rounds=20, head_of_line=True)
+    assert np.isfinite(stuck.ended_s).tolist() == [True, False, False, True]
+
+
+def test_waiting_jobs_are_tried_again_only_when_one_ended() -> None:
+    scenario = a_scenario(
+        an_arrival("a", iterations=700), an_arrival("b"), nodes=some_specs(("a100", 1, 1))
+    )
+    decide, queued = Decider(FCFS), STATE_CODE[JobState.QUEUED]
+    for on, expected in ((True, [2, 0, 0, 1]), (False, [2, 1, 1, 1])):
+        tried: list[int] = []
+
+        def watched(snapshot: Snapshot, tried: list[int] = tried) -> Outcome:
+            tried.append(int(np.count_nonzero(snapshot.jobs.state == queued)))
+            return decide(snapshot)
+
+        run(
+            scenario, watched, rounds=4, launch=FREE, oddities=Oddities(retries_after_ends=on)
+        )  # fmt: skip
+        assert tried == expected
+
+
+def test_arena_has_every_oddity_but_those_of_other_policies() -> None:
+    assert of_policy("fcfs") == without(ARENA, ["head_of_line", "retries_after_ends"])
+    assert of_policy("gavel") == without(ARENA, ["scattered_starts"])
+    assert of_policy("fcfs", Oddities()) == Oddities()
+
+
+def test_switching_off_all_is_the_default_and_unknown_names_are_refused() -> None:
+    assert without(ARENA, ["all"]) == Oddities()
+    with pytest.raises(InvalidInput, match="repriced_past"):
+        without(ARENA, ["no_such"])

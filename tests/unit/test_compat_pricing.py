@@ -1,0 +1,111 @@
+"""Arena's pricing rules: what stands for iteration times that were not measured."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases.arena_compat import philly
+from benchmarks.data import data_dir
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Workload
+from service.importing.profiles import read_profiles
+from service.importing.trace import read_trace
+from simulator.clusters import arena_table1
+from simulator.compat.arena import priced
+from simulator.compat.oddities import ARENA
+from simulator.compat.pricing import parameters, sizes_inferred, slow_left_out
+from tests.support.worlds import a_profile, some_specs
+
+NODES = some_specs(("a100", 2, 4))
+
+
+def of_size(params: str, batch: int = 10) -> Workload:
+    return Workload(model="bert", params=params, global_batch=batch)
+
+
+def iter_time_s(profiles: list[EstimateRecord], params: str, gpus: int, batch: int = 10) -> float:
+    [found] = [e for e in profiles if e.workload == of_size(params, batch) and e.gpus == gpus]
+    return found.iter_time_s
+
+
+def test_each_step_in_size_is_worth_a_factor_of_1_8() -> None:
+    known = [a_profile(1, 9.0, workload=of_size("2.6B")), a_profile(2, 1.0, workload=of_size("760M")),
+             a_profile(2, 2.0, workload=of_size("1.3B"))]  # fmt: skip
+    found = sizes_inferred(known, NODES, [])
+    assert iter_time_s(found, "1.3B", 1) == pytest.approx(9.0 / 1.8)
+    assert iter_time_s(found, "760M", 1) == pytest.approx(9.0 / 1.8**2)
+    assert iter_time_s(found, "2.6B", 1) == 9.0
+    assert math.isinf(iter_time_s(found, "2.6B", 2))
+
+
+def test_the_next_larger_size_counts_even_where_it_failed() -> None:
+    known = [a_profile(1, math.inf, workload=of_size("1.3B")),
+             a_profile(1, 9.0, workload=of_size("2.6B"))]  # fmt: skip
+    assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("760M")]), "760M", 1))
+
+
+def test_other_batches_and_other_shapes_say_nothing() -> None:
+    known = [a_profile(1, 9.0, workload=of_size("2.6B", 20)),
+             a_profile(4, 9.0, nodes=2, workload=of_size("2.6B"))]  # fmt: skip
+    found = sizes_inferred(known, NODES, [of_size("1.3B")])
+    assert math.isinf(iter_time_s(found, "1.3B", 1))
+    assert math.isinf(iter_time_s(found, "1.3B", 4))
+
+
+def test_what_is_measured_at_a_worse_shape_alone_does_not_run_at_the_best_one() -> None:
+    known = [a_profile(4, 9.0, nodes=2, workload=of_size("1.3B"))]
+    found = [e for e in sizes_inferred(known, NODES, []) if e.gpus == 4]
+    assert sorted((e.nodes, e.iter_time_s) for e in found) == [(1, math.inf), (2, 9.0)]
+
+
+def test_slow_iterations_are_left_out_and_infer_nothing() -> None:
+    known = slow_left_out([a_profile(1, 300.1, workload=of_size("2.6B"))])
+    assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("1.3B")]), "1.3B", 1))
+    assert slow_left_out([a_profile(1, 300.0)]) == [a_profile(1, 300.0)]
+
+
+def test_sizes_are_read_in_millions_and_billions() -> None:
+    assert parameters("760M") < parameters("1.3B") < parameters("10B")
+    with pytest.raises(InvalidInput, match="large"):
+        parameters("large")
+
+
+def data(name: str) -> Path:
+    folder = data_dir()
+    if folder is None or not (folder / "arena" / name).is_file():
+        pytest.skip(f"{name} is not there; set TESSERA_DATA to the folder that has arena/")
+    return folder / "arena" / name
+
+
+def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> None:
+    measured = read_profiles(data("alpa_optimal.csv"))
+    _, nodes = arena_table1()
+    jobs = [a.spec.workload for a in read_trace(data("trace_philly.csv"))]
+    found = sizes_inferred(slow_left_out(measured), nodes, jobs)
+    size = {n.gpu_type: n.gpus for n in nodes}
+    best = [e for e in found if e.nodes == math.ceil(e.gpus / size[e.gpu_type])]
+    inferred = [e.provenance != "alpa_optimal.csv" for e in best]
+    runs = [math.isfinite(e.iter_time_s) for e in best]
+    assert len(best) == 900
+    assert sum(r and not i for r, i in zip(runs, inferred, strict=True)) == 276
+    assert sum(r and i for r, i in zip(runs, inferred, strict=True)) == 85
+
+
+def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() -> None:
+    scenario = priced(philly(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ARENA)
+    size = {n.gpu_type: n.gpus for n in scenario.nodes}
+    at = {
+        (e.workload, e.gpu_type, e.gpus): e
+        for e in scenario.profiles
+        if e.nodes == math.ceil(e.gpus / size[e.gpu_type])
+    }
+    asked = [
+        at[a.spec.workload, a.spec.requested_type, a.spec.requested_gpus] for a in scenario.arrivals
+    ]
+    assert len(asked) == 986
+    assert sum(e.provenance != "alpa_optimal.csv" for e in asked) == 39
+    assert all(math.isfinite(e.iter_time_s) for e in asked)
