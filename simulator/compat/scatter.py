@@ -15,7 +15,7 @@ from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Ints
 from service.rounds import Outcome
 
-_PLACED_ANEW: Final = (DecisionKind.START, DecisionKind.MOVE)
+_SCALED: Final = (DecisionKind.RESIZE, DecisionKind.RETYPE, DecisionKind.REPLAN)
 
 
 class Free:
@@ -54,21 +54,28 @@ class Free:
 
 
 def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
-    """Return the decisions with every start placed anew; running jobs keep what they have.
+    """Return the decisions with every start placed anew.
 
     In order of arrival; the first that finds no room on its type keeps the type from all after it. Jobs that
-    were chosen and that placement had no blocks for have their turn too. What running jobs give back in
-    this round, by a change of theirs, is free for starts in the next.
+    were chosen and that placement had no blocks for have their turn too. Where only starts were chosen, no
+    running job is moved to make room for them; else changes are as placed, and what they give back is
+    free for starts in the next round.
     """
     free, blocked = Free(snapshot), set[int]()
     found: list[Decision] = []
+    only_starts = not any(d.kind in _SCALED for d in outcome.decisions)
     for decision in outcome.decisions:
-        if decision.gang is not None and decision.kind not in _PLACED_ANEW:
+        if (
+            decision.gang is not None
+            and decision.kind is not DecisionKind.START
+            and not only_starts
+        ):
             free.reserve(decision.gang)
     for decision in outcome.decisions:
         chosen = _chosen(outcome, decision)
         if chosen is None:
-            found.append(_kept(decision))
+            stays = only_starts and decision.kind is DecisionKind.MOVE
+            found.append(Decision(job=decision.job, kind=DecisionKind.KEEP) if stays else decision)
             continue
         gang = free.take(chosen.gpu_type, chosen.gpus) if chosen.gpu_type not in blocked else None
         if gang is None:
@@ -92,13 +99,6 @@ def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:
         gpus=int(cells.gpus[cell]), pipeline_degree=int(cells.pipeline_degree[cell]),
         plan=int(cells.plan[cell]),
     )  # fmt: skip
-
-
-def _kept(decision: Decision) -> Decision:
-    """Return ``decision``; a running job that placement moves to make room stays where it is."""
-    if decision.kind is not DecisionKind.MOVE:
-        return decision
-    return Decision(job=decision.job, kind=DecisionKind.KEEP)
 
 
 def starts_of(decisions: Sequence[Decision]) -> set[int]:
