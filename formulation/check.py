@@ -14,9 +14,9 @@ from itertools import chain
 import numpy as np
 
 from formulation.lifecycle import SCHEDULABLE
-from formulation.placement import Gang, Placement, current_gangs
+from formulation.placement import Gang, Placement, changed, current_gangs
 from formulation.problem import CHANGES_ROW, Problem
-from formulation.snapshot import STATE_CODE, STATES, Hold, Snapshot
+from formulation.snapshot import STATES, Hold, Snapshot
 from formulation.solution import Solution
 from formulation.tables import Bools, Ints
 
@@ -146,7 +146,7 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
     """Yield gangs of jobs that may not run, of a wrong number of GPUs, or of an uneven shape."""
     gangs = len(given.job)
     code = snapshot.jobs.state[given.job]
-    may = np.isin(code, [STATE_CODE[state] for state in SCHEDULABLE])
+    may = snapshot.jobs.among(SCHEDULABLE)[given.job]
     for job, its in zip(given.job[~may].tolist(), code[~may].tolist(), strict=True):
         yield Violation(rule="may run", detail=f"{problem.jobs[job]} is {STATES[its]}")
     has = np.zeros(gangs, dtype=np.int64)
@@ -223,9 +223,9 @@ def _not_kept_in_place(
 ) -> Iterator[Violation]:
     """Yield jobs that keep their Cells but not their GPUs without being migrated, and wrong migrations."""
     keeps = (solution.choice >= 0) & (problem.current == solution.choice)
-    gangs = placement.gangs
-    for job in np.flatnonzero(keeps).tolist():
-        if job not in placement.migrated and job in gangs and now.get(job) != gangs[job]:
+    gangs, moved = placement.gangs, changed(placement.gangs, now)
+    for job in sorted(moved - placement.migrated):
+        if keeps[job]:
             detail = f"{problem.jobs[job]} keeps its Cell but is given other GPUs"
             yield Violation(rule="kept in place", detail=detail)
     for job in sorted(placement.migrated):
@@ -234,7 +234,7 @@ def _not_kept_in_place(
             yield Violation(rule="migrated", detail=f"{name} is migrated but has no GPUs")
         elif solution.choice[job] < 0:
             continue  # said above: it is placed and not chosen
-        elif not keeps[job] or owned == gangs[job]:
+        elif not keeps[job] or job not in moved:
             detail = f"{name} does not keep its Cell, or has not moved"
             yield Violation(rule="migrated", detail=detail)
         elif not problem.movable[job] and owned is not None:

@@ -9,7 +9,7 @@ from formulation.cells import Cells, cells_of
 from formulation.draft import Draft
 from formulation.lifecycle import SCHEDULABLE
 from formulation.policy import Policy
-from formulation.snapshot import STATE_CODE, Snapshot
+from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Ints, ranges
 
 
@@ -44,7 +44,7 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     keep = np.flatnonzero(kept_cells)
     first = np.searchsorted(cells.workload[keep], jobs.workload)
     count = np.searchsorted(cells.workload[keep], jobs.workload, side="right") - first
-    count = np.where(_schedulable(snapshot), count, 0)
+    count = np.where(snapshot.jobs.among(SCHEDULABLE), count, 0)
     kept = keep[ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
     running = _current_cell(snapshot, cells)
@@ -62,11 +62,6 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     return job_start.astype(np.int64), kept, current
 
 
-def _schedulable(snapshot: Snapshot) -> Bools:
-    codes = [STATE_CODE[state] for state in SCHEDULABLE]
-    return np.isin(snapshot.jobs.state, codes)
-
-
 def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     """Return the Cell that each job can stay on as it is, int64[jobs]; -1: none.
 
@@ -74,7 +69,7 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     """
     jobs = snapshot.jobs
     found = np.full(len(jobs), -1, dtype=np.int64)
-    stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & _schedulable(snapshot)
+    stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & snapshot.jobs.among(SCHEDULABLE)
     if not len(cells):
         return found
     most, types = int(cells.gpus.max()), len(snapshot.gpu_types)

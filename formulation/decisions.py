@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from formulation.admission import Admission
 from formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
-from formulation.placement import Gang, Placement, current_gangs
+from formulation.placement import Gang, Placement, changed, current_gangs
+from formulation.problem import Problem
 from formulation.reasons import Reason
 from formulation.snapshot import STATES, Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement
+from formulation.tables import Bools, Floats, Ints
 
 
 class DecisionKind(StrEnum):
@@ -87,87 +89,96 @@ def decide(
     states = [STATES[code] for code in snapshot.jobs.state.tolist()]
     promised = np.array(admission.admitted if admission is not None else snapshot.jobs.admitted)
     promised[list(statement.lapsed)] = False
-    kept = promised.tolist()
-    runs = _running(snapshot, statement, solution, placement)
-    found: list[Decision] = []
-    for job, state in enumerate(states):
-        cell = runs.get(job)
-        if cell is None:
-            kind = DecisionKind.SUSPEND if state in ACTIVE else DecisionKind.WAIT
-            if job in statement.rejected and state is JobState.QUEUED:
-                kind = DecisionKind.REJECT
-            found.append(Decision(job=job, kind=kind, reason=reasons[job], admitted=kept[job]))
-            continue
-        if state not in SCHEDULABLE:  # the checker has refused this already
-            raise AssertionError(f"{snapshot.jobs.name[job]} is {state} but was placed")
-        kind, before = cell.kind, now.get(job)
-        if state not in ACTIVE or before is None:
-            kind = DecisionKind.START
-        elif kind is DecisionKind.KEEP and cell.gang != before:
-            kind = DecisionKind.MOVE
-        found.append(
-            Decision(
-                job=job, kind=kind, gpu_type=cell.gpu_type, gpus=cell.gpus,
-                pipeline_degree=cell.pipeline_degree, plan=cell.plan, rate=cell.rate,
-                restart_price=cell.restart_price, gang=cell.gang,
-                admitted=kept[job] or job in statement.admits,
-                opportunistic=cell.opportunistic[kind is DecisionKind.START],
-            )
-        )  # fmt: skip
-    return found
+    found: list[Decision | None] = [None] * len(states)
+    for runs in _running(snapshot, statement, solution, placement, promised, now):
+        if states[runs.job] not in SCHEDULABLE:  # the checker has refused this already
+            name = snapshot.jobs.name[runs.job]
+            raise AssertionError(f"{name} is {states[runs.job]} but was placed")
+        found[runs.job] = runs
+    return [
+        decision or _waiting(statement, job, states[job], reasons[job], admitted=admitted)
+        for job, (decision, admitted) in enumerate(zip(found, promised.tolist(), strict=True))
+    ]
 
 
-class _Running(NamedTuple):
-    """What a job that was placed runs on. ``kind`` is how that differs from its Cell now."""
-
-    kind: DecisionKind
-    gpu_type: int
-    gpus: int
-    pipeline_degree: int
-    plan: int
-    rate: float
-    restart_price: float
-    gang: Gang
-    opportunistic: tuple[bool, bool]  # as it is, and if it starts
+def _waiting(
+    statement: Statement, job: int, state: JobState, reason: Reason, *, admitted: bool
+) -> Decision:
+    kind = DecisionKind.SUSPEND if state in ACTIVE else DecisionKind.WAIT
+    if job in statement.rejected and state is JobState.QUEUED:
+        kind = DecisionKind.REJECT
+    return Decision(job=job, kind=kind, reason=reason, admitted=admitted)
 
 
 def _running(
-    snapshot: Snapshot, statement: Statement, solution: Solution, placement: Placement
-) -> dict[int, _Running]:
-    """Return what each placed job runs on, by array for all of them."""
-    problem, jobs = statement.problem, snapshot.jobs
+    snapshot: Snapshot, statement: Statement, solution: Solution, placement: Placement,
+    promised: Bools, now: Mapping[int, Gang],
+) -> Iterator[Decision]:  # fmt: skip
+    """Yield what is decided of each job that is placed."""
+    problem, jobs, cells = statement.problem, snapshot.jobs, statement.problem.cells
     job = np.array(list(placement.gangs), dtype=np.int64)
     column = solution.choice[job]
-    cells, cell = problem.cells, problem.cell[column]
-    price = problem.restart_price[column].astype(np.float64)
-    moves = np.array([job in placement.migrated for job in placement.gangs], dtype=np.bool_)
-    gross = np.abs(problem.value[column] + problem.restart_price[column]).astype(np.float64)
-    price[moves] = (gross * problem.restart_share[job])[moves]
-    gpu_type, gpus = cells.gpu_type[cell], cells.gpus[cell]
-    degree, plan = cells.pipeline_degree[cell], cells.plan[cell]
-    kind = np.select(
-        [
-            jobs.current_type[job] != gpu_type,
-            jobs.current_gpus[job] != gpus,
-            (jobs.current_degree[job] != degree) | (jobs.current_plan[job] != plan),
-        ],
-        [0, 1, 2], 3,
+    cell = problem.cell[column]
+    kind = _kinds(snapshot, problem, placement, job, cell, now)
+    starts = np.array([its is DecisionKind.START for its in kind], dtype=np.bool_)
+    past = np.where(starts, statement.opportunistic[job], jobs.opportunistic[job])
+    admits = np.zeros(len(jobs), dtype=np.bool_)
+    admits[list(statement.admits)] = True
+    columns = (
+        job, cells.gpu_type[cell], cells.gpus[cell], cells.pipeline_degree[cell], cells.plan[cell],
+        _rates(problem, placement, cell), _prices(problem, placement, job, column),
+        promised[job] | admits[job], past,
     )  # fmt: skip
-    gangs = list(placement.gangs.values())
-    rate = cells.rate[cell]
-    nodes = np.array([len(gang.members) for gang in gangs], dtype=np.int64)
-    for k in np.flatnonzero(nodes != cells.nodes[cell]).tolist():
-        rate[k] = cells.rate_on(int(cell[k]), gangs[k].nodes)
-    opportunistic = zip(
-        jobs.opportunistic[job].tolist(), statement.opportunistic[job].tolist(), strict=True
-    )
-    kinds = [_KINDS[k] for k in kind.tolist()]
-    columns = (gpu_type, gpus, degree, plan, rate, price / problem.scale)
-    rows = zip(kinds, *(values.tolist() for values in columns), gangs, opportunistic, strict=True)
-    return dict(zip(placement.gangs, map(_Running._make, rows), strict=True))
+    for its, gang, (who, gpu_type, gpus, degree, plan, rate, price, admitted, opportunistic) in zip(
+        kind,
+        placement.gangs.values(),
+        zip(*(c.tolist() for c in columns), strict=True),
+        strict=True,
+    ):
+        yield Decision(
+            job=who, kind=its, gpu_type=gpu_type, gpus=gpus, pipeline_degree=degree, plan=plan,
+            rate=rate, restart_price=price, gang=gang, admitted=admitted,
+            opportunistic=opportunistic,
+        )  # fmt: skip
 
 
 _KINDS: Final = (
-    DecisionKind.RETYPE, DecisionKind.RESIZE, DecisionKind.REPLAN, DecisionKind.KEEP
+    DecisionKind.START, DecisionKind.RETYPE, DecisionKind.RESIZE, DecisionKind.REPLAN,
+    DecisionKind.MOVE, DecisionKind.KEEP,
 )  # fmt: skip
-"""Kinds of jobs that run on, by the first of type, count, and degree or plan that differs."""
+"""Kinds of jobs that run; the first that applies is taken."""
+
+
+def _kinds(
+    snapshot: Snapshot, problem: Problem, placement: Placement, job: Ints, cell: Ints,
+    now: Mapping[int, Gang],
+) -> list[DecisionKind]:  # fmt: skip
+    jobs, cells = snapshot.jobs, problem.cells
+    moved = changed(placement.gangs, now)
+    owns = np.array([one in now for one in placement.gangs], dtype=np.bool_)
+    applies = [
+        ~(owns & jobs.among(ACTIVE)[job]),
+        jobs.current_type[job] != cells.gpu_type[cell],
+        jobs.current_gpus[job] != cells.gpus[cell],
+        (jobs.current_degree[job] != cells.pipeline_degree[cell])
+        | (jobs.current_plan[job] != cells.plan[cell]),
+        np.array([one in moved for one in placement.gangs], dtype=np.bool_),
+    ]
+    return [_KINDS[k] for k in np.select(applies, range(5), 5).tolist()]
+
+
+def _rates(problem: Problem, placement: Placement, cell: Ints) -> Floats:
+    """Return samples/s of each placed job on the shape that it was given, float64[placed]."""
+    found: Floats = problem.cells.rate[cell]
+    nodes = np.array([len(gang.members) for gang in placement.gangs.values()], dtype=np.int64)
+    for k in np.flatnonzero(nodes != problem.cells.nodes[cell]).tolist():
+        found[k] = problem.cells.rate_on(int(cell[k]), int(nodes[k]))
+    return found
+
+
+def _prices(problem: Problem, placement: Placement, job: Ints, column: Ints) -> Floats:
+    """Return the restart price that each placed job is charged, float64[placed]."""
+    price = problem.restart_price[column].astype(np.float64)
+    moves = np.array([one in placement.migrated for one in placement.gangs], dtype=np.bool_)
+    gross = np.abs(problem.value[column] + price)
+    return np.where(moves, gross * problem.restart_share[job], price) / problem.scale

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
+from formulation.tables import Floats, Ints, frozen
 
 WEIGHTED_SUM: Final = "weighted sum"
 """Unit of objectives that were added up: what they count differs."""
@@ -77,6 +77,4 @@ class GoalResult:
 
 def _freeze(goal: object, **dtypes: type[np.generic]) -> None:
     for name, dtype in dtypes.items():
-        array = np.array(getattr(goal, name), dtype=dtype, copy=None, ndmin=1).view()
-        array.flags.writeable = False
-        object.__setattr__(goal, name, array)
+        object.__setattr__(goal, name, frozen(getattr(goal, name), dtype))

@@ -62,6 +62,8 @@ _LIMITS: Final[dict[str, tuple[ReasonCode, str, str]]] = {
 
 def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
     """Return a reason for each of ``jobs`` (int64[some], rising), which have columns and were not chosen."""
+    if not len(jobs):
+        return {}
     offers = _best_offers(problem, solution, jobs)
     market = _Market(problem, solution)
     limits = _Limits(problem, solution, market.free)

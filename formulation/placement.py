@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -58,4 +59,13 @@ def current_gangs(snapshot: Snapshot) -> dict[int, Gang]:
     return {
         owner: Gang(members=tuple(shares[start:end]))
         for owner, (start, end) in zip(job[first[begins]].tolist(), spans, strict=True)
+    }
+
+
+def changed(gangs: Mapping[int, Gang], now: Mapping[int, Gang]) -> set[int]:
+    """Return the jobs of ``gangs`` that own other GPUs, or none, ``now``."""
+    return {
+        job
+        for job, gang in gangs.items()
+        if now.get(job) is not gang and now.get(job) != gang  # most keep the very gang
     }

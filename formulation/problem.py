@@ -18,7 +18,7 @@ import numpy as np
 
 from formulation.cells import Cells
 from formulation.errors import InvalidInput, ProblemTooLarge
-from formulation.tables import Bools, Floats, Ints, ranges
+from formulation.tables import Bools, Floats, Ints, frozen, ranges
 
 VALUE_SCALE: Final = 1_000_000
 """Solver integers in one unit of normalised throughput: rounding is below a thousandth of any gap."""
@@ -83,9 +83,7 @@ class Problem:
             ("least_rate", np.float64), ("movable", np.bool_),
             ("restart_share", np.float64), ("weight", np.float64),
         ):  # fmt: skip
-            array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
         jobs, columns = len(self.jobs), len(self.cell)
         for name, length in (
             ("job_start", jobs + 1), ("must_run", jobs), ("current", jobs), ("weight", jobs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -126,6 +127,13 @@ class Jobs(Table):
     current_gpus: Ints
     current_degree: Ints
     current_plan: Ints  # index into Snapshot.plans
+
+    def among(self, states: Iterable[JobState]) -> Bools:
+        """Return which jobs are in one of ``states``, bool[jobs]."""
+        wanted = np.zeros(len(STATES), dtype=np.bool_)
+        wanted[[STATE_CODE[state] for state in states]] = True
+        found: Bools = wanted[self.state]
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

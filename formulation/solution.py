@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
+from formulation.tables import Floats, Ints, frozen
 
 
 class SolveStatus(StrEnum):
@@ -41,9 +41,7 @@ class Solution:
     def __post_init__(self) -> None:
         """Freeze the arrays."""
         for name, dtype in (("choice", np.int64), ("prices", np.float64)):
-            array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
 
     @property
     def has_answer(self) -> bool:

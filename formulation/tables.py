@@ -6,10 +6,10 @@ A round reads 100,000 jobs and their estimates; one Python object a row would co
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from formulation.errors import InvalidInput
 
@@ -18,7 +18,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
 
-_DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
+_DTYPES: dict[str, type[np.generic]] = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,29 +31,26 @@ class Table:
     def __post_init__(self) -> None:
         """Convert, freeze and check every column."""
         length: int | None = None
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, dtype in _columns(type(self)):
+            value = getattr(self, name)
             if isinstance(value, Table):
                 continue  # a table beside this one, with an axis of its own
-            dtype = _DTYPES.get(str(field.type))
             if dtype is not None:
-                value = np.array(value, dtype=dtype, copy=None, ndmin=1)
+                value = frozen(value, dtype)
                 if value.ndim != 1:
-                    raise InvalidInput(field.name, f"has shape {value.shape}, expected one axis")
-                value = value.view()
-                value.flags.writeable = False
+                    raise InvalidInput(name, f"has shape {value.shape}, expected one axis")
             elif not isinstance(value, tuple):
                 value = tuple(value)
-            object.__setattr__(self, field.name, value)
+            object.__setattr__(self, name, value)
             if length is not None and len(value) != length:
                 raise InvalidInput(
-                    field.name, f"has {len(value)} {self.INDEX or 'rows'}, expected {length}"
+                    name, f"has {len(value)} {self.INDEX or 'rows'}, expected {length}"
                 )
             length = len(value)
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, _columns(type(self))[0][0]))
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]]) -> Self:
@@ -83,6 +80,26 @@ class Table:
             elif mine != theirs:
                 return False
         return True
+
+
+_COLUMNS: Final[dict[type[Any], tuple[tuple[str, type[np.generic] | None], ...]]] = {}
+"""What ``_columns`` has found of each table."""
+
+
+def _columns(table: type[Any]) -> tuple[tuple[str, type[np.generic] | None], ...]:
+    """Return the name of each field of ``table`` and its dtype; None: it is no array."""
+    if table not in _COLUMNS:
+        _COLUMNS[table] = tuple((f.name, _DTYPES.get(str(f.type))) for f in fields(table))
+    return _COLUMNS[table]
+
+
+def frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return ``values`` as a read-only array with at least one axis; one that is such already as it is."""
+    if isinstance(values, np.ndarray) and values.dtype == dtype and not values.flags.writeable:
+        return values if values.ndim else values[None]
+    array = np.array(values, dtype=dtype, copy=None, ndmin=1).view()
+    array.flags.writeable = False
+    return array
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:

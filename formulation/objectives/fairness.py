@@ -10,7 +10,6 @@ from formulation.goals import Levels
 from formulation.lifecycle import SCHEDULABLE
 from formulation.objectives.completion import restart_paid_s, time_to_finish_s
 from formulation.objectives.values import compared
-from formulation.snapshot import STATE_CODE
 from formulation.tables import Bools, Floats, Ints
 
 
@@ -49,8 +48,7 @@ def max_min(draft: Draft) -> Levels:
 
 def fair_share(draft: Draft) -> Floats:
     """Return each job's share of every type's GPUs: its weight among jobs that may run, float64[jobs]."""
-    codes = [STATE_CODE[state] for state in SCHEDULABLE]
-    shares = np.isin(draft.snapshot.jobs.state, codes) & ~np.isnan(draft.reference)
+    shares = draft.snapshot.jobs.among(SCHEDULABLE) & ~np.isnan(draft.reference)
     weight = np.where(shares, draft.weight, 0.0)
     weight /= max(weight.max(initial=0.0), np.finfo(np.float64).tiny)  # the sum stays finite
     weight /= max(weight.sum(), 1.0)

@@ -7,7 +7,6 @@ import numpy as np
 from formulation.draft import Draft
 from formulation.lifecycle import ACTIVE
 from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import STATE_CODE
 from formulation.tables import Bools
 
 
@@ -18,7 +17,7 @@ def owed(draft: Draft) -> Bools:
     whose deadline was admitted; none whose promise cannot be kept.
     """
     jobs, policy = draft.snapshot.jobs, draft.policy
-    launched = np.isin(jobs.state, [STATE_CODE[state] for state in ACTIVE])
+    launched = jobs.among(ACTIVE)
     stays = launched & (jobs.guaranteed | (policy.run_to_completion & ~jobs.opportunistic))
     admitted = draft.admission.admitted if draft.admission is not None else jobs.admitted
     due = admitted & (policy.deadline_mode != "ignore")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from formulation.draft import Draft
 from formulation.lifecycle import ACTIVE
-from formulation.snapshot import STATE_CODE, Snapshot
+from formulation.snapshot import Snapshot
 from formulation.tables import Bools
 
 
 def launched(snapshot: Snapshot) -> Bools:
     """Return which jobs have GPUs of their own, reserved or held, bool[jobs]."""
-    return np.isin(snapshot.jobs.state, [STATE_CODE[state] for state in ACTIVE])
+    return snapshot.jobs.among(ACTIVE)
 
 
 def launched_jobs_run(draft: Draft) -> Draft:

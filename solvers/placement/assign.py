@@ -40,12 +40,7 @@ def place(
     board = Board(snapshot, problem, now)
     chosen = np.flatnonzero(solution.choice >= 0)
     wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
-    pending = [
-        job
-        for job, column in wanted.items()
-        if column != board.current[job] or not board.keep(job, column)
-    ]
-    failed = _place_directly(board, pending, wanted)
+    failed = _place_directly(board, board.keep_all(wanted), wanted)
     effort = Effort(deadline_expired, MAX_TRIALS)
     return outcome(board, solution, wanted, _settle(board, failed, wanted, effort))
 

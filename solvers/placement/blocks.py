@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 
+@lru_cache(maxsize=1 << 14)
 def mask_of(indices: tuple[int, ...]) -> int:
     """Return the mask of these GPU indices."""
     mask = 0

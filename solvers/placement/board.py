@@ -153,18 +153,41 @@ class Board:
             if amount > 0
         )
 
+    def keep_all(self, wanted: dict[int, int]) -> list[int]:
+        """Seat the jobs that keep their columns where they are, in order; return those that cannot stay.
+
+        The board has no seats yet.
+        """
+        rest = []
+        for job, column in wanted.items():
+            if column != self.current[job] or not self._stays(job, column):
+                rest.append(job)
+                continue
+            spots = self.now[job]
+            self.free.take(spots)
+            self.seats[job] = (column, spots)
+            for node, _ in spots:
+                self.on[node].add(job)
+        problem = self.problem
+        self._spare = (problem.capacity - problem.used(self.choice())).tolist()
+        return rest
+
     def keep(self, job: int, column: int) -> bool:
         """Seat ``job`` where it is, if its GPUs are all there and free; return whether it did."""
+        if not self._stays(job, column):
+            return False
+        self.put(job, column, self.now[job])
+        return True
+
+    def _stays(self, job: int, column: int) -> bool:
+        """Return whether the GPUs of ``job`` are all there, free, and what ``column`` needs."""
         spots = self.now.get(job, ())
         free, kind, count = self.free, self.gpu_type[column], 0
         for node, mask in spots:
             if free.mask[node] & mask != mask or free.gpu_type[node] != kind:
                 return False
             count += mask.bit_count()
-        if not spots or count != self.gpus[column]:
-            return False
-        self.put(job, column, spots)
-        return True
+        return bool(spots) and count == self.gpus[column]
 
     def find(self, job: int, column: int, max_nodes: int, *, aligned: bool = True) -> Spots | None:
         """Return the best free GPUs for ``job`` on at most ``max_nodes`` nodes, fewest nodes first.

@@ -76,22 +76,21 @@ def carried(draft: Draft, problem: Problem, choice: Ints) -> Ints:
     """
     found = np.full(len(choice), -1, dtype=np.int64)
     seen, true = draft.cells, problem.cells
-    for job in np.flatnonzero(choice >= 0).tolist():
-        mine = int(draft.cell[choice[job]])
-        columns = np.array(problem.columns_of(job), dtype=np.int64)
-        cells = problem.cell[columns]
-        same = (true.gpu_type[cells] == seen.gpu_type[mine]) & (true.gpus[cells] == seen.gpus[mine])
-        if not same.any():
-            continue
-        named = (
-            same
-            & (true.pipeline_degree[cells] == seen.pipeline_degree[mine])
-            & (true.plan[cells] == seen.plan[mine])
-        )
-        if not named.any() and (runs := same & (columns == problem.current[job])).any():
-            named = runs
-        among = np.flatnonzero(named if named.any() else same)
-        found[job] = columns[among[np.argmax(true.rate[cells[among]])]]
+    jobs = np.flatnonzero(choice >= 0)
+    first = problem.job_start[jobs]
+    count = problem.job_start[jobs + 1] - first
+    column, job = ranges(first, count), np.repeat(jobs, count)
+    cell, chosen = problem.cell[column], np.repeat(draft.cell[choice[jobs]], count)
+    same = np.flatnonzero(
+        (true.gpu_type[cell] == seen.gpu_type[chosen]) & (true.gpus[cell] == seen.gpus[chosen])
+    )
+    column, job, cell, chosen = column[same], job[same], cell[same], chosen[same]
+    named = (true.pipeline_degree[cell] == seen.pipeline_degree[chosen]) & (
+        true.plan[cell] == seen.plan[chosen]
+    )
+    rank = np.where(named, 2, column == problem.current[job])
+    best = np.lexsort((column, -true.rate[cell], -rank, job))[::-1]
+    found[job[best]] = column[best]  # the best of each job is written last
     return found
 
 
