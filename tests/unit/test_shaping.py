@@ -82,6 +82,14 @@ def test_a_sample_to_a_load_has_it_and_a_load_out_of_reach_is_refused() -> None:
         sampled_to_load(jobs, speeds, 8, 3.0, seed=1)
 
 
+@pytest.mark.parametrize(("wanted", "jobs"), [(0.32, 3), (0.38, 4), (0.05, 1), (1.0, 10)])
+def test_of_two_numbers_of_jobs_the_one_with_the_nearer_load_is_taken(
+    wanted: float, jobs: int
+) -> None:
+    each = [an_arrival(f"j{i}", 1000.0, iterations=100) for i in range(10)]  # a load of 0.1 each
+    assert len(sampled_to_load(each, Speeds([a_record(1)]), 1, wanted, seed=1)) == jobs
+
+
 def test_arrivals_twice_as_fast_double_the_load_and_lives_twice_as_long_too() -> None:
     jobs = some_arrivals(50, iterations=700, deadline_s=1000.0)
     speeds = Speeds([a_record(1)])
