@@ -66,17 +66,17 @@ def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reas
         return {}
     offers = _best_offers(problem, solution, jobs)
     market = _Market(problem, solution)
-    limits = _Limits(problem, solution, market.free)
+    limits = _limits(problem, solution, market.free)
     gross = problem.value[offers.column] + problem.restart_price[offers.column]
     found: dict[int, Reason] = {}
     for job, column, weight, worth, cost, costs_only in zip(
         jobs.tolist(), offers.column.tolist(), problem.weight[jobs].tolist(), offers.worth.tolist(),
         offers.cost.tolist(), (gross < 0).tolist(), strict=True,
     ):  # fmt: skip
-        limited = limits.reason(job, column, pays=worth > cost) if weight > 0 else None
+        limited = limits and weight > 0 and limits.reason(job, column, pays=worth > cost)
         if weight <= 0:
             found[job] = _NO_WEIGHT
-        elif limited is not None:
+        elif limited:
             found[job] = limited
         elif costs_only:
             found[job] = _only_costs(problem, market.use(column), worth)
@@ -126,7 +126,7 @@ class _Use:
 
     what: str
     short: str  # the rows that have less free; empty: none
-    free: tuple[tuple[str, int], ...]  # of each row that it takes from
+    free: tuple[tuple[str, str], ...]  # evidence: what is free of each row that it takes from
 
 
 class _Market:
@@ -135,7 +135,7 @@ class _Market:
     def __init__(self, problem: Problem, solution: Solution) -> None:
         self._problem = problem
         self.free: list[int] = (problem.capacity - problem.used(solution.choice)).tolist()
-        self._uses: dict[tuple[tuple[int, int], ...], _Use] = {}
+        self._uses: dict[tuple[tuple[int, ...], tuple[int, ...]], _Use] = {}
         self._start, self._row = problem.usage_start.data, problem.row.data
         self._amount = problem.amount.data
         self.spent = next(
@@ -149,30 +149,31 @@ class _Market:
 
     def use(self, column: int) -> _Use:
         """Return what ``column`` takes."""
-        key = tuple(
-            (self._row[k], self._amount[k])
-            for k in range(self._start[column], self._start[column + 1])
-        )
-        if key not in self._uses:
-            taken = [(self._problem.rows[r].name, amount, self.free[r]) for r, amount in key]
-            self._uses[key] = _Use(
+        first, end = self._start[column], self._start[column + 1]
+        key = tuple(self._row[first:end]), tuple(self._amount[first:end])
+        found = self._uses.get(key)
+        if found is None:
+            taken = [
+                (self._problem.rows[r].name, amount, self.free[r])
+                for r, amount in zip(*key, strict=True)
+            ]
+            found = self._uses[key] = _Use(
                 what=" + ".join(f"{amount} of {name}" for name, amount, _ in taken),
                 short="; ".join(f"{name} has {left} free" for name, amount, left in taken if amount > left),
-                free=tuple((name, left) for name, _, left in taken),
+                free=tuple((f"free {name}", str(left)) for name, _, left in taken),
             )  # fmt: skip
-        return self._uses[key]
+        return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Limits:
     """The rows that quotas and reservations are, and the jobs that these hold back."""
 
-    def __init__(self, problem: Problem, solution: Solution, free: list[int]) -> None:
-        self._problem, self._solution, self._free = problem, solution, free
-        self._is_limit = np.array(
-            [row.name.partition("/")[0] in _LIMITS for row in problem.rows], dtype=np.bool_
-        )
-        self._any = bool(self._is_limit.any())
-        self._stopped = _stopped(problem, self._is_limit, np.array(free)) if self._any else None
+    problem: Problem
+    prices: Floats
+    free: list[int]
+    is_limit: Bools  # bool[rows]
+    stopped: Ints  # int64[jobs], see _stopped
 
     def reason(self, job: int, column: int, *, pays: bool) -> Reason | None:
         """Explain a job that a quota or a reservation holds back; None: it is something else.
@@ -180,26 +181,21 @@ class _Limits:
         It does where no column of the job finds room in such a row, or where such a row is most of what the
         best offer, ``column``, costs and the offer does not pay.
         """
-        problem, prices = self._problem, self._solution.prices
-        if self._stopped is None:
-            return None
-        entry = int(self._stopped[job])
+        problem, prices = self.problem, self.prices
+        entry = int(self.stopped[job])
         if entry >= 0:
             return self._by(int(problem.row[entry]), int(problem.amount[entry]))
         if not len(prices) or pays:
             return None
         use = problem.usage_of(column)
         row = max(use, key=lambda r: (prices[r] * use[r], -r))
-        return self._by(row, use[row]) if prices[row] > 0 and self._is_limit[row] else None
+        return self._by(row, use[row]) if prices[row] > 0 and self.is_limit[row] else None
 
     def _by(self, row: int, amount: int) -> Reason:
-        name, capacity, free = (
-            self._problem.rows[row].name,
-            self._problem.rows[row].capacity,
-            self._free[row],
-        )
+        name, capacity = self.problem.rows[row].name, self.problem.rows[row].capacity
         kind, _, what = name.partition("/")
         code, message, next_step = _LIMITS[kind]
+        free = self.free[row]
         return Reason(
             code=code, next_step=next_step,
             message=message.format(what=what, capacity=capacity, free=free, amount=amount),
@@ -208,6 +204,19 @@ class _Limits:
                 ("needs", str(amount)),
             ),
         )  # fmt: skip
+
+
+def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | None:
+    """Return the limits of the round; None: there are none."""
+    limit = np.array(
+        [row.name.partition("/")[0] in _LIMITS for row in problem.rows], dtype=np.bool_
+    )
+    if not limit.any():
+        return None
+    return _Limits(
+        problem=problem, prices=solution.prices, free=free, is_limit=limit,
+        stopped=_stopped(problem, limit, np.array(free)),
+    )  # fmt: skip
 
 
 def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
@@ -228,7 +237,7 @@ def _by_prices(use: _Use, spent: str, worth: float, cost: float) -> Reason:
         ("offer", what),
         ("value", f"{worth:.6f}"),
         ("price", f"{cost:.6f}"),
-        *((f"free {name}", str(left)) for name, left in use.free),
+        *use.free,
     )
     if worth <= cost:
         return Reason(
