@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from benchmarks.registry import ROOT
 from benchmarks.sweeps import runner
 from benchmarks.sweeps.cluster import library
 from benchmarks.sweeps.runner import run_tasks
@@ -85,6 +88,23 @@ def test_an_interrupt_keeps_what_has_ended_and_kills_what_runs(tmp_path: Path) -
     assert [json.loads(file.read_text())["name"] for file in kept.iterdir()] == ["before"]
     run_tasks(tasks[::2], folder=kept, workers=1)
     assert log.read_text() == "1\n2\n"
+
+
+def test_no_process_outlives_a_sweep_that_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    code = (
+        "from benchmarks.sweeps.runner import run_tasks\n"
+        "from tests.support.sweeps import a_task\n"
+        f"run_tasks([a_task('a', 'hangs', file={str(file)!r})])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as sweep:
+        while not file.exists():
+            assert sweep.poll() is None
+            os.sched_yield()
+        worker = psutil.Process(int(file.read_text()))
+        sweep.kill()
+    gone, _ = psutil.wait_procs([worker], timeout=30)
+    assert gone == [worker]
 
 
 def test_what_a_task_prints_is_not_its_answer() -> None:

@@ -64,8 +64,17 @@ def interrupts(pid: int, kept: str) -> dict[str, Any]:
     return {}
 
 
+def hangs(file: str) -> dict[str, Any]:
+    """Write the number of the process into ``file``, and never end."""
+    Path(f"{file}.partial").write_text(str(os.getpid()))
+    Path(f"{file}.partial").rename(file)
+    signal.pause()
+    return {}
+
+
 def noisy(seed: int) -> dict[str, Any]:
-    """Print where the answer is written, as Python and as a library in C would."""
+    """Print where the answer is written, as Python and as a library in C would; read where calls come."""
+    assert os.read(0, 100) == b""
     print("one\ntwo")
     os.write(1, b'{"fake": 1}\n')
     sys.stderr.write("three\n")

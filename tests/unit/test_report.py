@@ -76,7 +76,7 @@ def a_report(**more: Any) -> RunReport:
         figures={"jct_gain": 1.2345678, "rank": 1, "bound": math.inf},
         tables=(
             Table.from_rows(
-                "Results", [{"policy": "a|b", "jct_s": 1234.5, "ok": True},
+                "Results", [{"policy": "a|<b>", "jct_s": 1234.5, "ok": True},
                             {"policy": "c", "jct_s": None, "ok": False}], "All jobs.",
             ),
         ),
@@ -109,7 +109,7 @@ def test_the_page_holds_all_of_the_report_and_escapes_it() -> None:
     source = page(a_report())
     for held in (
         "Policies &amp; loads", "All &lt; 1.", "tessera bench policies --seeds 2", "abc123+",
-        "seeds 3, 4", "3.11.7", "0.5, 1.0", "1.235", "∞", "a|b", "FCFS &gt; expected.",
+        "seeds 3, 4", "3.11.7", "0.5, 1.0", "1.235", "∞", "a|&lt;b&gt;", "FCFS &gt; expected.",
         "Queue &lt;length&gt;", "No restarts.", "All jobs.",
     ):  # fmt: skip
         assert held in source
@@ -153,7 +153,7 @@ def test_markdown_holds_all_of_the_report() -> None:
     for held in (
         "# Policies & loads", "`abc123+`, seeds 3, 4", "tessera bench policies --seeds 2",
         "| jct_gain | 1.235 |", "FCFS > expected.", "![Lines of jobs (waiting) over", "(one.png)",
-        "(two.png)", "No restarts.", "| a\\|b | 1,234 | yes |", "| c | \u2013 | no |", "All jobs.",
+        "(two.png)", "No restarts.", "| a\\|<b> | 1,234 | yes |", "| c | \u2013 | no |", "All jobs.",
         "| python | 3.11.7 |", "| option trace | none |",
     ):  # fmt: skip
         assert held in source

@@ -29,12 +29,13 @@ from formulation.errors import InvalidInput
 POLICIES = [f"policy-{k}" for k in range(20)]
 
 
-def legend_below(drawing: Figure) -> bool:
-    """Return whether the legend lies below the axes and inside the picture, which is drawn for it."""
+def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
+    """Return whether the legend lies below the axes, whole, and has left them ``least_in`` inches."""
     assert png(drawing).startswith(b"\x89PNG")
     [legend] = drawing.legends
     box, [axes] = legend.get_window_extent(), drawing.axes
     label = axes.xaxis.label.get_window_extent()
+    assert axes.get_window_extent().height / drawing.dpi >= least_in  # it took no room from them
     inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= drawing.bbox.x1
     return bool(inside and box.y1 <= label.y0 + 1)
 
@@ -167,7 +168,7 @@ def test_bars_stand_beside_each_other_and_a_missing_one_leaves_a_gap() -> None:
     assert all(low[1] <= high[0] for low, high in pairwise(spans))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["ilp", "fcfs"]
     assert [text.get_text() for text in axes.texts] == ["2", "4", "2"]
-    assert legend_below(plot.drawing)
+    assert legend_below(plot.drawing, least_in=1.1)
 
 
 def test_series_keep_their_colour_from_plot_to_plot() -> None:
