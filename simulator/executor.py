@@ -33,9 +33,8 @@ class _Job:
     saved: bool = False
     last: tuple[Any, ...] | None = None  # the Cell that it ran on last
     owed: tuple[bool, tuple[Any, ...] | None] = (False, None)  # both, before its present run
-    trained: list[tuple[float, float, float]] = field(
-        default_factory=list
-    )  # from, to, iterations/s
+    trained: list[tuple[float, float, float]] = field(default_factory=list)
+    """Its present run: (from, to, iterations/s)."""
 
 
 def replay(lines: Iterable[str]) -> dict[str, float]:
@@ -48,10 +47,8 @@ def replay(lines: Iterable[str]) -> dict[str, float]:
     for line in lines:
         row = json.loads(line)
         rows[row["kind"]].append(row)
-    table, size = (
-        rows["run"][0]["overheads"],
-        {n["name"]: (n["type"], n["gpus"]) for n in rows["node"]},
-    )
+    table = rows["run"][0]["overheads"]
+    size = {node["name"]: (node["type"], node["gpus"]) for node in rows["node"]}
     facts, jobs = {j["name"]: j for j in rows["job"]}, {j["name"]: _Job() for j in rows["job"]}
     largest: defaultdict[str, int] = defaultdict(int)
     for kind, gpus in size.values():

@@ -1,0 +1,187 @@
+"""What a world is made of: scenarios, errors of estimates, hazards, the table of costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.resources import TenantSpec
+from formulation.snapshot import Workload
+from simulator.hazards import DAY_S, Hazards, failures, stragglers
+from simulator.overheads import PRESETS, Overheads, overheads
+from simulator.scenario import Scenario
+from simulator.truth import perturbed
+from simulator.world import Failure, Straggler
+from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, give, some_specs
+
+# scenarios
+
+
+@pytest.mark.parametrize(
+    ("scenario", "says"),
+    [
+        (lambda: a_scenario(nodes=some_specs(("a100", 1, 4)), types=["v100"]), "gpu_types lacks"),
+        (lambda: a_scenario(nodes=some_specs(("a100", 1, 0))), "at least one GPU"),
+        (lambda: a_scenario(nodes=some_specs(("a100", 1, 4), ("a100", 1, 2))), "unique names"),
+        (lambda: a_scenario(an_arrival("a"), an_arrival("a")), "unique names"),
+        (lambda: a_scenario(an_arrival("a", 5.0), an_arrival("b", 1.0)), "in order of time"),
+        (lambda: a_scenario(an_arrival("a", -1.0)), "in order of time"),
+        (lambda: a_scenario(an_arrival("a", math.nan)), "in order of time"),
+        (lambda: a_scenario(an_arrival("a", math.inf)), "in order of time"),
+        (lambda: a_scenario(an_arrival("a", iterations=0)), "no iterations"),
+        (lambda: a_scenario(an_arrival("a", requested_type="h100")), "the type h100"),
+        (lambda: a_scenario(an_arrival("a", avoid_nodes=("x",))), "the node x"),
+        (lambda: a_scenario(tenants=[TenantSpec(name="t", quotas={"h100": 1})]), "the type h100"),
+    ],
+)
+def test_a_scenario_without_a_meaning_is_refused(
+    scenario: Callable[[], Scenario], says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        scenario()
+
+
+def test_what_rounds_are_told_of_workloads_that_no_job_has_does_not_mix_up_the_others() -> None:
+    """``aaa`` sorts before bert, so that indices of workloads would be off by one."""
+    strange = a_profile(1, 99.0, workload=Workload(model="aaa", params="1B", global_batch=3))
+    world = a_world(a_scenario(an_arrival("a")), visible=[strange, a_profile()])
+    give(world, "a", ("a100-0", [0]))
+    world.advance(1000.0)
+    assert not world.store.live
+
+
+# errors of estimates
+
+
+@pytest.mark.parametrize("error", [0.05, 0.1, 0.2])
+def test_estimates_are_off_by_the_stated_error_on_average(error: float) -> None:
+    cells = [a_profile(n, 2.0) for n in range(1, 20_001)]
+    off = np.array([e.iter_time_s / 2.0 - 1.0 for e in perturbed(cells, error, 1)])
+    assert np.abs(off).mean() == pytest.approx(error, rel=0.04)
+    assert (off > 0).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_all_shapes_of_a_cell_are_off_alike_and_what_does_not_run_is_known_not_to() -> None:
+    cells = [a_profile(4, 1.0), a_profile(4, 3.0, nodes=2), a_profile(4, math.inf, nodes=4)]
+    one, two, four = (e.iter_time_s for e in perturbed(cells, 0.3, 5))
+    assert two / one == pytest.approx(3.0)
+    assert one != 1.0
+    assert math.isinf(four)
+
+
+def test_errors_are_drawn_by_seed_and_none_changes_nothing() -> None:
+    cells = [a_profile(n, 2.0) for n in (1, 2, 4)]
+    assert perturbed(cells, 0.2, 1) == perturbed(cells, 0.2, 1)
+    assert perturbed(cells, 0.2, 1) != perturbed(cells, 0.2, 2)
+    assert perturbed(cells, 0.0, 1) == cells
+    for error in (-0.1, 1.0, math.nan):
+        with pytest.raises(InvalidInput):
+            perturbed(cells, error, 1)
+
+
+# hazards
+
+MANY = some_specs(("a100", 400, 8))
+
+
+def test_nodes_fail_and_return_as_often_and_for_as_long_as_stated() -> None:
+    drawn = Hazards(between_failures_s=10 * DAY_S, repair_s=6 * 3600.0)
+    found = failures(MANY, 200 * DAY_S, 3, drawn)
+    expected = 400 * 200 / 10.25
+    assert len(found) == pytest.approx(expected, rel=0.04)
+    away_s = np.array([f.up_s - f.down_s for f in found])
+    assert away_s.mean() == pytest.approx(6 * 3600.0, rel=0.04)
+    assert away_s.std() == pytest.approx(6 * 3600.0, rel=0.06)
+    assert found == sorted(found, key=lambda f: f.down_s)
+    assert max(f.down_s for f in found) < 200 * DAY_S
+
+
+def test_nodes_lag_by_at_most_the_stated_factor() -> None:
+    found = stragglers(MANY, 60 * DAY_S, 3, Hazards(between_lags_s=5 * DAY_S, slowest=3.0))
+    factors = np.array([s.factor for s in found])
+    assert (factors.min() >= 1.0, factors.max() <= 3.0) == (True, True)
+    assert factors.mean() == pytest.approx(2.0, rel=0.03)
+    assert len(found) == pytest.approx(400 * 60 / (5 + 2 / 24), rel=0.05)
+
+
+def test_a_node_s_spells_follow_each_other_and_do_not_depend_on_other_nodes() -> None:
+    often = Hazards(between_failures_s=DAY_S, repair_s=DAY_S)
+    found = failures(MANY[:3], 100 * DAY_S, 9, often)
+    alone = failures(MANY[1:2], 100 * DAY_S, 9, often)
+    assert [f for f in found if f.node == "a100-1"] == alone
+    assert all(a.up_s < b.down_s for a, b in pairwise(alone))
+    assert failures(MANY[:3], 100 * DAY_S, 8, often) != found
+    lags = stragglers(MANY[1:2], 100 * DAY_S, 9, replace(often, between_lags_s=DAY_S))
+    assert [s.start_s for s in lags][:3] != [f.down_s for f in alone][:3]
+
+
+def test_a_mean_of_never_draws_none_and_means_without_a_meaning_are_refused() -> None:
+    assert failures(MANY, DAY_S, 1, Hazards(between_failures_s=math.inf)) == []
+    with pytest.raises(InvalidInput):
+        failures(MANY, math.inf, 1)
+    for wrong in ({"repair_s": 0.0}, {"between_lags_s": math.nan}, {"slowest": 0.5}):
+        with pytest.raises(InvalidInput):
+            Hazards(**wrong)
+
+
+@pytest.mark.parametrize(("down_s", "up_s"), [(-1.0, 5.0), (5.0, 5.0), (math.nan, 5.0)])
+def test_a_failure_or_lag_without_a_meaning_is_refused(down_s: float, up_s: float) -> None:
+    with pytest.raises(InvalidInput):
+        Failure(node="a", down_s=down_s, up_s=up_s)
+    with pytest.raises(InvalidInput):
+        Straggler(node="a", start_s=down_s, end_s=up_s, factor=2.0)
+    with pytest.raises(InvalidInput):
+        Straggler(node="a", start_s=0.0, end_s=1.0, factor=0.9)
+
+
+def test_a_failure_of_a_node_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no node is named a100-9"):
+        a_world(a_scenario(), failures=[Failure(node="a100-9", down_s=0.0, up_s=1.0)])
+
+
+# the table of costs
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "saved", "new_cell", "seconds"),
+    [
+        ("default", 4, True, True, 39 + 39 + 90), ("default", 4, False, True, 39 + 90),
+        ("default", 4, True, False, 78), ("default", 4, False, False, 39),
+        ("full-search", 16, False, True, 39 + 1800), ("morphling", 8, True, True, 78),
+        ("testbed-pruned", 4, False, True, 39 + 68), ("testbed-full", 16, False, True, 39 + 31),
+        ("testbed-full", 64, False, True, 39 + 31), ("none", 8, True, True, 0),
+    ],
+)  # fmt: skip
+def test_what_a_start_costs_by_table(
+    name: str, gpus: int, saved: bool, new_cell: bool, seconds: float
+) -> None:
+    assert overheads(name).start_s(gpus, saved=saved, new_cell=new_cell) == seconds
+
+
+def test_between_two_counts_a_search_takes_as_long_as_their_logarithms_say() -> None:
+    table = PRESETS["testbed-pruned"]
+    assert table.searching_s(3) == pytest.approx(61 + 7 * math.log2(1.5))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"save_s": -1.0}, {"load_s": math.nan}, {"load_s": math.inf}, {"search_s": {}},
+        {"search_s": {0: 1.0}}, {"search_s": {1: math.nan}}, {"checkpoint_every_s": 0.0},
+        {"profile_s": -1.0}, {"profile_gpus": -1},
+    ],
+)  # fmt: skip
+def test_a_table_without_a_meaning_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        Overheads(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_table_that_there_is_not_is_refused_by_naming_those_that_there_are() -> None:
+    with pytest.raises(InvalidInput, match="full-search"):
+        overheads("free")

@@ -1,0 +1,194 @@
+"""The file of a run, and the executor that replays it and finds what was tampered with."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formulation.errors import InvalidInput
+from simulator import executor
+from simulator.executor import ReplayFailed, replay
+from simulator.logfile import lines_of, log_of, read_log, write_log
+from simulator.run import Result
+from simulator.world import Failure, Straggler
+from tests.support.worlds import (
+    COSTLY,
+    FREE,
+    POLICIES,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulated,
+    some_specs,
+)
+
+Row = dict[str, Any]
+
+
+def a_run() -> Result:
+    """Return a run of two jobs on one node; one fails at 500 s and lags from 1,000 s to 1,300 s."""
+    scenario = a_scenario(
+        an_arrival("a", 5.0, iterations=2000), an_arrival("b", 7.0, iterations=300),
+        nodes=some_specs(("a100", 1, 4)), profiles=[a_profile(1, 1.0), a_profile(2, 0.6)],
+    )  # fmt: skip
+    return simulated(
+        scenario, overheads=COSTLY, horizon_s=6000.0,
+        failures=[Failure(node="a100-0", down_s=500.0, up_s=700.0)],
+        stragglers=[Straggler(node="a100-0", start_s=1000.0, end_s=1300.0, factor=1.5)],
+    )  # fmt: skip
+
+
+def tampered(change: Callable[[list[Row]], None]) -> list[str]:
+    """Return the log of ``a_run`` with its segments changed."""
+    rows = [json.loads(line) for line in lines_of(log_of(a_run()))]
+    change([row for row in rows if row["kind"] == "segment"])
+    return [json.dumps(row) for row in rows if not row.get("gone")]
+
+
+def at(segments: list[Row], ended_by: str) -> Row:
+    return next(s for s in segments if s["ended_by"] == ended_by)
+
+
+def held_twice(segments: list[Row]) -> None:
+    one, other = (s for s in segments if s["start_s"] == 300.0)
+    one["on"] = other["on"]
+
+
+def no_such_gpu(segments: list[Row]) -> None:
+    segments[0]["on"] = [["a100-0", [3, 4]]]
+
+
+def fewer_gpus(segments: list[Row]) -> None:
+    segments[0]["on"] = [["a100-0", [0]]]
+
+
+def sooner_ready(segments: list[Row]) -> None:
+    segments[0]["ready_s"] -= 1.0
+
+
+def a_segment_forgotten(segments: list[Row]) -> None:
+    at(segments, "failure")["gone"] = True
+
+
+def a_lag_forgotten(segments: list[Row]) -> None:
+    next(s for s in segments if s["slowdown"] > 1)["slowdown"] = 1.0
+
+
+def less_lost(segments: list[Row]) -> None:
+    next(s for s in segments if s["lost"])["lost"] -= 1.0
+
+
+def over_too_soon(segments: list[Row]) -> None:
+    at(segments, "finish")["end_s"] -= 1.0
+
+
+def before_its_arrival(segments: list[Row]) -> None:
+    segments[0]["start_s"] = 1.0
+
+
+def another_cell_after_a_lag(segments: list[Row]) -> None:
+    lagging = segments.index(at(segments, "speed"))
+    segments[lagging + 1]["plan"] = "another"
+
+
+def test_an_untouched_log_replays_to_the_run() -> None:
+    result = a_run()
+    jct_s = replay(tampered(lambda _segments: None))
+    assert list(jct_s.values()) == pytest.approx((result.end_s - result.arrival_s).tolist())
+    assert any(s.lost for s in result.segments)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (held_twice, "has its GPUs alone"), (no_such_gpu, "has GPUs of its node"),
+        (fewer_gpus, "has GPUs of its node"), (sooner_ready, "ready when the table says"),
+        (a_segment_forgotten, "ends when its work does|ready when|loses|goes on"),
+        (a_lag_forgotten, "ends when its work does"), (less_lost, "loses what came after"),
+        (over_too_soon, "ends when its work does"), (before_its_arrival, "lies in order"),
+        (another_cell_after_a_lag, "goes on as it was"),
+    ],
+)  # fmt: skip
+def test_a_log_that_breaks_a_rule_is_refused(
+    change: Callable[[list[Row]], None], says: str
+) -> None:
+    with pytest.raises(ReplayFailed, match=says):
+        replay(tampered(change))
+
+
+def test_a_job_that_trains_more_than_its_work_is_found_out() -> None:
+    lines = [
+        json.dumps(row | ({"iterations": 100} if row["kind"] == "job" else {}))
+        for row in map(json.loads, lines_of(log_of(a_run())))
+    ]
+    with pytest.raises(ReplayFailed, match=r"no more than its work|ends when its work"):
+        replay(lines)
+
+
+def test_a_job_that_has_not_ended_has_no_completion_time() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=10_000), profiles=[a_profile()])
+    assert replay(lines_of(log_of(simulated(scenario, horizon_s=900.0)))) == {"a": math.inf}
+
+
+def test_the_executor_imports_nothing_of_the_simulator_and_is_short() -> None:
+    source = Path(executor.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    imported = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+        )
+    ]
+    ours = ("formulation", "service", "simulator", "solvers", "estimator")
+    assert not [name for name in imported if str(name).startswith(ours)]
+    code = [
+        line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")
+    ]
+    assert len(code) < 140
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    for result in (a_run(), simulated(a_random_scenario(4), POLICIES["ilp"], overheads=FREE)):
+        log = log_of(result)
+        write_log(log, file)
+        assert read_log(file) == log
+        assert list(lines_of(read_log(file))) == file.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_profile_that_does_not_run_and_endless_checkpoints_survive_the_file(
+    tmp_path: Path,
+) -> None:
+    scenario = a_scenario(an_arrival("a"), profiles=[a_profile(), a_profile(2, math.inf)])
+    log = log_of(simulated(scenario, overheads=FREE))
+    write_log(log, tmp_path / "run.jsonl")
+    found = read_log(tmp_path / "run.jsonl")
+    assert [e.iter_time_s for e in found.profiles] == [1.0, math.inf]
+    assert found == log
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no header"),
+        ('{"kind": "run", "format": "other/9"}\n', "has no header"),
+        ("not json\n", "line 1"),
+        ('{"kind": "surprise"}\n', "line 1"),
+        ("[]\n", "line 1"),
+        ('{"kind": "run", "format": "tessera-allocations/1"}\n', "missing or strange: 'ended_s'"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "odd.jsonl"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=says):
+        read_log(file)

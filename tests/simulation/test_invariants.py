@@ -1,0 +1,146 @@
+"""The invariants fire: each test corrupts a world in one way and sees it refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from formulation.decisions import DecisionKind
+from simulator.overheads import Overheads
+from simulator.store import InvariantBroken
+from simulator.world import Failure, World
+from tests.support.worlds import (
+    FREE,
+    a_profile,
+    a_scenario,
+    a_world,
+    an_arrival,
+    carry_out,
+    give,
+    runs,
+    some_specs,
+)
+
+Members = Sequence[tuple[str, Sequence[int]]]
+
+
+def a_busy_world(overheads: Overheads = FREE) -> World:
+    """Return a world in which ``a`` has trained on two GPUs for 100 s, and ``b`` waits."""
+    world = a_world(a_scenario(an_arrival("a"), an_arrival("b")), overheads)
+    give(world, "a", ("a100-0", [0, 1]))
+    world.advance(100.0)
+    world.check()
+    return world
+
+
+def a_ghost(world: World) -> None:
+    world.store.done[1] += 1.0
+
+
+def free_work(world: World) -> None:
+    world.store.done[0] += 1.0
+
+
+def a_stolen_gpu(world: World) -> None:
+    world.store.owner[0] = 1
+
+
+def a_leaked_gpu(world: World) -> None:
+    world.store.owner[5] = 0
+
+
+def forgotten_gpus(world: World) -> None:
+    world.store.gangs.clear()
+
+
+def unpaid_gpu_seconds(world: World) -> None:
+    world.store.began_s[0] += 1.0
+
+
+def service_from_nowhere(world: World) -> None:
+    world.store.service_gpu_s[1] += 1.0
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "says"),
+    [
+        (a_ghost, "the progress of b"), (free_work, "the progress of a"),
+        (a_stolen_gpu, "held by none or by two"), (a_leaked_gpu, "held by none or by two"),
+        (forgotten_gpus, "that do not run"), (unpaid_gpu_seconds, "were served"),
+        (service_from_nowhere, "were served"),
+    ],
+)  # fmt: skip
+def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], says: str) -> None:
+    world = a_busy_world()
+    corrupt(world)
+    with pytest.raises(InvariantBroken, match=says):
+        world.check()
+
+
+def test_progress_while_waiting_is_refused_even_if_the_log_agrees_with_it() -> None:
+    world = a_busy_world()
+    world.store.done[1] += 1.0
+    world._logged[1] += 1.0
+    with pytest.raises(InvariantBroken, match="while it held no GPUs"):
+        world.check()
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ([("a100-0", [1])], "held already"),
+        ([("a100-1", [2, 2])], "held already"),
+        ([("a100-1", [4])], "that there are not"),
+        ([("a100-0", [-1])], "that there are not"),
+        ([("a100-2", [0])], "away"),
+    ],
+)
+def test_a_round_cannot_give_gpus_that_are_not_there_to_give(members: Members, says: str) -> None:
+    scenario = a_scenario(
+        an_arrival("a"), an_arrival("b"), nodes=some_specs(("a100", 3, 4))
+    )  # fmt: skip
+    gone = [Failure(node="a100-2", down_s=1.0, up_s=1e6)]
+    world = a_world(scenario, failures=gone)
+    give(world, "a", ("a100-0", [0, 1]))
+    world.advance(100.0)
+    with pytest.raises(InvariantBroken, match=says):
+        give(world, "b", *members)
+
+
+def test_a_round_cannot_give_other_gpus_than_it_chose() -> None:
+    nodes = some_specs(("a100", 1, 4), ("v100", 1, 4))
+    world = a_world(a_scenario(an_arrival("a"), nodes=nodes))
+    mixed = [("a100-0", [0]), ("v100-0", [0])]
+    with pytest.raises(InvariantBroken, match="other GPUs than were chosen"):
+        carry_out(world, lambda snapshot: runs(snapshot, "a", mixed))
+
+
+def test_jobs_may_swap_gpus_in_one_round() -> None:
+    world = a_world(a_scenario(an_arrival("a"), an_arrival("b")))
+    give(world, "a", ("a100-0", [0]))
+    give(world, "b", ("a100-1", [0]))
+    world.advance(50.0)
+    move = DecisionKind.MOVE
+    carry_out(
+        world,
+        lambda snapshot: runs(snapshot, "a", [("a100-1", [0])], move),
+        lambda snapshot: runs(snapshot, "b", [("a100-0", [0])], move),
+    )
+    assert world.store.owner[[0, 4]].tolist() == [1, 0]
+
+
+def test_gpu_seconds_add_up_for_many_gpus_at_odd_moments() -> None:
+    """Where a world counted from 1970 rounds 1,280 GPUs x 0.1 us, and the tolerance is smaller."""
+    at_s = 0.123456789
+    scenario = a_scenario(
+        an_arrival("a", at_s, iterations=10**6), nodes=some_specs(("a100", 20, 64)),
+        profiles=[a_profile(1280, 1.0)],
+    )  # fmt: skip
+    world = a_world(scenario, at_s=at_s)
+    give(world, "a", *((f"a100-{i}", range(64)) for i in range(20)))
+    for later_s in (0.0, 1e-3, 0.1, 7.7):
+        world.advance(at_s + later_s)
+        world.check()
+    assert np.isfinite(world.store.began_s[0])

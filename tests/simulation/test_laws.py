@@ -1,0 +1,167 @@
+"""Laws of every run, with the service's own round function deciding: a second executor agrees, and more."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formulation.resources import EstimateRecord
+from simulator.executor import replay
+from simulator.hazards import Hazards, failures, stragglers
+from simulator.logfile import lines_of, log_of
+from simulator.overheads import Overheads
+from simulator.run import Result
+from simulator.scenario import Scenario
+from simulator.truth import perturbed
+from tests.support.worlds import COSTLY, POLICIES, a_random_scenario, simulated
+
+OFTEN = Hazards(
+    between_failures_s=4000.0, repair_s=900.0, between_lags_s=1500.0, lag_s=500.0, slowest=3.0
+)
+SEARCHES = Overheads(save_s=31.7, load_s=17.3, search_s={1: 20.0, 8: 400.0},
+                     checkpoint_every_s=333.3, profile_s=100.0)  # fmt: skip
+
+CASES = st.tuples(
+    st.integers(0, 2**16), st.sampled_from(sorted(POLICIES)), st.booleans(),
+    st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([math.inf, 4000.0]),
+    st.sampled_from([COSTLY, SEARCHES]),
+)  # fmt: skip
+"""Seed, policy, rounds on events, error of estimates, horizon, overheads."""
+
+some_cases = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
+    """Return failures and stragglers of the first hours, and estimates that are off."""
+    return {
+        "failures": failures(scenario.nodes, 6000.0, seed, OFTEN),
+        "stragglers": stragglers(scenario.nodes, 6000.0, seed, OFTEN),
+        "visible": perturbed(hopeful(scenario), error, seed) if error else None,
+        "patience_s": 3600.0,
+    }
+
+
+def hopeful(scenario: Scenario) -> list[EstimateRecord]:
+    """Return the profiles as if all ran: rounds find out what does not."""
+    return [
+        e if math.isfinite(e.iter_time_s) else replace(e, iter_time_s=1.0)
+        for e in scenario.profiles
+    ]
+
+
+def run(case: tuple[int, str, bool, float, float, Overheads]) -> Result:
+    seed, policy, on_events, error, horizon_s, overheads = case
+    scenario = a_random_scenario(seed)
+    return simulated(
+        scenario, POLICIES[policy], on_events=on_events, horizon_s=horizon_s, overheads=overheads,
+        **conditions(scenario, seed, error),
+    )  # fmt: skip
+
+
+@given(CASES)
+@some_cases
+def test_the_second_executor_comes_to_the_same_completion_times(
+    case: tuple[int, str, bool, float, float, Overheads],
+) -> None:
+    result = run(case)
+    jct_s = replay(lines_of(log_of(result)))
+    names = [one.spec.name for one in result.scenario.arrivals]
+    finished = np.array([state == "succeeded" for state in result.state])
+    mine = np.where(finished, result.end_s - result.arrival_s, np.inf)
+    np.testing.assert_allclose([jct_s[name] for name in names], mine, rtol=1e-6)
+    assert result.refused == 0
+
+
+@given(CASES)
+@some_cases
+def test_work_and_gpu_seconds_add_up_and_nothing_is_trained_while_waiting(
+    case: tuple[int, str, bool, float, float, Overheads],
+) -> None:
+    result = run(case)
+    trained: defaultdict[int, float] = defaultdict(float)
+    last_s: defaultdict[int, float] = defaultdict(float)
+    until_s: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for s in result.segments:
+        trained[s.job] += s.iterations - s.lost
+        assert max(last_s[s.job], result.arrival_s[s.job]) <= s.start_s <= s.end_s
+        assert s.end_s > s.ready_s or s.iterations == 0
+        last_s[s.job] = s.end_s
+        for node, gpus in s.members:
+            for gpu in gpus:
+                assert until_s[node, gpu] <= s.start_s
+                until_s[node, gpu] = s.end_s
+        away = [f for f in result.conditions.failures
+                if f.node in {result.nodes[n] for n, _ in s.members}]  # fmt: skip
+        assert not any(s.start_s < f.up_s and f.down_s < s.end_s for f in away)
+    for job, one in enumerate(result.scenario.arrivals):
+        if result.state[job] == "succeeded":
+            assert trained[job] == pytest.approx(one.spec.iterations, rel=1e-9)
+        else:
+            assert trained[job] < one.spec.iterations
+    ends = result.end_s[np.isfinite(result.end_s)]
+    assert (ends <= result.ended_s).all()
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("on_events", [False, True])
+def test_the_same_run_is_the_same_bit_for_bit(policy: str, on_events: bool) -> None:
+    case = 7, policy, on_events, 0.1, math.inf, COSTLY
+    one, other = run(case), run(case)
+    assert one.segments == other.segments
+    assert one.rounds == other.rounds
+    for f in fields(one):
+        if isinstance(getattr(one, f.name), np.ndarray):
+            assert np.array_equal(getattr(one, f.name), getattr(other, f.name)), f.name
+
+
+def test_another_seed_of_the_hazards_makes_another_run() -> None:
+    scenario = a_random_scenario(3)
+    one, other = (
+        simulated(scenario, POLICIES["greedy"], **conditions(scenario, seed, 0.0))
+        for seed in (1, 2)
+    )
+    assert one.segments != other.segments
+
+
+def test_wrong_estimates_change_decisions_and_not_what_is_true() -> None:
+    """Each segment trains at the true rate of its Cell, whatever the rounds were told."""
+    scenario = a_random_scenario(5, jobs=12)
+    told = perturbed(scenario.profiles, 0.5, 1)
+    blind, seeing = (
+        simulated(scenario, POLICIES["ilp"], visible=visible) for visible in (told, None)
+    )
+    chosen = [
+        [(s.job, s.start_s, s.gpu_type, s.gpus) for s in result.segments]
+        for result in (blind, seeing)
+    ]
+    assert chosen[0] != chosen[1]
+    rates: dict[tuple[object, ...], set[float]] = {}
+    for result in (blind, seeing):
+        for s in result.segments:
+            work = scenario.arrivals[s.job].spec.workload
+            cell = (work, s.gpu_type, s.gpus, s.pipeline_degree, len(s.members))
+            if s.end_s - s.ready_s > 1.0:
+                rate = s.iterations / (s.end_s - s.ready_s)
+                rates.setdefault(cell, set()).add(round(rate, 6))
+    assert all(len(seen) == 1 for seen in rates.values())
+    assert len(rates) > 5
+
+
+def test_a_costlier_table_never_lets_the_same_allocations_end_sooner() -> None:
+    """A job alone on its GPUs from its arrival on: the table is all that differs."""
+    scenario = a_random_scenario(11, jobs=1)
+    ends = [
+        simulated(scenario, POLICIES["fcfs"], overheads=replace(COSTLY, load_s=load_s)).end_s[0]
+        for load_s in (0.0, 50.0, 120.5)
+    ]
+    assert ends[1] - ends[0] == pytest.approx(50.0)
+    assert ends[2] - ends[0] == pytest.approx(120.5)
