@@ -22,11 +22,11 @@ from solvers.answers import (
 from solvers.base import Budget
 from solvers.kernels import greedy as loops
 from solvers.kernels.jit import fixed
-from solvers.prices import Priced
+from solvers.prices import Shown
 
-WATCHED_SLACKS: Final = 4.0
-"""Allowances for rounding: that of the bound, of the two margins of a loss, and of the losses' sum."""
-_UNWATCHED: Final = (fixed(np.zeros(0)), fixed(np.zeros(0)), math.inf)
+_UNWATCHED: Final = (
+    fixed(np.zeros(0)), fixed(np.zeros(0, np.bool_)), fixed(np.zeros(0, np.int64)), math.inf,
+)  # fmt: skip
 
 
 class Greedy:
@@ -66,21 +66,23 @@ class Greedy:
 
 
 def outdoing(
-    problem: Problem, known: Ints, priced: Priced, hint: Solution | None = None
+    problem: Problem, known: Ints, shown: Shown, hint: Solution | None = None
 ) -> Ints | None:
     """Return greedy's choice for ``problem`` if it is worth more than the answer ``known``, else None.
 
     Greedy never stops a job nor takes a column of less value for it. So once it has taken a column, the
     job ends on that one or on one of more value, and what the best of these falls short of the job's best
-    margin at the prices is lost to greedy for good. Whatever it ends with is worth at most the bound less
+    margin at prices is lost to greedy for good. Whatever it ends with is worth at most their bound less
     what all jobs have lost (``solvers.fixing``): it is given up as soon as that is less than ``known``.
     """
     columns = _columns(problem, shares(problem))
     worth, better = objective_of(problem, known), None
     for start in _starts(problem, hint, columns):
-        allowed = priced.total - worth + WATCHED_SLACKS * priced.slack
         choice = np.array(start, dtype=np.int64)
-        watch = (fixed(priced.margin), fixed(priced.best), allowed)
+        watch = (
+            fixed(shown.prices), fixed(problem.must_run), fixed(shown.choice),
+            shown.bound + 1.0 - worth,
+        )  # fmt: skip
         free = _free(problem, choice, columns)
         ended = loops.climb(columns, choice, free, _all_jobs(problem), watch)
         if ended and objective_of(problem, choice) > worth:
@@ -128,9 +130,9 @@ def repaired(
     """
     _require_own(problem, choice)
     prices = np.clip(np.where(np.isfinite(prices), prices, 0.0), 0.0, MAX_TOTAL)
-    columns = _columns(problem, prices)
     out = np.array(choice, dtype=np.int64)
     must = fixed(problem.must_run)
+    columns = _columns(problem, prices, None if must.any() else among)
     if must.any():
         found = _must_run_repaired(problem, np.where(must, out, -1), columns)
         if found is None:
@@ -172,15 +174,21 @@ def _require_own(problem: Problem, choice: Ints) -> None:
         raise InvalidInput("choice", "must name a column of its own for each job, or -1")
 
 
-def _columns(problem: Problem, weight: Floats) -> loops.Columns:
-    """Return the columns of ``problem`` as the loops read them, their sizes by ``weight``."""
+def _columns(problem: Problem, weight: Floats, among: Ints | None = None) -> loops.Columns:
+    """Return the columns of ``problem`` as the loops read them, their sizes by ``weight``.
+
+    With ``among`` only the columns of these jobs have a size.
+    """
     if len(weight) != len(problem.rows):
         raise InvalidInput("weight", f"has {len(weight)} entries, not {len(problem.rows)}")
-    usage_start, row, amount = (
-        fixed(array) for array in (problem.usage_start, problem.row, problem.amount)
+    job_start, usage_start, row, amount = (
+        fixed(array)
+        for array in (problem.job_start, problem.usage_start, problem.row, problem.amount)
     )
-    size = loops.sizes(usage_start, row, amount, fixed(weight.astype(np.float64)))
-    return fixed(problem.job_start), fixed(problem.value), usage_start, row, amount, fixed(size)
+    jobs = _all_jobs(problem) if among is None else fixed(among)
+    weight = fixed(weight.astype(np.float64))
+    size = loops.sizes(job_start, usage_start, row, amount, weight, jobs)
+    return job_start, fixed(problem.value), usage_start, row, amount, fixed(size)
 
 
 def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:

@@ -108,13 +108,12 @@ def _from_prices(
     ):  # fmt: skip
         return frozenset()
     part = budget.share(1.0 - _RESERVE[pricing.name])
-    found, priced = pricing.solve_priced(problem, part, hint)
-    passes = dict(found.work)[pricing.name]
-    if priced is None or not found.has_answer or not _verified(pricing.name, problem, found):
+    found, shown = pricing.solve_and_show(problem, part, hint)
+    if shown is None or not found.has_answer or not _verified(pricing.name, problem, found):
         return frozenset()
-    work[pricing.name], work[greedy.name] = passes, 1.0
+    work[pricing.name], work[greedy.name] = dict(found.work)[pricing.name], 1.0
     _merge(best, problem, found)
-    better = outdoing(problem, found.choice, priced, hint)
+    better = outdoing(problem, found.choice, shown, hint)
     if better is not None:
         told = answer(problem, better, bound=best.bound, solver=greedy.name, seed=budget.seed)
         if _verified(greedy.name, problem, told):

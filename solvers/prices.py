@@ -9,7 +9,7 @@ import numpy as np
 
 from formulation.problem import Problem
 from formulation.snapshot import Prices
-from formulation.tables import Floats, Ints
+from formulation.tables import Bools, Floats, Ints
 from solvers.kernels.pricing import margins
 
 
@@ -38,6 +38,19 @@ class Priced:
         """Return the bound, rounded down to an integer since every answer is worth one."""
         return float(math.floor(self.total + self.slack))
 
+    def shown(self) -> Shown:
+        """Return the part of it that is left where margins are not needed."""
+        return Shown(prices=self.prices, bound=self.bound, choice=self.choice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shown:
+    """What prices, float64[rows], show: the bound, and each job's best choice, int64[jobs], -1: to wait."""
+
+    prices: Floats
+    bound: float
+    choice: Ints
+
 
 def known_prices(problem: Problem, prices: Prices) -> Floats:
     """Return what is known of the rows' prices, float64[rows] in the problem's integers; 0: nothing.
@@ -50,23 +63,44 @@ def known_prices(problem: Problem, prices: Prices) -> Floats:
 
 def price(problem: Problem, prices: Floats) -> Priced:
     """Return ``problem`` at ``prices`` (float64[rows]; negative and non-finite ones count as 0)."""
+    return price_near(problem, prices, np.zeros(0))[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Open:
+    """What prices no further than ``drift`` (float64[rows]) from some leave open.
+
+    ``columns`` are those that may be best, int64, rising; ``count`` is how many each job has of them,
+    int64[jobs]; ``must_take`` where waiting cannot be best, bool[jobs].
+    """
+
+    drift: Floats
+    columns: Ints
+    count: Ints
+    must_take: Bools
+
+
+def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced, Open]:
+    """Return ``problem`` at ``prices``, and what is open within ``drift`` of them (empty: not asked)."""
     p = np.where(np.isfinite(prices) & (prices > 0), prices, 0.0)
     jobs = len(problem.jobs)
     margin, best, lead = np.empty(len(problem.cell)), np.empty(jobs), np.empty(jobs)
-    choice = np.empty(jobs, dtype=np.int64)
-    total, size = margins(
+    choice, count = np.empty(jobs, np.int64), np.empty(jobs, np.int64)
+    columns, must_take = np.empty(len(problem.cell), np.int64), np.empty(jobs, np.bool_)
+    total, size, opened = margins(
         problem.job_start, problem.value, problem.usage_start, problem.row, problem.amount,
-        problem.must_run, p, margin, best, lead, choice,
+        problem.must_run, p, margin, best, lead, choice, drift, count, columns, must_take,
     )  # fmt: skip
     sold = float((p * problem.capacity).sum())
-    terms = jobs + 64 + int(np.diff(problem.usage_start).max(initial=0)) + len(problem.rows)
-    slack = (size + sold) * float(np.finfo(np.float64).eps) * terms
-    return Priced(
-        prices=p,
-        margin=margin,
-        best=best,
-        lead=lead,
-        choice=choice,
-        total=total + sold,
-        slack=slack,
-    )
+    priced = Priced(
+        prices=p, margin=margin, best=best, lead=lead, choice=choice, total=total + sold,
+        slack=rounding(size + sold, problem),
+    )  # fmt: skip
+    found = Open(drift=drift, columns=columns[:opened], count=count, must_take=must_take)
+    return priced, found
+
+
+def rounding(size: float, problem: Problem) -> float:
+    """Return more than what a sum over all jobs is rounded by, where the terms come to ``size``."""
+    terms = len(problem.jobs) + 64 + 2 * len(problem.rows)  # a column names each row once at most
+    return size * float(np.finfo(np.float64).eps) * terms

@@ -27,18 +27,29 @@ Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Floats]
 A plain tuple: the files that keep machine code name no class of ours, which a later release might not have.
 """
 
-Watch: TypeAlias = tuple[Floats, Floats, float]
-"""Margins at some prices, float64[columns], the best of each job, float64[jobs], and the loss at which to
-give up; empty arrays: never."""
+Watch: TypeAlias = tuple[Floats, Bools, Ints, float]
+"""Prices, float64[rows]; which jobs must run, bool[jobs]; each job's best choice at the prices, int64[jobs],
+-1: to wait; the loss at which to give up. No prices: never."""
+
+ROUNDING = 1e-9
+"""More than what losses are rounded by, as a share of the values and costs that they are made of."""
 
 
 @jitted
-def sizes(usage_start: Ints, row: Ints, amount: Ints, weight: Floats) -> Floats:
-    """Return sum over rows of ``weight[row] * amount`` of each column, float64[columns]."""
-    out = np.zeros(len(usage_start) - 1)
-    for c in range(len(out)):
-        for k in range(usage_start[c], usage_start[c + 1]):
-            out[c] += weight[row[k]] * amount[k]
+def sizes(
+    job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, weight: Floats, among: Ints
+) -> Floats:
+    """Return sum over rows of ``weight[row] * amount`` of each column, float64[columns].
+
+    Only columns of the jobs ``among`` have one; the others are left as they come.
+    """
+    out = np.empty(len(usage_start) - 1)
+    for j in among:
+        for c in range(job_start[j], job_start[j + 1]):
+            total = 0.0
+            for k in range(usage_start[c], usage_start[c + 1]):
+                total += weight[row[k]] * amount[k]
+            out[c] = total
     return out
 
 
@@ -133,19 +144,27 @@ def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, 
 
 @jitted
 def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
-    """Return what ``job`` falls short of its best margin at least, once it is on column ``now`` (-1: 0).
+    """Return what ``job``, once it is on column ``now``, falls short of its best margin at least.
 
-    Its value never falls, so it ends on that column or on one that is worth more.
+    Its value never falls, so it ends on that column or on one that is worth more. Rounded down.
     """
-    job_start, value, _, _, _, _ = columns
-    margin, best, _ = watch
-    if now < 0:
+    job_start, value, usage_start, row, amount, _ = columns
+    prices, must_run, wish, _ = watch
+    if wish[job] >= 0 and value[wish[job]] >= value[now]:
         return 0.0
-    top = margin[now]
+    best, top, largest = 0.0, -np.inf, 0.0
+    if must_run[job]:
+        best = -np.inf
     for c in range(job_start[job], job_start[job + 1]):
-        if value[c] > value[now] and margin[c] > top:
-            top = margin[c]
-    return max(float(best[job] - top), 0.0)
+        cost = 0.0
+        for k in range(usage_start[c], usage_start[c + 1]):
+            cost += prices[row[k]] * amount[k]
+        margin = value[c] - cost
+        largest = max(largest, abs(float(value[c])) + cost)
+        best = max(best, margin)
+        if c == now or value[c] > value[now]:
+            top = max(top, margin)
+    return max(best - top - ROUNDING * largest, 0.0)
 
 
 @jitted
@@ -159,19 +178,14 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
     times that all were judged. A job's value rises with each of its steps, so there are at most as many
     steps as columns.
 
-    Return False as soon as what the jobs fall short of their best margins for good (``least_loss``) adds up
-    to more than ``watch`` allows; ``choice`` is then one on the way.
+    Return False as soon as what the steps have added to the jobs' ``least_loss`` is more than ``watch``
+    allows; ``choice`` is then one on the way.
     """
     _, _, usage_start, row, _, _ = columns
     jobs = len(choice)
     heap, key, step = np.empty(len(among), np.int64), np.empty(jobs), np.empty(jobs, np.int64)
     before = np.zeros(len(free), np.int64)
-    watched, lost, allowed = len(watch[1]) > 0, 0.0, watch[2]
-    if watched:
-        for j in range(jobs):
-            lost += least_loss(columns, watch, j, choice[j])
-        if lost > allowed:
-            return False
+    watched, lost, allowed = len(watch[0]) > 0, 0.0, watch[3]
     freed, rounds = True, 0
     while freed:
         freed, length, misses = False, 0, 0
@@ -196,8 +210,9 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
             if fits(columns, step[j], free):
                 choice[j] = step[j]
                 if watched:
-                    lost += least_loss(columns, watch, j, step[j])
-                    lost -= least_loss(columns, watch, j, old)
+                    lost += least_loss(columns, watch, j, step[j]) * (1.0 - ROUNDING)
+                    if old >= 0:
+                        lost -= least_loss(columns, watch, j, old) * (1.0 + ROUNDING)
                     if lost > allowed:
                         return False
             else:

@@ -7,6 +7,9 @@ import numpy as np
 from formulation.tables import Bools, Floats, Ints
 from solvers.kernels.jit import jitted
 
+ROUNDING = 1e-12
+"""More than what the sums of one column are rounded by, as a share of its |value| and its cost."""
+
 
 @jitted
 def demand(
@@ -41,22 +44,32 @@ def demand(
 def margins(
     job_start: Ints, value: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools,
     prices: Floats, margin: Floats, best: Floats, lead: Floats, choice: Ints,
-) -> tuple[float, float]:  # fmt: skip
+    drift: Floats, count: Ints, open_columns: Ints, must_take: Bools,
+) -> tuple[float, float, int]:  # fmt: skip
     """Fill each column's margin; each job's best one, its lead over the next best choice, and its column.
 
     Return the sum of the best, and the sum over jobs of their largest |value| + cost, by which rounding
     is bounded. Waiting is a choice of margin 0 for jobs that need not run.
+
+    Unless ``drift`` is empty, fill ``open_columns`` with those that may be best where no price is further
+    than ``drift`` (float64[rows]) from here, and return how many they are; ``count`` is how many each job is
+    left. A column's margin moves by at most the drift of what it uses (and ``ROUNDING``), so one that cannot
+    catch up with another is left out; where waiting cannot, ``must_take`` is set.
     """
-    total, size = 0.0, 0.0
+    total, size, opened = 0.0, 0.0, 0
+    nearby = drift.size > 0
     for job in range(job_start.size - 1):
         first, second = 0.0, -np.inf
         if must_run[job]:
             first = -np.inf
+        least, widest, next_widest = first, -np.inf, -np.inf
         largest, column = 0.0, -1
         for c in range(job_start[job], job_start[job + 1]):
-            cost = 0.0
+            cost, moves = 0.0, 0.0
             for k in range(usage_start[c], usage_start[c + 1]):
                 cost += prices[row[k]] * amount[k]
+                if nearby:
+                    moves += drift[row[k]] * amount[k]
             m = value[c] - cost
             margin[c] = m
             largest = max(largest, abs(float(value[c])) + cost)
@@ -64,6 +77,10 @@ def margins(
                 first, second, column = m, first, c
             elif m > second:
                 second = m
+            if nearby:
+                least = max(least, m - moves)
+                next_widest = max(next_widest, min(widest, m + moves))
+                widest = max(widest, m + moves)
         if job_start[job] == job_start[job + 1]:
             first = 0.0
         best[job] = first
@@ -71,7 +88,23 @@ def margins(
         choice[job] = column
         total += first
         size += largest
-    return total, size
+        if nearby:
+            least -= ROUNDING * largest
+            before = opened
+            if next_widest < least and column >= 0:  # no other column
+                open_columns[opened] = column
+                opened += 1
+            elif widest >= least:
+                for c in range(job_start[job], job_start[job + 1]):
+                    moves = 0.0
+                    for k in range(usage_start[c], usage_start[c + 1]):
+                        moves += drift[row[k]] * amount[k]
+                    if margin[c] + moves >= least:
+                        open_columns[opened] = c
+                        opened += 1
+            count[job] = opened - before
+            must_take[job] = must_run[job] or least > 0.0
+    return total, size, opened
 
 
 @jitted
@@ -104,41 +137,3 @@ def inserted(
         elif must_run[job]:
             complete = False
     return complete
-
-
-@jitted
-def undecided(
-    job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools, margin: Floats,
-    drift: Floats, count: Ints, columns: Ints, must_take: Bools,
-) -> int:  # fmt: skip
-    """Fill ``columns`` with those that may be best where no price is further than ``drift`` from here.
-
-    A column's margin moves by at most the drift of what it uses, so one that cannot catch up with another
-    is left out; where waiting cannot, ``must_take`` is set. ``count`` is how many each job is left (0: it
-    can only wait). Return how many there are in all.
-    """
-    total = 0
-    for job in range(job_start.size - 1):
-        least = -np.inf if must_run[job] else 0.0
-        before = total
-        for c in range(job_start[job], job_start[job + 1]):
-            moves = 0.0
-            for k in range(usage_start[c], usage_start[c + 1]):
-                moves += drift[row[k]] * amount[k]
-            if margin[c] + moves >= least:
-                least = max(least, margin[c] - moves)
-                columns[total] = c
-                total += 1
-        kept = before
-        for i in range(before, total):
-            c = columns[i]
-            moves = 0.0
-            for k in range(usage_start[c], usage_start[c + 1]):
-                moves += drift[row[k]] * amount[k]
-            if margin[c] + moves >= least:
-                columns[kept] = c
-                kept += 1
-        total = kept
-        count[job] = total - before
-        must_take[job] = must_run[job] or least > 0.0
-    return total

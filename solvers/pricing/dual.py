@@ -18,12 +18,12 @@ from typing import Final
 import numpy as np
 
 from formulation.problem import Problem, jobwise
-from formulation.tables import Floats
+from formulation.tables import Floats, Ints
 from solvers.answers import lonely_fit
 from solvers.base import Budget
 from solvers.kernels.planes import lowest_point
-from solvers.kernels.pricing import demand
-from solvers.prices import Priced
+from solvers.kernels.pricing import demand, margins
+from solvers.prices import Shown, price_near, rounding
 from solvers.pricing.surface import Surface, near, whole
 
 MOST_PASSES: Final = 400
@@ -47,6 +47,10 @@ Measured at 2 % churn: they move by 0.02 with 10,000 jobs and more, by 0.045 wit
 DRIFT_OF_FEW: Final = 3.0
 PLANES_A_ROW: Final = 4
 """Planes kept for each row, the highest at the best prices, beside the newest ones."""
+
+_NOT_ASKED: Final = (
+    np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,29 +88,61 @@ def descend(
     return descent.run(budget, min(most, MOST_PASSES), tolerance, known)
 
 
-def descend_near(problem: Problem, priced: Priced, tolerance: float) -> tuple[Floats, bool]:
-    """Return prices, float64[rows], that minimise L near those of ``priced``; and whether none is at a limit.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NearDual:
+    """What was found near some prices: better ones, and what they show.
 
-    The choice of most jobs is the same at all prices so near, so few columns are looked at, and no clock.
-    What L is there is for ``price`` to say: that no other column is best is proven up to rounding alone.
+    ``jobs`` (rising) are those whose choice was not clear before, and ``lead`` is how much it is ahead of the
+    next best. ``inside``: no price
+    would rather be further from where it was.
     """
-    size = max(priced.total, 1.0)
-    unit = size / np.maximum(problem.capacity.astype(np.float64), 1.0)
+
+    shown: Shown
+    jobs: Ints
+    lead: Floats
+    inside: bool
+
+
+def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual:
+    """Minimise L near ``prices``, at which the capacity costs something, in one pass over all columns.
+
+    The choice of most jobs is the same at all prices so near (``margins`` proves it), so few columns are
+    looked at again, and no clock. What they come to in the end is a bound as true as any other.
+    """
+    capacity = problem.capacity.astype(np.float64)
+    worth = float(prices @ capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row, typically
+    unit = worth / np.maximum(capacity, 1.0)
     share = max(DRIFT, DRIFT_OF_FEW / math.sqrt(len(problem.jobs) + 1))
-    drift = share * np.maximum(priced.prices, FLOOR * unit)
-    surface = near(problem, priced, drift)
-    descent = _Descent(surface, priced.prices, drift / LEAP, unit, size, -math.inf)
+    drift = share * np.maximum(prices, FLOOR * unit)
+    priced, found = price_near(problem, prices, drift)
+    left = near(problem, priced, found)
+    surface, size = left.surface, max(abs(priced.total), 1.0)
+    typical = np.maximum(unit, size / np.maximum(capacity, 1.0))
+    descent = _Descent(surface, priced.prices, drift / LEAP, typical, size, -math.inf)
     endless = Budget(remaining_s=lambda: math.inf, gap=0.0)
-    prices = descent.run(endless, MOST_PASSES, tolerance, -math.inf).prices
-    inside = (prices < surface.high) & ((prices > surface.low) | (prices <= 0.0))
-    return prices, bool(inside.all())
+    best = descent.run(endless, MOST_PASSES, tolerance, -math.inf).prices
+    jobs, columns = len(left.jobs), len(left.columns)
+    lead, chosen = np.empty(jobs), np.empty(jobs, np.int64)
+    total, size, _ = margins(
+        surface.job_start, surface.value, surface.usage_start, surface.row, surface.amount,
+        surface.must_run, best, np.empty(columns), np.empty(jobs), lead, chosen, *_NOT_ASKED,
+    )  # fmt: skip
+    choice, runs = left.settled.copy(), chosen >= 0
+    choice[left.jobs[runs]] = left.columns[chosen[runs]]
+    sold = float(best @ surface.capacity)
+    size += abs(surface.offset) + float(best @ np.abs(surface.capacity))
+    bound = math.floor(surface.offset + sold + total + rounding(size, problem))
+    return NearDual(
+        shown=Shown(prices=best, bound=float(bound), choice=choice), jobs=left.jobs, lead=lead,
+        inside=not descent.limited,
+    )  # fmt: skip
 
 
 class _Descent:
     """The model so far.
 
-    ``unit``: typical prices, float64[rows]; ``size``: about what all jobs are worth; ``worth``: what any answer
-    is worth at least, less the jobs that need not run.
+    ``unit``: typical prices, float64[rows]; ``size``: about what all jobs are worth; ``worth``: what any
+    answer is worth at least, less the jobs that need not run.
     """
 
     def __init__(
@@ -121,6 +157,7 @@ class _Descent:
         self._levels = np.empty(0)  # of each plane at p = 0
         self._total = math.inf
         self._passes = 0
+        self.limited = False  # by the surface's limits, in the last step
 
     def run(self, budget: Budget, most: float, tolerance: float, known: float) -> Dual:
         """Take steps until the model promises too little."""
@@ -187,6 +224,8 @@ class _Descent:
             return None
         at_edge = (z >= 1.0 - 1e-9) | (z <= -1.0 + 1e-9)
         at_edge &= self._box < self._largest_box
+        at_high, at_low = (high < 1.0) & (z >= high - 1e-9), (low > -1.0) & (z <= low + 1e-9)
+        self.limited = bool(np.any(at_high | (at_low & (self._surface.low > 0.0))))
         prices = np.clip(self._best + z * self._box, self._surface.low, self._surface.high)
         return prices, max(0.0, -lowest * scale), not bool(at_edge.any())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +23,7 @@ from solvers.answers import (
 from solvers.base import Budget
 from solvers.greedy import improve, repaired
 from solvers.kernels.pricing import inserted
-from solvers.prices import Priced, price
+from solvers.prices import Priced, Shown, price
 from solvers.pricing.dual import descend, descend_near
 
 CLOSE: Final = 0.05
@@ -36,36 +35,43 @@ then few of the long ones are left to take."""
 GENEROUS: Final = 0.1
 """Share of the gap to aim at where the prices are known and jobs are many: a pass near them costs less than
 greedy, whose answer is the sooner known to be worth less."""
+LEAST_SOLD: Final = 1e-3
+"""What the whole capacity must cost at known prices, in the problem's integers, or they say nothing."""
 FEW: Final = 512
 """Jobs that move first where an answer is mended, and a thirty-second of all."""
-
-Way = Callable[[Problem, Priced], Ints | None]
-"""An answer near prices; None: it found none."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """The best answer, the best bound and what the problem looks like at its prices, so far."""
+    """The best answer, the best bound and its prices so far."""
 
     choice: Ints | None = None
     worth: float = -math.inf
     bound: float = math.inf
-    priced: Priced | None = None
+    shown: Shown | None = None
     passes: int = 0
     infeasible: bool = False
 
-    def take(
-        self, problem: Problem, priced: Priced, gap: float, ways: Sequence[Way] | None = None
-    ) -> None:
+    def prove(self, shown: Shown) -> None:
+        """Take in what prices prove."""
+        if self.shown is None or shown.bound <= self.bound:
+            self.bound, self.shown = shown.bound, shown
+
+    def prices(self) -> Floats | None:
+        """Return the prices of the best bound."""
+        return None if self.shown is None else self.shown.prices
+
+    def offer(self, problem: Problem, choice: Ints | None) -> None:
+        """Take in the answer ``choice`` if it is better."""
+        if choice is not None and objective_of(problem, choice) > self.worth:
+            self.choice, self.worth = choice, objective_of(problem, choice)
+
+    def take(self, problem: Problem, priced: Priced, gap: float) -> None:
         """Take in what ``priced`` proves, and the answers near it, until one is within ``gap``."""
-        if self.priced is None or priced.bound <= self.bound:
-            self.bound, self.priced = priced.bound, priced
-        for way in ways or (mended_by_few, mended, inserted_by_lead):
-            if self.close(gap):
-                return
-            choice = way(problem, priced)
-            if choice is not None and objective_of(problem, choice) > self.worth:
-                self.choice, self.worth = choice, objective_of(problem, choice)
+        self.prove(priced.shown())
+        for way in (mended, inserted_by_lead):
+            if not self.close(gap):
+                self.offer(problem, way(problem, priced))
 
     def close(self, gap: float) -> bool:
         """Return whether the answer is within ``gap`` of the bound."""
@@ -84,12 +90,12 @@ class Pricing:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with prices and a bound; INFEASIBLE is proven."""
-        return self.solve_priced(problem, budget, hint)[0]
+        return self.solve_and_show(problem, budget, hint)[0]
 
-    def solve_priced(
+    def solve_and_show(
         self, problem: Problem, budget: Budget, hint: Solution | None = None
-    ) -> tuple[Solution, Priced | None]:
-        """Return the answer of ``solve``, and the problem at its prices; None: there are none."""
+    ) -> tuple[Solution, Shown | None]:
+        """Return the answer, and what its prices show; None: there are none."""
         found = _Found()
         if len(cannot_run(problem)):
             found.passes, found.infeasible = 1, True
@@ -103,27 +109,28 @@ class Pricing:
                 known, enough = self._near(problem, budget, known, found)
             if not enough:
                 self._search(problem, budget, known, found)
-        return self._said(problem, budget, found), found.priced
+        return self._said(problem, budget, found), found.shown
 
     def _near(
         self, problem: Problem, budget: Budget, known: Floats, found: _Found
     ) -> tuple[Floats, bool]:
         """Take in what prices near the ``known`` ones tell; return where to search on, if that is needed."""
-        priced, many = price(problem, known), len(problem.jobs) > SAMPLE
+        aim = budget.gap * (GENEROUS if len(problem.jobs) > SAMPLE else 1.0)
+        near = descend_near(problem, known, CLOSE * aim)
         found.passes = 1
-        aim = budget.gap * GENEROUS if many else budget.gap
-        found.take(problem, priced, aim, (mended_by_few,) if many else (mended,))
-        if found.close(aim):
-            return known, True
-        if budget.expired() or budget.work.get(self.name) == found.passes:
-            return known, False
-        prices, inside = descend_near(problem, priced, CLOSE * budget.gap)
-        found.passes += 1
-        priced = price(problem, prices)
-        if many:
-            found.take(problem, priced, aim, (mended_by_few,))
-        found.take(problem, priced, budget.gap)
-        return prices, found.choice is not None and (inside or found.close(budget.gap))
+        found.prove(near.shown)
+        few, among = FEW + len(problem.jobs) // 32, near.jobs
+        if len(problem.jobs) > SAMPLE:
+            if len(among) > few:
+                among = among[near.lead <= np.partition(near.lead, few)[few]]
+            found.offer(problem, repaired(problem, near.shown.choice, near.shown.prices, among))
+        if not found.close(budget.gap):
+            found.offer(problem, repaired(problem, near.shown.choice, near.shown.prices))
+        if not found.close(budget.gap) and near.inside:
+            found.take(problem, price(problem, near.shown.prices), budget.gap)
+        return near.shown.prices, found.close(budget.gap) or (
+            near.inside and found.choice is not None
+        )
 
     def _search(
         self, problem: Problem, budget: Budget, known: Floats | None, found: _Found
@@ -143,35 +150,26 @@ class Pricing:
 
     def _said(self, problem: Problem, budget: Budget, found: _Found) -> Solution:
         work = ((self.name, float(found.passes)),)
-        prices = None if found.priced is None else found.priced.prices
         if found.infeasible or found.choice is None:
             status = SolveStatus.INFEASIBLE if found.infeasible else SolveStatus.UNKNOWN
-            bound = None if found.priced is None else found.bound
+            bound = None if found.shown is None else found.bound
             return without_answer(
-                problem, status, bound=bound, solver=self.name, prices=prices, seed=budget.seed,
+                problem, status, bound=bound, solver=self.name, prices=found.prices(), seed=budget.seed,
                 work=work,
             )  # fmt: skip
-        bound = trivial_bound(problem) if found.priced is None else found.bound
+        bound = trivial_bound(problem) if found.shown is None else found.bound
         return answer(
-            problem, found.choice, bound=bound, solver=self.name, prices=prices,
+            problem, found.choice, bound=bound, solver=self.name, prices=found.prices(),
             seed=budget.seed, work=work,
         )  # fmt: skip
 
 
 def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
-    """Return the prices that ``hint`` brings for the rows of ``problem``, if any."""
-    if hint is None or len(hint.prices) != len(problem.rows) or not hint.prices.any():
+    """Return the prices that ``hint`` brings for the rows, if the capacity costs anything at them."""
+    if hint is None or len(hint.prices) != len(problem.rows):
         return None
-    return hint.prices
-
-
-def mended_by_few(problem: Problem, priced: Priced) -> Ints | None:
-    """Return what ``mended`` does where only jobs of little lead may move; None: they do not suffice."""
-    few = FEW + len(problem.jobs) // 32
-    if few >= len(problem.jobs):
-        return None
-    among = np.flatnonzero(priced.lead <= np.partition(priced.lead, few)[few])
-    return repaired(problem, priced.choice, priced.prices, among)
+    prices = np.where(np.isfinite(hint.prices) & (hint.prices > 0), hint.prices, 0.0)
+    return prices if LEAST_SOLD < prices @ problem.capacity < math.inf else None
 
 
 def mended(problem: Problem, priced: Priced) -> Ints | None:

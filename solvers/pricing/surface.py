@@ -8,8 +8,7 @@ import numpy as np
 
 from formulation.problem import Problem
 from formulation.tables import Bools, Floats, Ints, ranges
-from solvers.kernels.pricing import undecided
-from solvers.prices import Priced
+from solvers.prices import Open, Priced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,32 +41,40 @@ def whole(problem: Problem) -> Surface:
     )  # fmt: skip
 
 
-def near(problem: Problem, priced: Priced, drift: Floats) -> Surface:
-    """Return L of ``problem`` at prices no further than ``drift`` (float64[rows]) from those of ``priced``.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Nearby:
+    """What prices near some leave undecided: its surface, and which jobs and columns of the problem it has.
+
+    ``settled`` is int64[jobs]: the choice of all other jobs, -1 for these.
+    """
+
+    surface: Surface
+    jobs: Ints
+    columns: Ints
+    settled: Ints
+
+
+def near(problem: Problem, priced: Priced, found: Open) -> Nearby:
+    """Return L of ``problem`` at prices no further from those of ``priced`` than ``found`` allows.
 
     A job with one choice left adds a constant and takes its part of the capacity; the others keep the
     columns that may be best.
     """
-    jobs = len(problem.jobs)
-    count, columns = np.empty(jobs, np.int64), np.empty(len(problem.cell), np.int64)
-    must_take = np.empty(jobs, np.bool_)
-    total = undecided(
-        problem.job_start, problem.usage_start, problem.row, problem.amount, problem.must_run,
-        priced.margin, drift, count, columns, must_take,
+    only = np.where(found.must_take, found.count == 1, found.count == 0)
+    fixed = np.repeat(only, found.count)
+    chosen, columns = found.columns[fixed], found.columns[~fixed]
+    settled = np.full(len(problem.jobs), -1, dtype=np.int64)
+    settled[only & found.must_take] = chosen
+    _, row, amount = _usage(problem, chosen)
+    used = np.bincount(row, weights=amount, minlength=len(problem.rows))
+    usage_start, row, amount = _usage(problem, columns)
+    surface = Surface(
+        job_start=np.append(0, np.cumsum(found.count[~only])), value=problem.value[columns],
+        usage_start=usage_start, row=row, amount=amount, must_run=found.must_take[~only],
+        capacity=problem.capacity.astype(np.float64) - used, offset=float(problem.value[chosen].sum()),
+        low=np.maximum(priced.prices - found.drift, 0.0), high=priced.prices + found.drift,
     )  # fmt: skip
-    settled = np.where(must_take, count == 1, count == 0)
-    columns = columns[:total]
-    is_settled = np.repeat(settled, count)
-    chosen, columns = columns[is_settled], columns[~is_settled]
-    taken = _usage(problem, chosen)
-    open_ = _usage(problem, columns)
-    used = np.bincount(taken[1], weights=taken[2], minlength=len(problem.rows))
-    return Surface(
-        job_start=np.append(0, np.cumsum(count[~settled])), value=problem.value[columns],
-        usage_start=open_[0], row=open_[1], amount=open_[2], must_run=must_take[~settled],
-        capacity=problem.capacity - used, offset=float(problem.value[chosen].sum()),
-        low=np.maximum(priced.prices - drift, 0.0), high=priced.prices + drift,
-    )  # fmt: skip
+    return Nearby(surface=surface, jobs=np.flatnonzero(~only), columns=columns, settled=settled)
 
 
 def _usage(problem: Problem, columns: Ints) -> tuple[Ints, Ints, Ints]:

@@ -1,0 +1,131 @@
+"""Laws of rounds that are told prices: bounds near them, greedy given up early, the answer in the end."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.check import violations
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.tables import Floats
+from solvers.answers import answer, keeps_rules, objective_of, trivial_bound
+from solvers.base import Budget
+from solvers.greedy import Greedy, outdoing
+from solvers.kernels.pricing import demand
+from solvers.portfolio import Portfolio
+from solvers.prices import price, price_near
+from solvers.pricing.dual import descend_near
+from solvers.pricing.surface import near
+from tests.support.problems import brute_force, problems
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+SOME = settings(max_examples=150, deadline=None)
+PRICES = st.lists(st.floats(0, 10), min_size=3, max_size=3)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def told(problem: Problem, prices: Floats) -> Solution:
+    """Return a hint that has nothing but prices."""
+    return Solution(
+        status=SolveStatus.UNKNOWN, choice=np.full(len(problem.jobs), -1), objective=0,
+        bound=math.inf, solver="last round", prices=prices,
+    )  # fmt: skip
+
+
+@SOME
+@given(problems(), PRICES, SEEDS)
+def test_what_is_open_near_prices_gives_the_same_bound_as_all_columns(
+    problem: Problem, prices: list[float], seed: int
+) -> None:
+    if not all(len(problem.columns_of(j)) for j in np.flatnonzero(problem.must_run).tolist()):
+        return
+    rng = np.random.default_rng(seed)
+    here = np.array(prices[: len(problem.rows)])
+    drift = rng.choice([0.0, 0.1, 1.0, 5.0], len(here))
+    surface = near(problem, *price_near(problem, here, drift)).surface
+    there = np.clip(here + drift * rng.uniform(-1, 1, len(here)), surface.low, surface.high)
+    used = np.zeros(len(here))
+    total = surface.offset + there @ surface.capacity + demand(
+        surface.job_start, surface.value, surface.usage_start, surface.row, surface.amount,
+        surface.must_run, there, used,
+    )  # fmt: skip
+    assert total == pytest.approx(price(problem, there).total, rel=1e-12, abs=1e-9)
+
+
+@SOME
+@given(problems(), PRICES)
+def test_the_bound_near_prices_is_true_and_no_worse_than_theirs(
+    problem: Problem, prices: list[float]
+) -> None:
+    here = np.array(prices[: len(problem.rows)])
+    best = brute_force(problem)
+    if best is None or here @ problem.capacity < 1e-3:
+        return
+    found = descend_near(problem, here, 1e-6)
+    assert found.shown.bound >= best
+    assert found.shown.bound <= price(problem, here).bound
+    assert found.shown.bound == price(problem, found.shown.prices).bound
+
+
+@SOME
+@given(problems(), PRICES, SEEDS)
+def test_greedy_is_given_up_only_where_it_ends_with_no_more(
+    problem: Problem, prices: list[float], seed: int
+) -> None:
+    greedy = Greedy().solve(problem, EXACT)
+    best = Portfolio().solve(problem, EXACT)
+    if not greedy.has_answer:
+        return
+    shown = price(problem, np.array(prices[: len(problem.rows)])).shown()
+    nothing = (
+        Greedy().solve(problem, EXACT).choice
+    )  # the least that there is to beat: greedy itself
+    assert outdoing(problem, best.choice, shown) is None or best.objective < greedy.objective
+    assert outdoing(problem, nothing, shown) is None
+    if problem.must_run.any():
+        return
+    poor = np.where(np.random.default_rng(seed).random(len(problem.jobs)) < 0.5, greedy.choice, -1)
+    found = outdoing(problem, poor, shown)
+    worth = objective_of(problem, poor)
+    if greedy.objective > worth:
+        assert found is not None
+        assert objective_of(problem, found) == greedy.objective
+    else:
+        assert found is None
+
+
+@SOME
+@given(problems(), PRICES, st.sampled_from([0.0, 1e-4, 0.1, 0.5]))
+def test_a_round_that_is_told_prices_is_true_and_never_below_greedy(
+    problem: Problem, prices: list[float], gap: float
+) -> None:
+    here = np.array(prices[: len(problem.rows)])
+    found = Portfolio().solve(
+        problem, Budget(remaining_s=lambda: math.inf, gap=gap), told(problem, here)
+    )
+    best, greedy = brute_force(problem), Greedy().solve(problem, EXACT)
+    assert found.has_answer == (best is not None)
+    if best is not None:
+        assert violations(problem, found) == []
+        assert greedy.objective <= found.objective <= best <= found.bound
+        assert found.gap <= gap
+
+
+@SOME
+@given(problems(), SEEDS)
+def test_the_check_in_arrays_says_what_the_check_in_loops_says(problem: Problem, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = len(problem.cell)
+    choice = rng.integers(-1, max(columns, 1) if rng.random() < 0.1 else 1, len(problem.jobs))
+    own = rng.integers(problem.job_start[:-1] - 1, problem.job_start[1:])
+    choice = np.where(own < problem.job_start[:-1], -1, own) if rng.random() < 0.9 else choice
+    if not columns:
+        choice = np.full(len(problem.jobs), -1)
+    bound = trivial_bound(problem) if rng.random() < 0.8 else -1.0
+    found = answer(problem, choice, bound=bound, solver="drawn")
+    assert keeps_rules(problem, found) == (violations(problem, found) == [])
