@@ -9,7 +9,9 @@ import numpy as np
 from formulation.columns import first_draft
 from formulation.objectives.fairness import fair_rate
 from formulation.policy import Policy
-from formulation.tables import Bools, Floats
+from formulation.promises import PHYSICAL
+from formulation.tables import Bools, Floats, ranges
+from simulator.overheads import Overheads
 from simulator.run import Result
 from simulator.scenario import Scenario
 from simulator.store import MemoryStore
@@ -51,6 +53,29 @@ def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
     draft = first_draft(snapshot, Policy(), every_cell=True)
     rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
     return snapshot.jobs.iterations * snapshot.global_batch / rate
+
+
+def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
+    """Return the least seconds from arrival to end that any schedule can give each job, [jobs]; inf: none.
+
+    It starts at once, at the least cost of a start, and trains on its fastest Cell and shape throughout.
+    """
+    snapshot = _all_at_once(scenario).snapshot(0.0)
+    draft = first_draft(snapshot, Policy(), every_cell=True)
+    for rule in PHYSICAL:
+        draft = rule(draft)
+    cells = draft.cells
+    shape = ranges(cells.first_shape, cells.shape_count)
+    cell = np.repeat(np.arange(len(cells)), cells.shape_count)
+    possible = cells.shapes.nodes[shape] >= cells.nodes[cell]
+    fastest = np.array(cells.rate)
+    np.maximum.at(fastest, cell[possible], cells.shapes.rate[shape[possible]])
+    rate = np.zeros(len(snapshot.jobs))
+    np.maximum.at(rate, draft.job, fastest[draft.cell])
+    counts = set(cells.gpus.tolist())
+    start_s = min((overheads.start_s(n, saved=False, new_cell=True) for n in counts), default=0.0)
+    work = snapshot.jobs.iterations * snapshot.global_batch
+    return np.where(rate > 0, start_s + work / np.where(rate > 0, rate, 1.0), np.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

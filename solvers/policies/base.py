@@ -67,12 +67,12 @@ class Opportunistic(Protocol):
         ...
 
 
-def carried(draft: Draft, problem: Problem, choice: Ints) -> Ints:
+def carried(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
     """Return ``choice`` (columns of ``draft``) in the columns of ``problem``, int64[jobs]; -1: waits.
 
-    The job gets the GPU type and count that the policy chose, and of the true Cells there the one that
-    it named if there is such a one, else the one that it runs on now, else the fastest. A Cell that does
-    not truly run leaves it waiting.
+    ``draft`` may be another statement of the same snapshot. The job gets the GPU type and count that the
+    policy chose, and of the true Cells there the one that it named if there is such a one, else the one
+    that it runs on now, else the fastest. A Cell that does not truly run leaves it waiting.
     """
     found = np.full(len(choice), -1, dtype=np.int64)
     seen, true = draft.cells, problem.cells
