@@ -21,7 +21,7 @@ from formulation.resources import (
     decision_record,
 )
 from formulation.snapshot import Snapshot
-from service.ports import Clock, Store
+from service.ports import Clock, Rounds
 from service.rounds import Outcome, RoundOptions, plan_round
 from service.worker import Workers
 from solvers.base import Budget
@@ -94,7 +94,7 @@ class RoundLoop:
     """Decides and commits rounds. Any number may run at once, in any number of replicas."""
 
     def __init__(
-        self, store: Store, clock: Clock, workers: Workers | None = None, from_jobs: int = 0
+        self, store: Rounds, clock: Clock, workers: Workers | None = None, from_jobs: int = 0
     ) -> None:
         """``workers`` decide rounds of at least ``from_jobs`` jobs; without them this process does."""
         self._store, self._clock = store, clock

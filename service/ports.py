@@ -103,7 +103,49 @@ class Writer(Protocol):
         ...
 
 
-class Store(Protocol):
+class Rounds(Protocol):
+    """What deciding a cluster's rounds needs of a store; every method is one transaction."""
+
+    def expire(self, cluster: str) -> list[str]:
+        """Release what nodes held that were silent for longer than lease plus margin; return job names.
+
+        By the database's clock. Jobs go through LOST; the dead node's GPUs need no report, those of the
+        gang's members on live nodes do.
+        """
+        ...
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        """Read everything a round may look at in one REPEATABLE READ transaction. Raises NotFound."""
+        ...
+
+    def commit(
+        self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
+    ) -> RoundRecord:
+        """Commit a round, all or nothing; the first statement advances the epoch or gives up.
+
+        Each decision is guarded by its job's and nodes' versions: what changed during the solve is left
+        alone and recorded as not applied. ``in_time`` is asked last: a round may wait for its turn.
+
+        Raises:
+            RoundSuperseded: the epoch moved on; nothing was written.
+            DeadlineTooShort: not ``in_time``; nothing was written.
+        """
+        ...
+
+    def replayed_round(self, request: Request) -> RoundRecord | None:
+        """Return the round that ``request`` committed before, if any. Raises RequestIdReused."""
+        ...
+
+    def get_round(self, cluster: str, number: int) -> RoundRecord:
+        """Return a round with its decisions. Raises NotFound."""
+        ...
+
+    def round_snapshot(self, cluster: str, number: int) -> Snapshot:
+        """Return the snapshot that a round was decided on. Raises NotFound."""
+        ...
+
+
+class Store(Rounds, Protocol):
     """Where everything is kept. Every method is one transaction, and safe to call from any thread."""
 
     def write(
@@ -164,46 +206,8 @@ class Store(Protocol):
         """Return estimates (of one workload; empty model: of all) from a cursor, and the next cursor."""
         ...
 
-    def expire(self, cluster: str) -> list[str]:
-        """Release what nodes held that were silent for longer than lease plus margin; return job names.
-
-        By the database's clock. Jobs go through LOST; the dead node's GPUs need no report, those of the
-        gang's members on live nodes do.
-        """
-        ...
-
-    def snapshot(self, cluster: str) -> Snapshot:
-        """Read everything a round may look at in one REPEATABLE READ transaction. Raises NotFound."""
-        ...
-
-    def commit(
-        self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
-    ) -> RoundRecord:
-        """Commit a round, all or nothing; the first statement advances the epoch or gives up.
-
-        Each decision is guarded by its job's and nodes' versions: what changed during the solve is left
-        alone and recorded as not applied. ``in_time`` is asked last: a round may wait for its turn.
-
-        Raises:
-            RoundSuperseded: the epoch moved on; nothing was written.
-            DeadlineTooShort: not ``in_time``; nothing was written.
-        """
-        ...
-
-    def replayed_round(self, request: Request) -> RoundRecord | None:
-        """Return the round that ``request`` committed before, if any. Raises RequestIdReused."""
-        ...
-
-    def get_round(self, cluster: str, number: int) -> RoundRecord:
-        """Return a round with its decisions. Raises NotFound."""
-        ...
-
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
         """Return rounds with a number below ``before`` (0: all), newest first. Raises NotFound."""
-        ...
-
-    def round_snapshot(self, cluster: str, number: int) -> Snapshot:
-        """Return the snapshot that a round was decided on. Raises NotFound."""
         ...
 
     def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:

@@ -1,0 +1,96 @@
+"""Rounds of a simulated world as the service's round loop asks for them (``service.ports.Rounds``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
+from formulation.resources import Request, RoundCommit, RoundRecord, decision_record
+from formulation.snapshot import Snapshot
+from simulator.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    record: RoundRecord
+    snapshot: Snapshot
+    request: Request | None
+
+
+class WorldRounds:
+    """A world's store, met as the database's: epochs fence, requests repeat, rounds are kept.
+
+    Nothing changes while a round is decided, since time passes only when the world is told so: no decision
+    is skipped. What silent nodes held is given back by the world at once, so nothing is left to expire.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kept: list[_Kept] = []  # of rounds 1, 2, ...
+
+    def expire(self, cluster: str) -> list[str]:
+        """Return no job."""
+        self._require(cluster)
+        return []
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        """Return what a round may look at now."""
+        self._require(cluster)
+        return self._world.snapshot()
+
+    def commit(
+        self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
+    ) -> RoundRecord:
+        """Carry out a round, and keep it."""
+        request, store = commit.request, self._world.store
+        self._require(commit.snapshot.cluster)
+        if request is not None and (done := self.replayed_round(request)) is not None:
+            return done
+        if commit.snapshot.epoch != store.rounds + 1:
+            raise RoundSuperseded(f"clusters/{store.cluster}/rounds/{store.rounds}")
+        if not in_time():
+            raise DeadlineTooShort("the deadline ended; nothing was changed: call again with more")
+        refused = commit.summary.outcome == "refused"
+        if refused:
+            store.refuse()
+        else:
+            prices = {name: max(price, 0.0) for name, price in commit.summary.prices.items()}
+            self._world.carry_out(commit.decisions, commit.legs, prices)
+        self._world.check()
+        summary = replace(
+            commit.summary, number=store.rounds, epoch=store.rounds + 1,
+            outcome=commit.summary.outcome or "committed", running=len(store.gangs),
+            waiting=len(store.live) - len(store.gangs),
+        )  # fmt: skip
+        decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)
+        record = RoundRecord(summary=summary, decisions=decisions)
+        self._kept.append(_Kept(record=record, snapshot=commit.snapshot, request=request))
+        return record
+
+    def replayed_round(self, request: Request) -> RoundRecord | None:
+        """Return the round that the request committed, if any. Raises RequestIdReused."""
+        for kept in self._kept:
+            if kept.request is not None and kept.request.id == request.id:
+                if kept.request != request:
+                    problem = f"{request.id} was used for another request; use a new id for each"
+                    raise RequestIdReused("request_id", problem)
+                return kept.record
+        return None
+
+    def get_round(self, cluster: str, number: int) -> RoundRecord:
+        """Return a round. Raises NotFound."""
+        return self._find(cluster, number).record
+
+    def round_snapshot(self, cluster: str, number: int) -> Snapshot:
+        """Return the snapshot that a round was decided on. Raises NotFound."""
+        return self._find(cluster, number).snapshot
+
+    def _find(self, cluster: str, number: int) -> _Kept:
+        if cluster != self._world.store.cluster or not 1 <= number <= len(self._kept):
+            raise NotFound(f"clusters/{cluster}/rounds/{number}")
+        return self._kept[number - 1]
+
+    def _require(self, cluster: str) -> None:
+        if cluster != self._world.store.cluster:
+            raise NotFound(f"clusters/{cluster}")
