@@ -16,11 +16,18 @@ import pytest
 
 from benchmarks.registry import ROOT
 from benchmarks.sweeps import runner
+from benchmarks.sweeps import tasks as module
 from benchmarks.sweeps.cluster import library
 from benchmarks.sweeps.runner import run_tasks
 from benchmarks.sweeps.tasks import Task, TasksFailed, answer
 from formulation.errors import InvalidInput
 from tests.support.sweeps import a_task
+
+
+@pytest.fixture(autouse=True)
+def _code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody who edits the checkout meanwhile decide what is run again."""
+    monkeypatch.setattr(runner, "code_digest", lambda: "this code")
 
 
 def here(tasks: list[Task]) -> dict[str, Any]:
@@ -137,6 +144,24 @@ def test_a_result_is_used_again_only_for_the_same_options_files_and_code(
     assert runs(task) == 3
     monkeypatch.setattr(runner, "code_digest", lambda: "other code")
     assert runs(task) == 4
+
+
+def test_the_digest_of_the_code_changes_with_it_but_not_with_what_only_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in (*module.PACKAGES, "tessera", "benchmarks/report"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "a.py").write_text("1")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "_DRAWING", tmp_path / "benchmarks" / "report")
+    before = module.code_digest()
+    (tmp_path / "benchmarks" / "report" / "a.py").write_text("2")
+    (tmp_path / "solvers" / "notes.md").write_text("2")
+    assert module.code_digest() == before
+    (tmp_path / "solvers" / "a.py").rename(tmp_path / "solvers" / "b.py")
+    renamed = module.code_digest()
+    (tmp_path / "solvers" / "b.py").write_text("2")
+    assert len({before, renamed, module.code_digest()}) == 3
 
 
 def test_progress_is_a_line_for_each_run_where_there_is_no_terminal(
