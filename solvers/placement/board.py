@@ -41,7 +41,7 @@ class Board:
         self.seats: dict[int, Seat] = {}
         self.gangs = current_gangs(snapshot) if gangs is None else gangs
         self.now = {job: spots_of(gang) for job, gang in self.gangs.items()}
-        self.on: defaultdict[int, set[int]] = defaultdict(set)  # jobs of each node
+        self._on: defaultdict[int, set[int]] | None = None
         cells, cell = problem.cells, problem.cell
         # Views, for there may be millions of columns and few are looked at.
         self.gpus: Sequence[int] = cells.gpus[cell].data  # these six: of each column
@@ -88,8 +88,9 @@ class Board:
         """Seat ``job``, which has no seat, on GPUs that are free."""
         self.free.take(spots)
         self.seats[job] = (column, spots)
-        for node, _ in spots:
-            self.on[node].add(job)
+        if self._on is not None:
+            for node, _ in spots:
+                self._on[node].add(job)
         for row, amount in self.usage(column):
             self._spare[row] -= amount
         if self._changes >= 0 and self._is_a_move(job, column, spots):
@@ -101,8 +102,9 @@ class Board:
         if seat is not None:
             column, spots = seat
             self.free.give(spots)
-            for node, _ in spots:
-                self.on[node].discard(job)
+            if self._on is not None:
+                for node, _ in spots:
+                    self._on[node].discard(job)
             for row, amount in self.usage(column):
                 self._spare[row] += amount
             if self._changes >= 0 and self._is_a_move(job, column, spots):
@@ -114,6 +116,15 @@ class Board:
         now = self.now.get(job, ())
         whole = sum(mask.bit_count() for _, mask in now) == self.gpus[column]
         return column == self.current[job] and whole and spots != now
+
+    def jobs_on(self, node: int) -> set[int]:
+        """Return the jobs that have GPUs of ``node``; only searches ask, so the index is made on demand."""
+        if self._on is None:
+            self._on = defaultdict(set)
+            for job, (_, spots) in self.seats.items():
+                for its, _ in spots:
+                    self._on[its].add(job)
+        return self._on[node]
 
     def job_of(self, column: int) -> int:
         """Return the job of ``column``."""
@@ -166,8 +177,6 @@ class Board:
             spots = self.now[job]
             self.free.take(spots)
             self.seats[job] = (column, spots)
-            for node, _ in spots:
-                self.on[node].add(job)
         problem = self.problem
         self._spare = (problem.capacity - problem.used(self.choice())).tolist()
         return rest

@@ -124,9 +124,14 @@ class FreeGpus:
     def take(self, spots: Spots) -> None:
         """Take these GPUs, which must be free."""
         for node, mask in spots:
-            if mask & ~self.mask[node]:
+            before, kind = self.mask[node], self.gpu_type[node]
+            if mask & ~before:
                 raise AssertionError(f"GPUs of node {node} are given out twice")
-            self._set(node, self.mask[node] & ~mask)
+            if self._made[kind] is None:  # no bucket to mend
+                self.mask[node] = before ^ mask
+                self.total[kind] -= mask.bit_count()
+            else:
+                self._set(node, before ^ mask)
 
     def give(self, spots: Spots) -> None:
         """Give these GPUs back."""

@@ -240,7 +240,7 @@ def _clear(board: Board, node: int, gpus: int, cost: Cost) -> tuple[float, tuple
     """
     mask = board.free.mask[node]
     offers: list[tuple[float, int, int]] = []  # cost, job, its GPUs here
-    for job in board.on[node]:
+    for job in board.jobs_on(node):
         price = cost(job)
         if price is not None:
             offers.append((price, job, dict(board.seats[job][1])[node]))
@@ -266,7 +266,7 @@ def sitters(board: Board, job: int) -> tuple[int, ...]:
     found = {
         other
         for node in owned
-        for other in board.on[node]
+        for other in board.jobs_on(node)
         if other != job and dict(board.seats[other][1])[node] & owned[node]
     }
     return tuple(sorted(found))
