@@ -71,7 +71,7 @@ class _Line:
     verified=("==", True),
     solve_of_aim=("<=", 1.0),
     speedup_vs_best_stock=(">=", 100.0),
-    speedup_warm=(">=", 1.0),
+    speedup_warm=(">=", 5.0),
 )  # fmt: skip
 def solve(
     jobs: Annotated[int, typer.Option(help="Jobs of the round.")] = 2_048,
@@ -108,8 +108,8 @@ def solve(
     limit. ``peak_mib`` is a process's.
 
     Bounds: the gap is 1e-4, and 1e-3 on the hard families (``hard_gap``) and for levels (``levels_gap``);
-    at 4,096 jobs stock solvers are 100 times slower; warm is not slower than cold, from 10,000 jobs (both
-    run greedy and verify every stage, which is most of what is left of either);
+    at 4,096 jobs stock solvers are 100 times slower; warm is 5 times faster than cold from 10,000 jobs (7 to
+    10 were seen; the aim is 10. Half of the rest is the proof that greedy would not have done better);
     ``solve_of_aim`` is the time over what is aimed at for as many jobs, in the family ``real``.
     """
     entry = Entry(

@@ -32,7 +32,7 @@ SAMPLE: Final = 4096
 """Jobs whose dual gives the prices to begin with where there are many more: it takes some 40 passes, and
 then few of the long ones are left to take."""
 
-GENEROUS: Final = 0.1
+GENEROUS: Final = 0.3
 """Share of the gap to aim at where the prices are known and jobs are many: a pass near them costs less than
 greedy, whose answer is the sooner known to be worth less."""
 LEAST_SOLD: Final = 1e-3
