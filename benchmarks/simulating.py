@@ -289,7 +289,7 @@ def run(asked: Asked) -> dict[str, Any]:
             "load": world.load, "dropped": world.dropped, "stuck": found.stuck,
             "horizon_s": world.horizon_s,
         },
-        "arrival_s": found.arrival_s.tolist(), "end_s": _ended(found).tolist(),
+        "said": world.said, "arrival_s": found.arrival_s.tolist(), "end_s": _ended(found).tolist(),
         "alone_s": alone_seconds(scenario, costs).tolist(),
         "course": _course(found, reference, world.horizon_s),
         "gaps": [[row.at_s, row.gap] for row in found.rounds],
@@ -334,6 +334,7 @@ class Ran:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
+    said: str  # of jobs that did not fit
     arrival_s: Floats
     end_s: Floats  # inf: it never succeeded
     alone_s: Floats  # the least that any schedule can give it
@@ -346,13 +347,14 @@ class Ran:
     @classmethod
     def read(cls, result: dict[str, Any]) -> Ran:
         """Return what ``run`` returned, as JSON has it."""
-        arrays = {k: np.array(result[k], float) for k in ("arrival_s", "end_s", "alone_s")}
+        segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
-            **arrays, figures={k: float(v) for k, v in result["figures"].items()},
+            figures={k: float(v) for k, v in result["figures"].items()}, said=result["said"],
+            arrival_s=np.array(result["arrival_s"], float), end_s=np.array(result["end_s"], float),
+            alone_s=np.array(result["alone_s"], float),
             course={k: np.array(v, float) for k, v in result["course"].items()},
             gaps=np.array(result["gaps"], float).reshape(-1, 2),
-            node_gpus=result["node_gpus"], node_types=result["node_types"],
-            segments=[(j, a, b, [(n, g) for n, g in shares]) for j, a, b, shares in result["segments"]],
+            node_gpus=result["node_gpus"], node_types=result["node_types"], segments=segments,
         )  # fmt: skip
 
     @property

@@ -4,11 +4,14 @@ from benchmarks.cases import (
     arena_compat,
     build,
     deadlines,
+    estimate_error,
     fuzz,
     greedy_gap,
     objectives,
     philly_rounds,
+    policies,
     rpc,
+    simulator_speed,
     solve,
 )
 
@@ -16,10 +19,13 @@ __all__ = [
     "arena_compat",
     "build",
     "deadlines",
+    "estimate_error",
     "fuzz",
     "greedy_gap",
     "objectives",
     "philly_rounds",
+    "policies",
     "rpc",
+    "simulator_speed",
     "solve",
 ]

@@ -1,0 +1,224 @@
+"""Every policy on the same workloads, with the same information and the same overheads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.comparing import ByPolicy, best_ilp, headline, mean, rows
+from benchmarks.contestants import INFORMATION, compared, is_ilp, listed, options_of
+from benchmarks.policy_plots import ARENA, pictures
+from benchmarks.registry import Figure, Report, Skip, case
+from benchmarks.report.model import ReportFolder, report_of
+from benchmarks.report.write import write_report
+from benchmarks.simulating import (
+    SYNTHETIC,
+    Asked,
+    ClusterOption,
+    DpMemoryOption,
+    JobsShareOption,
+    OnBadOption,
+    OverheadsOption,
+    ProfilesOption,
+    Ran,
+    RoundsOption,
+    TraceOption,
+    Work,
+    data_file,
+    default_trace,
+)
+from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from formulation.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What all policies of a comparison share."""
+
+    trace: str
+    information: str
+    gpus_share: float
+
+    @property
+    def name(self) -> str:
+        """Return its name, the workload without its folder."""
+        trace = Path(self.trace).name
+        return f"{trace}, {self.information}, {self.gpus_share:g} of the GPUs"
+
+
+@case(
+    "policies",
+    smoke={
+        "trace": SYNTHETIC, "gpus_share": "0.05", "jobs": 20, "workers": 1,
+        "policies": "fcfs,arena,greedy:throughput,ilp:jct",
+    },
+)  # fmt: skip
+def policies(
+    trace: TraceOption = None,
+    profiles: ProfilesOption = None,
+    cluster: ClusterOption = None,
+    gpus_share: Annotated[
+        str, typer.Option(help="Shares of the cluster's GPUs, with commas: loads.")
+    ] = "1",
+    jobs_share: JobsShareOption = 1.0,
+    rounds: RoundsOption = 2000,
+    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 400,
+    load: Annotated[float, typer.Option(help="Load of synthetic jobs on the GPUs.")] = 1.0,
+    on_bad: OnBadOption = "drop",
+    policies: Annotated[
+        str, typer.Option(help="With commas; ilp:OBJECTIVE and greedy:OBJECTIVE are ours.")
+    ] = ",".join(compared()),
+    information: Annotated[
+        str, typer.Option(help=f"What all policies see, with commas: {', '.join(INFORMATION)}.")
+    ] = "estimates",
+    dp_memory: DpMemoryOption = None,
+    overheads: OverheadsOption = "default",
+    judge_every: Annotated[
+        int,
+        typer.Option(min=0, help="Rounds from one that the ILP decides too to the next; 0: none."),
+    ] = 20,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with other jobs.")] = 1,
+    seed: int = 0,
+    workers: Workers = None,
+    ray: RayAddress = None,
+    results: ResultsFolder = None,
+    report: ReportFolder = None,
+) -> Report:
+    """Run every policy on the same jobs and cluster, to the end of all jobs, under one table of overheads.
+
+    Rounds come when a job has arrived or ended, at most one each 300 s. All policies see the same: by
+    default the estimates, which are the truth here. Deadlines are taken away: ``tessera bench deadline`` is
+    about those. Jobs that the profiles cannot price as requested are dropped and counted, since policies of
+    fixed requests could never run them. Without data sets the workload is synthetic, and the table says so.
+
+    Our best integer program is the one with the greatest normalised throughput over mean JCT, by that rule
+    on both metrics; it is chosen on the runs that are reported. ``jct_gain_vs_arena`` is 1 less its mean JCT
+    over Arena's, over the jobs that both finished, to completion; ``jct_gain_within_horizon`` over those that
+    both finished within the horizon, as papers cut. ``throughput_gain_vs_arena`` is of normalised
+    throughput over the horizon (the rounds, or arrivals where these end before). The ranks are among all
+    that are not our own. ``jct_bound_share`` is the mean JCT that no schedule can beat (each job at once,
+    alone on its fastest Cell) over ours: what is left to gain is 1 less it. Figures are of the first
+    trace, information and share; the table has all. Several seeds give intervals: each draws
+    ``--jobs-share`` of the trace, or other synthetic jobs.
+
+    The aims, 20 % in JCT and 5 % in throughput over Arena's policy, are not reached together on Philly, so
+    they are not bounds.
+    """
+    base = Work(
+        profiles=str(profiles or ""), cluster=cluster or "", jobs_share=jobs_share, rounds=rounds,
+        jobs=jobs, load=load, on_bad=on_bad,
+    )  # fmt: skip
+    told = listed(information, INFORMATION)
+    groups = [
+        Group(trace=one, information=what, gpus_share=share)
+        for one in (listed(trace) if trace else [default_trace(None)])
+        for what in told
+        for share in shares(gpus_share)
+    ]
+    names, drawn = listed(policies), range(seed, seed + seeds)
+    _sound(names, groups, base, seeds)
+    costs = Asked(
+        work=base, policy="", overheads=overheads, dp_memory=memory_file(told, dp_memory),
+        judge_every=judge_every,
+    )  # fmt: skip
+    tasks = {
+        (group, name, k): asked(costs, group, name, k, mapped=k == seed).task(
+            f"{name} on {group.name}, seed {k}"
+        )
+        for group in groups for name in names for k in drawn
+    }  # fmt: skip
+    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
+    by_group = {
+        group: {
+            name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
+        }
+        for group in groups
+    }
+    best, figures = headline(by_group[groups[0]])
+    made = Report(seed=seed, figures=figures, table=_table(by_group))
+    if report is not None:
+        options = {**asdict(base), "policies": names, "overheads": overheads, "information": told}
+        page = report_of(
+            made, title="Policies", options=options, seeds=list(drawn), notes=_notes(by_group),
+            plots=pictures(by_group[groups[0]], best),
+            summary=f"Our best integer program is {best}, on {groups[0].name}.",
+        )  # fmt: skip
+        write_report(page, report)
+    return made
+
+
+def asked(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
+    """Return the run of a policy in a group; who held which GPUs is kept of ours and Arena's."""
+    work = replace(costs.work, trace=group.trace, gpus_share=group.gpus_share, seed=seed)
+    return replace(
+        costs, work=work, policy=policy, information=group.information,
+        mapped=mapped and (is_ilp(policy) or policy == ARENA),
+    )  # fmt: skip
+
+
+def shares(text: str) -> list[float]:
+    """Return the shares of a list with commas. Raises InvalidInput."""
+    try:
+        return [float(part) for part in listed(text)]
+    except ValueError:
+        raise InvalidInput("gpus_share", f"{text!r} must be numbers with commas") from None
+
+
+def memory_file(information: Sequence[str], given: Path | None) -> str:
+    """Return the file that data-parallel information needs; "" where nobody sees that. Raises Skip."""
+    if "data-parallel" not in information:
+        return ""
+    found = data_file(given, "arena", "dp_memory.csv")
+    if found is None:
+        raise Skip(f"{given or 'dp_memory.csv'} is absent: pass --dp-memory, or set TESSERA_DATA")
+    return str(found)
+
+
+def _sound(names: Sequence[str], groups: Sequence[Group], base: Work, seeds: int) -> None:
+    """Refuse, before anything runs, policies that are not known and seeds that change nothing."""
+    for name in names:
+        options_of(name)
+    if not any(is_ilp(name) for name in names):
+        raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
+    fixed = [group.trace for group in groups if group.trace != SYNTHETIC]
+    if seeds > 1 and base.jobs_share >= 1 and fixed:
+        raise InvalidInput(
+            "seeds", f"draw a share of the jobs of {fixed[0]}: give --jobs-share below 1, or every seed"
+            " is the same run",
+        )  # fmt: skip
+
+
+def _table(by_group: Mapping[Group, ByPolicy]) -> list[dict[str, Figure | str]]:
+    table: list[dict[str, Figure | str]] = []
+    for group, by_policy in by_group.items():
+        first, best = next(iter(by_policy.values())), best_ilp(by_policy)
+        shared: dict[str, Figure | str] = {
+            "workload": Path(group.trace).name, "information": group.information,
+            "gpus_share": group.gpus_share, "load": mean(first, "load"),
+            "jobs": mean(first, "jobs"), "dropped": mean(first, "dropped"),
+        }  # fmt: skip
+        table += [
+            {"policy": row["policy"], "best": row["policy"] == best, **shared, **row}
+            for row in rows(by_policy, ARENA)
+        ]
+    return table
+
+
+def _notes(by_group: Mapping[Group, ByPolicy]) -> list[str]:
+    """Return what did not fit, and who did not end."""
+    notes = []
+    for group, by_policy in by_group.items():
+        said = next(iter(by_policy.values()))[0].said
+        if said:
+            notes.append(f"{group.name}: left out are {'; '.join(said.splitlines())}.")
+        stuck = [name for name, runs in by_policy.items() if any(r.figures["stuck"] for r in runs)]
+        if stuck:
+            notes.append(f"{group.name}: {', '.join(stuck)} left jobs that nothing would start.")
+        best, figures = headline(by_policy)
+        shown = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
+        notes.append(f"{group.name}: our best is {best}; {shown}.")
+    return notes
