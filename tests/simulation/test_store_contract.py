@@ -1,0 +1,221 @@
+"""One suite for both stores: what rounds see of PostgreSQL's and of a world's after the same script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.codec import encode
+from formulation.decisions import Decision, DecisionKind
+from formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
+from formulation.resources import Request, RoundCommit, TenantSpec
+from formulation.snapshot import Snapshot
+from service.ports import Rounds
+from service.roundoptions import RoundOptions
+from simulator.overheads import Overheads
+from simulator.rounds import WorldRounds
+from simulator.scenario import Scenario
+from simulator.world import Failure, World
+from tests.support.stored import a_leg, a_round, a_summary, legs_of, wait
+from tests.support.stores import PASS_S, C, InMemory, InPostgres, both, decide, decided, view
+from tests.support.worlds import (
+    FCFS,
+    GREEDY,
+    ILP,
+    a_profile,
+    a_scenario,
+    an_arrival,
+    some_specs,
+)
+
+OFTEN = Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}, checkpoint_every_s=1.0)
+"""Checkpoints come each second: agents never report progress that a failure then takes back."""
+
+
+MYOPIC = replace(ILP, deadlines="myopic")
+"""Looking ahead would weigh the very moment, which two stores do not share to the second."""
+
+
+def a_script() -> tuple[Scenario, list[Failure]]:
+    """Return jobs that arrive with every step, on a cluster too small for all, and nodes that go."""
+    work = 40_000
+    profiles = [
+        a_profile(n, 1.0 / n**0.8, gpu_type=kind, pipeline_degree=degree)
+        for kind in ("a100", "v100")
+        for n in (1, 2, 4)
+        for degree in (1, 2)[: 1 + (n > 1)]
+    ] + [a_profile(4, 0.5, nodes=2), a_profile(2, math.inf, nodes=2, gpu_type="v100")]
+    arrivals = [
+        an_arrival(
+            f"job-{i}", PASS_S * (i // 3), iterations=int(work * (0.5 + 0.75 * (i % 4))),
+            requested_gpus=(4, 1, 2, 4)[i % 4], requested_type=("", "a100", "v100")[i % 3],
+            tenant=("research", "product", "guest")[i % 3], queue=1 + i % 2,
+            weight=1.0 + i % 3, guaranteed=i % 5 == 0, movable=i % 4 != 0,
+            avoid_nodes=("v100-1", "a100-0") if i == 4 else (),
+            deadline_s=PASS_S * (0.5 + 2 * (i % 3)) if i % 2 else math.inf, restart_s=0.0,
+        )
+        for i in range(15)
+    ]  # fmt: skip
+    tenants = [
+        TenantSpec(name="research", weight=2.0, quotas={"a100": 4, "": 2}),
+        TenantSpec(name="product", borrow_gpus=3, lends=False, quotas={"v100": 2}),
+    ]
+    failures = [
+        Failure(node="a100-1", down_s=2 * PASS_S, up_s=4 * PASS_S),
+        Failure(node="v100-0", down_s=3 * PASS_S, up_s=5 * PASS_S),
+    ]
+    scenario = a_scenario(
+        *arrivals, nodes=some_specs(("v100", 2, 2), ("a100", 2, 4)), profiles=profiles,
+        tenants=tenants, types=("v100", "a100"),
+    )  # fmt: skip
+    return scenario, failures
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [(GREEDY,), (ILP, MYOPIC), (FCFS, ILP, GREEDY)],
+    ids=["greedy", "ilp and deadlines", "by turns"],
+)
+def test_rounds_see_and_decide_the_same_in_both_stores(
+    store: PostgresStore, database: Database, policies: tuple[RoundOptions, ...]
+) -> None:
+    scenario, failures = a_script()
+    memory, postgres = both(store, database, scenario, failures, OFTEN)
+    kinds: set[str] = set()
+    for step in range(9):
+        assert view(postgres.rounds.snapshot(C)) == view(memory.rounds.snapshot(C)), step
+        options = policies[step % len(policies)]
+        records = [decide(stored, options) for stored in (memory, postgres)]
+        assert decided(records[1]) == decided(records[0]), step
+        assert records[1].summary.number == records[0].summary.number == step + 1
+        assert records[1].summary.running == records[0].summary.running
+        kinds |= {d.kind for d in records[0].decisions}
+        assert view(postgres.rounds.snapshot(C)) == view(memory.rounds.snapshot(C)), step
+        memory.pass_time()
+        postgres.pass_time()
+    assert kinds >= {DecisionKind(name) for name in ("start", "keep", "wait", "resize", "retype")}
+    ends = {s.ended_by for s in memory.world.segments}
+    assert ends >= {"finish", "failure"}, ends
+
+
+# what each of them owes the round loop
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def rounds(request: pytest.FixtureRequest) -> Rounds:
+    """Return a store in which three jobs wait."""
+    scenario = a_scenario(*(an_arrival(name, deadline_s=1e9) for name in "abc"))
+    if request.param == "memory":
+        return InMemory(World(scenario, overheads=OFTEN)).rounds
+    database: Database = request.getfixturevalue("database")
+    world = World(scenario, overheads=OFTEN)
+    world.advance(0.0)
+    return InPostgres(PostgresStore(database), database, world, scenario).rounds
+
+
+def empty(snapshot: Snapshot, **overrides: object) -> RoundCommit:
+    """Return a round that decided nothing."""
+    return a_round(snapshot, **overrides)
+
+
+def test_a_round_that_was_overtaken_changes_nothing(rounds: Rounds) -> None:
+    one = rounds.snapshot(C)
+    rounds.commit(empty(one))
+    with pytest.raises(RoundSuperseded, match="clusters/simulated/rounds/1"):
+        rounds.commit(empty(one))
+    assert rounds.snapshot(C).round_number == 2
+
+
+def test_a_request_is_committed_once(rounds: Rounds) -> None:
+    request = Request(id="r", method="m", digest="d")
+    assert rounds.replayed_round(request) is None
+    first = rounds.commit(empty(rounds.snapshot(C), request=request))
+    again = rounds.replayed_round(request)
+    assert again is not None
+    assert again.summary.number == first.summary.number == 1
+    assert rounds.commit(empty(rounds.snapshot(C), request=request)).summary.number == 1
+    assert rounds.snapshot(C).round_number == 2
+    with pytest.raises(RequestIdReused):
+        rounds.replayed_round(replace(request, digest="other"))
+
+
+def test_a_round_that_is_late_changes_nothing(rounds: Rounds) -> None:
+    with pytest.raises(DeadlineTooShort):
+        rounds.commit(empty(rounds.snapshot(C)), lambda: False)
+    assert rounds.snapshot(C).round_number == 1
+
+
+def test_a_refused_round_has_a_number_and_leaves_the_prices_that_were_known(rounds: Rounds) -> None:
+    snapshot = rounds.snapshot(C)
+    rounds.commit(empty(snapshot, summary=a_summary(snapshot, prices={"gpus/a100": 0.5})))
+    snapshot = rounds.snapshot(C)
+    wrong = a_summary(snapshot, outcome="refused", prices={"gpus/a100": 9.0})
+    record = rounds.commit(empty(snapshot, summary=wrong))
+    assert (record.summary.outcome, record.summary.number) == ("refused", 2)
+    after = rounds.snapshot(C)
+    assert (after.round_number, after.prices.price.tolist()) == (3, [0.5])
+
+
+def admitted(
+    snapshot: Snapshot, *jobs: str, kind: DecisionKind = DecisionKind.WAIT
+) -> list[Decision]:
+    """Return that all jobs wait, and these are promised their deadlines."""
+    return [
+        replace(wait(snapshot, name, kind), admitted=name in jobs) for name in snapshot.jobs.name
+    ]
+
+
+def test_certificates_are_those_of_promised_jobs_job_by_job_in_their_order(rounds: Rounds) -> None:
+    snapshot = rounds.snapshot(C)
+    soon, later = a_leg(start_s=1e9, end_s=2e9), a_leg(start_s=3e9, end_s=4e9, gpus=2)
+    legs = legs_of(snapshot, b=[soon, later], a=[later], c=[soon])
+    rounds.commit(empty(snapshot, decisions=tuple(admitted(snapshot, "a", "b")), legs=legs))
+    found = rounds.snapshot(C)
+    assert found.jobs.admitted.tolist() == [True, True, False]
+    assert found.legs.job.tolist() == [0, 1, 1]
+    assert found.legs.start_s.tolist() == [3e9, 1e9, 3e9]
+    assert found.legs.gpus.tolist() == [2, 1, 2]
+    rounds.commit(empty(found, decisions=tuple(admitted(found, "a")), legs=found.legs))
+    found = rounds.snapshot(C)
+    assert (found.jobs.admitted.tolist(), found.legs.job.tolist()) == ([True, False, False], [0])
+
+
+def test_a_rejected_job_is_over_and_promised_nothing(rounds: Rounds) -> None:
+    snapshot = rounds.snapshot(C)
+    rejected = admitted(snapshot, "a", "b", "c", kind=DecisionKind.REJECT)[0]
+    others = admitted(snapshot, "b")[1:]
+    legs = legs_of(snapshot, a=[a_leg()], b=[a_leg()])
+    rounds.commit(empty(snapshot, decisions=(rejected, *others), legs=legs))
+    found = rounds.snapshot(C)
+    assert found.jobs.name == ("b", "c")
+    assert found.legs.job.tolist() == [0]
+
+
+def test_rounds_are_kept_with_what_they_were_decided_on(rounds: Rounds) -> None:
+    snapshot = rounds.snapshot(C)
+    record = rounds.commit(empty(snapshot))
+    assert rounds.get_round(C, 1).summary.number == record.summary.number
+    assert encode(rounds.round_snapshot(C, 1)) == encode(snapshot)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda r: r.snapshot("nowhere"), lambda r: r.expire("nowhere"),
+        lambda r: r.get_round(C, 1), lambda r: r.round_snapshot(C, 7),
+        lambda r: r.commit(empty(replace(r.snapshot(C), cluster="nowhere"))),
+    ],
+)  # fmt: skip
+def test_what_there_is_not_is_not_found(rounds: Rounds, call: Callable[[Rounds], object]) -> None:
+    with pytest.raises(NotFound):
+        call(rounds)
+
+
+def test_a_world_meets_the_port() -> None:
+    meets: Rounds = WorldRounds(World(a_scenario(), overheads=OFTEN))
+    assert meets.snapshot(C).round_number == 1

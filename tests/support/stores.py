@@ -1,0 +1,275 @@
+"""The two stores that rounds know, behind one face: PostgreSQL's with its agents played, and a world's.
+
+The world is the clock of both: it says how far jobs have come, which have ended and which nodes are away, and
+the agents of the other tell their store the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.resources import ObservedGang, RoundRecord
+from formulation.snapshot import STATES, Snapshot
+from service.loop import RoundLoop
+from service.ports import Rounds
+from service.roundoptions import RoundOptions
+from simulator.overheads import Overheads
+from simulator.rounds import WorldRounds
+from simulator.scenario import Scenario
+from simulator.world import Failure, World
+from tests.support.stored import do, execute
+from tests.support.worlds import FREE, StoppedClock
+
+C = "simulated"
+
+
+PASS_S = 10_000.0
+"""Time passes in steps so long that what really passes meanwhile does not count."""
+
+
+class Stored(Protocol):
+    """A store with its cluster, as a script drives it."""
+
+    @property
+    def rounds(self) -> Rounds:
+        """Return what the round loop is given."""
+        ...
+
+    def pass_time(self) -> None:
+        """Let ``PASS_S`` pass, and what happens meanwhile be told."""
+        ...
+
+    def settle(self) -> None:
+        """Let agents do and tell what was decided."""
+        ...
+
+
+def decide(stored: Stored, options: RoundOptions) -> RoundRecord:
+    """Let the service's round loop decide and commit a round."""
+    loop = RoundLoop(stored.rounds, StoppedClock())
+    record = loop.schedule(
+        C, options, remaining_s=lambda: math.inf, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
+    stored.settle()
+    return record
+
+
+@dataclass
+class InMemory:
+    """A world and its store."""
+
+    world: World
+    now_s: float = 0.0
+
+    @property
+    def rounds(self) -> WorldRounds:
+        return self._rounds
+
+    def __post_init__(self) -> None:
+        self._rounds = WorldRounds(self.world)
+        self.world.advance(0.0)
+
+    def pass_time(self) -> None:
+        self.now_s += PASS_S
+        self.world.advance(self.now_s)
+        self.world.check()
+
+    def settle(self) -> None:
+        """Nothing is left to do: the world's agents answer at once."""
+
+
+@dataclass
+class InPostgres:
+    """A database, and agents that tell it what the world knows."""
+
+    store: PostgresStore
+    database: Database
+    world: World
+    scenario: Scenario
+    submitted: int = 0
+    present: list[str] = field(default_factory=list)  # nodes whose agents are there
+
+    @property
+    def rounds(self) -> PostgresStore:
+        return self.store
+
+    def __post_init__(self) -> None:
+        s = self.scenario
+        do(self.store, lambda w: w.upsert_cluster(C, s.gpu_types, None))
+        for node in s.nodes:
+            self.store.hello(C, f"agent-{node.name}", "first", [node])
+        do(self.store, lambda w: w.upsert_estimates(C, s.profiles))
+        if s.tenants:
+            do(self.store, lambda w: w.upsert_tenants(C, s.tenants))
+        self._tell_nodes()
+        self._submit_due()
+
+    def pass_time(self) -> None:
+        """Call after the world's own: everything stored is so much older, and the world's news are told."""
+        for statement in _OLDER:
+            execute(self.database, statement.format(s=PASS_S))
+        self._report()  # those too that fall silent now
+        self._tell_nodes()
+        self.store.expire(C)
+        self._report()
+        self._submit_due()
+
+    def settle(self) -> None:
+        self._report()
+
+    def _submit_due(self) -> None:
+        """Submit what has arrived in the world; deadlines count from now."""
+        now_s = self.store.snapshot(C).now_s
+        due = [one for one in self.scenario.arrivals if one.arrival_s <= self.world.now_s]
+        specs = [one.spec for one in due[self.submitted :]]
+        self.submitted = len(due)
+        specs = [replace(spec, deadline_s=now_s + spec.deadline_s) for spec in specs]
+        do(self.store, lambda w: w.submit_jobs(C, specs))
+
+    def _tell_nodes(self) -> None:
+        names, there = self.world.store.node_names, self.world.store.schedulable.tolist()
+        self.present = [name for name, ok in zip(names, there, strict=True) if ok]
+        for name in names:
+            if name in self.present:
+                self.store.heartbeat(C, f"agent-{name}", "first")
+            else:
+                silent = (
+                    "UPDATE agents SET heard_at = now() - interval '1 h' WHERE name = 'agent-{}'"
+                )
+                execute(self.database, silent.format(name))
+
+    def _report(self) -> None:
+        """Let the agents of nodes that are there report until nothing changes any more."""
+        while any([self._node_reports(node) for node in self.present]):
+            pass
+
+    def _node_reports(self, node: str) -> bool:
+        desired = self.store.desired(C, f"agent-{node}")
+        gangs = [
+            self._observed(gang.spec.name, gang.generation, node)
+            for gang in desired.gangs
+            if node in dict(gang.allocation.shares)
+        ]
+        return self.store.observe(C, f"agent-{node}", "first", gangs, desired.revision)
+
+    def _observed(self, name: str, generation: int, node: str) -> ObservedGang:
+        known = self.world.store
+        job = [spec.name for spec in known.specs].index(name)
+        over = math.isfinite(known.ended_s[job])
+        return ObservedGang(
+            job=name, generation=generation, node=node, phase="succeeded" if over else "running",
+            iterations_done=float(known.done[job]),
+        )  # fmt: skip
+
+
+_OLDER = (
+    """
+UPDATE jobs SET created_at = created_at - interval '{s} s', queued_at = queued_at - interval '{s} s',
+    since_at = since_at - interval '{s} s', started_at = started_at - interval '{s} s',
+    deadline_s = deadline_s - {s}
+""",
+    """
+UPDATE jobs SET certificate = (
+    SELECT jsonb_agg(leg || jsonb_build_object(
+        'start_s', (leg->>'start_s')::float8 - {s}, 'end_s', (leg->>'end_s')::float8 - {s}
+    )) FROM jsonb_array_elements(certificate) AS leg
+) WHERE jsonb_array_length(certificate) > 0
+""",
+)
+"""Time passes in the database: all that it has written down of jobs lies further back."""
+
+
+def both(
+    store: PostgresStore, database: Database, scenario: Scenario, failures: Sequence[Failure] = (),
+    overheads: Overheads = FREE,
+) -> tuple[InMemory, InPostgres]:  # fmt: skip
+    """Return both stores of a scenario; the first of them is the world that the other's agents tell of."""
+    world = World(scenario, overheads=overheads, failures=failures)
+    memory = InMemory(world)
+    return memory, InPostgres(store, database, world, scenario)
+
+
+Row = tuple[object, ...]
+
+
+def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
+    """Return what a round sees by names, times as ages in steps of ``PASS_S``, rows in their order."""
+    s, jobs, a, legs = snapshot, snapshot.jobs, snapshot.allocations, snapshot.legs
+    types = [*(kind.name for kind in s.gpu_types), ""]
+    live = {s.workloads[w] for w in jobs.workload.tolist()}
+    e = s.estimates
+
+    def steps(seconds: float) -> int | None:
+        return math.floor((seconds + PASS_S / 100) / PASS_S) if math.isfinite(seconds) else None
+
+    def age(at_s: float) -> int | None:
+        return steps(s.now_s - at_s)
+
+    def cell(table: object, i: int) -> Row:
+        pick = table.row(i)  # type: ignore[attr-defined]
+        return pick["gpus"], pick["pipeline_degree"], types[pick["gpu_type"]], s.plans[pick["plan"]]
+
+    return {
+        "round": s.round_number,
+        "types": [(t.name, t.memory_bytes) for t in s.gpu_types],
+        "nodes": [
+            (r["name"], types[r["gpu_type"]], r["gpus"], r["rack"], r["schedulable"])
+            for r in map(s.nodes.row, range(len(s.nodes)))
+        ],
+        "estimates": [
+            (s.workloads[r["workload"]].key, *cell(e, i), r["nodes"], r["iter_time_s"], r["source"])
+            for i, r in enumerate(map(e.row, range(len(e))))
+            if s.workloads[r["workload"]] in live
+        ],
+        "jobs": [
+            (
+                r["name"], r["version"], STATES[r["state"]].value, s.workloads[r["workload"]].key,
+                r["iterations"], round(r["iterations_left"], 6), r["requested_gpus"],
+                types[r["requested_type"]], r["pinned_type"], r["tenant"], r["queue"], r["weight"],
+                r["guaranteed"], r["movable"], r["admitted"], r["opportunistic"], r["restart_s"],
+                r["generation"], types[r["current_type"]], r["current_gpus"], r["current_degree"],
+                s.plans[r["current_plan"]] if r["current_gpus"] else "",
+                age(r["submit_s"]), age(r["queued_s"]), r["since_s"] > 0 and age(r["since_s"]),
+                steps(r["service_gpu_s"]), steps(r["deadline_s"] - s.now_s + PASS_S / 2),
+            )
+            for r in map(jobs.row, range(len(jobs)))
+        ],
+        "allocations": [
+            (jobs.name[r["job"]], s.nodes.name[r["node"]], r["gpu"], r["hold"], r["generation"])
+            for r in map(a.row, range(len(a)))
+        ],
+        "tenants": [tuple(s.tenants.row(i).values()) for i in range(len(s.tenants))],
+        "quotas": [
+            (s.tenants.name[r["tenant"]], types[r["gpu_type"]], r["gpus"])
+            for r in map(s.quotas.row, range(len(s.quotas)))
+        ],
+        "avoids": [
+            (jobs.name[r["job"]], s.nodes.name[r["node"]])
+            for r in map(s.avoids.row, range(len(s.avoids)))
+        ],
+        "legs": [
+            (jobs.name[r["job"]], *cell(legs, i), steps(r["start_s"] - s.now_s),
+             steps(r["end_s"] - s.now_s + PASS_S / 2))
+            for i, r in enumerate(map(legs.row, range(len(legs))))
+        ],
+        "prices": [
+            (name, round(price, 6))
+            for name, price in zip(s.prices.name, s.prices.price.tolist(), strict=True)
+        ],
+    }  # fmt: skip
+
+
+def decided(record: RoundRecord) -> list[Row]:
+    """Return what a round decided by names, in its order."""
+    return [
+        (d.job, d.kind, d.applied, d.admitted, d.opportunistic,
+         d.allocation and (d.allocation.gpu_type, d.allocation.gpus, d.allocation.pipeline_degree,
+                           d.allocation.generation, d.allocation.shares))
+        for d in record.decisions
+    ]  # fmt: skip
