@@ -35,9 +35,7 @@ CASES = st.tuples(
 )  # fmt: skip
 """Seed, policy, rounds on events, error of estimates, horizon, overheads."""
 
-some_cases = settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+some_cases = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
