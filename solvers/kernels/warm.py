@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,8 +13,10 @@ from formulation.cells import Cells, Shapes
 from formulation.problem import Problem, Row
 from solvers.base import Budget
 from solvers.greedy import Greedy, repaired
+from solvers.portfolio import Portfolio
 from solvers.prices import price
 from solvers.pricing import Pricing
+from solvers.pricing.core import closed
 from solvers.pricing.solver import inserted_by_lead
 
 _LOCK = threading.Lock()
@@ -33,8 +36,12 @@ def _run_all() -> None:
     problem = _crowded()
     Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
     repaired(problem, np.array([1, 2]), np.ones(1))
-    Pricing().solve(problem, Budget(remaining_s=lambda: math.inf))
-    inserted_by_lead(problem, price(problem, np.ones(1)))
+    budget = Budget(remaining_s=lambda: math.inf)
+    found = Pricing().solve(problem, budget)
+    Portfolio().solve(problem, budget, replace(found, prices=np.ones(1)))
+    priced = price(problem, np.ones(1))
+    inserted_by_lead(problem, priced)
+    closed(problem, priced, 0.0, 0.0)
 
 
 def _crowded() -> Problem:

@@ -24,6 +24,7 @@ from solvers.base import Budget
 from solvers.greedy import improve, repaired
 from solvers.kernels.pricing import inserted
 from solvers.prices import Priced, Shown, price
+from solvers.pricing.core import closed
 from solvers.pricing.dual import descend, descend_near
 
 CLOSE: Final = 0.05
@@ -109,6 +110,12 @@ class Pricing:
                 known, enough = self._near(problem, budget, known, found)
             if not enough:
                 self._search(problem, budget, known, found)
+            if found.shown is not None and not found.infeasible and not found.close(budget.gap):
+                choice, bound = closed(
+                    problem, price(problem, found.shown.prices), found.worth, budget.gap
+                )
+                found.offer(problem, choice)
+                found.bound = min(found.bound, bound)
         return self._said(problem, budget, found), found.shown
 
     def _near(

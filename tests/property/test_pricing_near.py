@@ -13,14 +13,19 @@ from formulation.check import violations
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Floats
-from solvers.answers import answer, keeps_rules, objective_of, trivial_bound
+from solvers.answers import answer, is_answer, keeps_rules, objective_of, trivial_bound
 from solvers.base import Budget
+from solvers.cpsat import CpSat
 from solvers.greedy import Greedy, outdoing
 from solvers.kernels.pricing import demand
 from solvers.portfolio import Portfolio
 from solvers.prices import price, price_near
+from solvers.pricing import core
+from solvers.pricing.core import closed
 from solvers.pricing.dual import descend_near
 from solvers.pricing.surface import near
+from solvers.relaxation import Relaxation
+from tests.support.builders import a_random_problem
 from tests.support.problems import brute_force, problems
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
@@ -129,3 +134,43 @@ def test_the_check_in_arrays_says_what_the_check_in_loops_says(problem: Problem,
     bound = trivial_bound(problem) if rng.random() < 0.8 else -1.0
     found = answer(problem, choice, bound=bound, solver="drawn")
     assert keeps_rules(problem, found) == (violations(problem, found) == [])
+
+
+@SOME
+@given(problems(), PRICES, st.sampled_from([0.0, 1e-4, 0.1]))
+def test_a_core_that_is_closed_holds_the_optimum_and_any_bound_is_true(
+    problem: Problem, prices: list[float], gap: float
+) -> None:
+    best = brute_force(problem)
+    known = Greedy().solve(problem, EXACT)
+    if best is None or not known.has_answer:
+        return
+    priced = price(problem, np.array(prices[: len(problem.rows)]))
+    choice, bound = closed(problem, priced, float(known.objective), gap)
+    assert best <= bound <= priced.bound
+    if choice is not None:
+        assert is_answer(problem, choice)
+        assert objective_of(problem, choice) == best == bound
+
+
+def test_a_core_is_closed_where_rows_must_be_filled_exactly() -> None:
+    for seed in range(20):
+        problem = a_random_problem(seed, jobs=40, groups=((0, 4, 4), (1, 3, 4)))
+        exact = CpSat().solve(problem, EXACT)
+        priced = price(problem, Relaxation().solve(problem, EXACT).prices)
+        known = Greedy().solve(problem, EXACT)
+        choice, bound = closed(problem, priced, float(known.objective), 0.0)
+        assert bound >= exact.objective
+        assert choice is None or objective_of(problem, choice) == exact.objective == bound
+
+
+def test_too_many_ways_are_given_up_with_a_true_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_random_problem(3, jobs=40, groups=((0, 4, 4), (1, 3, 4)))
+    priced = price(problem, Relaxation().solve(problem, EXACT).prices)
+    best = CpSat().solve(problem, EXACT).objective
+    for name in ("MOST_WAYS", "MOST_PAIRS", "MOST_CHANGES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(core, name, 1)
+            choice, bound = closed(problem, priced, 0.0, 0.0)
+            assert choice is None
+            assert bound >= best

@@ -1,0 +1,151 @@
+"""Small cores closed without a solver: all ways to change a few choices, by rising loss.
+
+Let every job have its best column at prices. An answer that changes some of these falls short of the bound
+by what it loses: ``best - margin`` for each change, and the price of what it leaves of each row. In a row
+that costs more than may be lost nothing is left at all. So all answers that lose no more than some amount
+are found by listing the changes of either half of the jobs and joining those that fill such rows exactly
+(Horowitz and Sahni, 1974, for knapsacks). If there are any, the best is optimal; if there are none, that
+lowers the bound. The amount is raised until there is one, the gap is met, or there are too many ways.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.problem import Problem
+from formulation.tables import Bools, Floats, Ints
+from solvers.fixing import losses
+from solvers.kernels.core import changes, joined, keys
+from solvers.prices import Priced
+
+MOST_WAYS: Final = 50_000
+"""Ways listed for a half: together with joining them some milliseconds."""
+MOST_CHANGES: Final = 400
+"""Changes looked at: with more there are too many ways."""
+MOST_PAIRS: Final = 200_000
+GROWTH: Final = 1.5
+_FACTOR: Final = 0x9E3779B97F4A7C15
+"""Odd, its multiples spread over 64 bits: rows' factors are its powers."""
+
+
+def closed(problem: Problem, priced: Priced, worth: float, gap: float) -> tuple[Ints | None, float]:
+    """Return a better answer than one of value ``worth``, int64[jobs] (None: none found), and a bound.
+
+    Where there is an answer it is optimal, and the bound is its value.
+    """
+    total, slack = priced.total, priced.slack
+    short = total - worth
+    enough = gap * max(abs(priced.bound), 1.0)
+    most, bound = max(0.5 * enough, short / 16.0, 1.0), priced.bound
+    if len(problem.idle_row) or not math.isfinite(short):
+        return None, bound
+    every = _changes(problem, priced, short + 4.0 * slack)
+    while True:
+        most = min(most, short)
+        found = _least(problem, priced, every, most + 4.0 * slack)
+        if found is None:
+            return None, bound
+        choice, loss = found
+        if choice is not None:
+            return choice, float(math.floor(total - loss + 4.0 * slack))
+        bound = max(float(math.floor(total - most + 4.0 * slack)), worth)
+        if bound - worth <= enough or most >= short:
+            return None, bound
+        most *= GROWTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Changes:
+    """Choices beside the best ones, by job: int64 job and column (-1: to wait), float64 loss."""
+
+    job: Ints
+    column: Ints
+    loss: Floats
+
+    def those(self, which: Bools) -> _Changes:
+        return _Changes(job=self.job[which], column=self.column[which], loss=self.loss[which])
+
+
+def _changes(problem: Problem, priced: Priced, allowed: float) -> _Changes:
+    """Return all that lose at most ``allowed``."""
+    lost, job = losses(problem, priced), problem.column_job
+    own = np.flatnonzero((lost <= allowed) & (np.arange(len(job)) != priced.choice[job]))
+    idle = np.flatnonzero((priced.choice >= 0) & ~problem.must_run & (priced.best <= allowed))
+    jobs = np.append(job[own], idle)
+    order = np.argsort(jobs, kind="stable")
+    return _Changes(
+        job=jobs[order], column=np.append(own, np.full(len(idle), -1))[order],
+        loss=np.append(lost[own], priced.best[idle])[order],
+    )  # fmt: skip
+
+
+def _least(
+    problem: Problem, priced: Priced, every: _Changes, allowed: float
+) -> tuple[Ints | None, float] | None:
+    """Return the answer of least loss if one loses at most ``allowed``, and its loss; None: too many ways."""
+    few = every.those(every.loss <= allowed)
+    if len(few.job) > MOST_CHANGES:
+        return None
+    more = _use(problem, few.column) - _use(problem, priced.choice[few.job])
+    free = problem.capacity - problem.used(priced.choice)
+    half = np.unique(few.job, return_inverse=True)[1] % 2 == 0
+    one = _ways(few.those(half), more[half], allowed)
+    other = _ways(few.those(~half), more[~half], allowed)
+    if one is None or other is None:
+        return None
+    factor = np.array([pow(_FACTOR, r + 1, 2**64) for r in range(len(free))], dtype=np.uint64)
+    tight = np.where(priced.prices > allowed, factor.view(np.int64), 0)
+    key, rest = keys(one[1], tight), keys(other[1], tight)
+    rank = np.lexsort((other[0], rest))
+    with np.errstate(over="ignore"):
+        wanted = int((free * tight).sum())
+    least, first, second = joined(
+        (key, one[0], one[1]), (rest[rank], other[0][rank], other[1][rank]), free, wanted,
+        priced.prices, allowed, MOST_PAIRS,
+    )  # fmt: skip
+    if first == -2:
+        return None
+    if first < 0:
+        return None, 0.0
+    choice = priced.choice.copy()
+    for ways, at, side in ((one, first, half), (other, int(rank[second]), ~half)):
+        picked = _picked(ways[2], ways[3], at)
+        mine = few.those(side)
+        choice[mine.job[picked]] = mine.column[picked]
+    return choice, least
+
+
+def _use(problem: Problem, column: Ints) -> Ints:
+    """Return what each of ``column`` (-1: waiting) uses, int64[columns, rows]."""
+    out = np.zeros((len(column), len(problem.rows)), np.int64)
+    some = np.flatnonzero(column >= 0)
+    first = problem.usage_start[column[some]]
+    count = problem.usage_start[column[some] + 1] - first
+    for k in range(int(count.max(initial=0))):
+        has = count > k
+        entry = first[has] + k
+        out[some[has], problem.row[entry]] = problem.amount[entry]
+    return out
+
+
+def _ways(few: _Changes, more: Ints, allowed: float) -> tuple[Floats, Ints, Ints, Ints] | None:
+    """Return loss, usage, parent and column of each way to take some of these; None: too many."""
+    start = np.append(np.flatnonzero(np.diff(few.job, prepend=-1)), len(few.job))
+    total, used = np.empty(MOST_WAYS), np.empty((MOST_WAYS, more.shape[1]), np.int64)
+    parent, column = np.empty(MOST_WAYS, np.int64), np.empty(MOST_WAYS, np.int64)
+    count = changes(start, few.loss, more, allowed, total, used, parent, column)
+    if count < 0:
+        return None
+    return total[:count], used[:count], parent[:count], column[:count]
+
+
+def _picked(parent: Ints, column: Ints, way: int) -> list[int]:
+    found: list[int] = []
+    while way > 0:
+        found.append(int(column[way]))
+        way = int(parent[way])
+    return found
