@@ -85,6 +85,8 @@ class _Run:
 
     def done_at(self, now_s: float) -> float:
         """Return the iterations trained by ``now_s``, not before the start."""
+        if len(self.at_s) == 1:  # the usual case, asked for every job in every round
+            return self.done[0] + self.speed * max(0.0, now_s - self.at_s[0])
         i = max(0, bisect_right(self.at_s, now_s) - 1)
         speed = self.speed
         if i + 1 < len(self.at_s):
