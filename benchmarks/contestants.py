@@ -32,6 +32,9 @@ OURS: Final = (
 SLOW: Final = ("gavel",)
 """Left out by default; ``tessera bench policies`` says how slow they were."""
 
+DATED: Final = ("arena-deadline", "edf")
+"""Left out where there are no deadlines: the one is Arena's policy then, the other says nothing."""
+
 INFORMATION: Final = ("estimates", "optimum", "data-parallel", "single-gpu")
 
 
@@ -42,7 +45,7 @@ def everyone() -> tuple[str, ...]:
 
 def compared() -> tuple[str, ...]:
     """Return the policies that are compared by default."""
-    return tuple(name for name in everyone() if name not in SLOW)
+    return tuple(name for name in everyone() if name not in (*SLOW, *DATED))
 
 
 def is_ilp(policy: str) -> bool:

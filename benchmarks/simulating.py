@@ -22,8 +22,8 @@ from formulation.resources import NodeSpec
 from formulation.tables import Floats
 from service.importing.files import profiles_of, trace_of
 from service.importing.screening import screen
-from service.importing.shaping import first_hours, sampled, without_deadlines
-from service.importing.speeds import Speeds, load
+from service.importing.shaping import first_hours, sampled, with_deadlines, without_deadlines
+from service.importing.speeds import Room, Speeds, load
 from service.importing.trace import Arrival
 from simulator.clusters import hardware_of, preset
 from simulator.log import Segment
@@ -80,7 +80,8 @@ class Work:
     """A workload and its cluster, as text and numbers, so that a task can name it.
 
     ``gpus_share`` of the cluster's nodes of each type are there. ``jobs`` and ``load`` are of synthetic
-    jobs; a ``seed`` draws those, or ``jobs_share`` of a trace's.
+    jobs; a ``seed`` draws those, or ``jobs_share`` of a trace's. ``tightness`` above 0 sets deadlines, at so
+    many times each job's duration as requested; else those of the trace hold, if ``deadlines``.
     """
 
     trace: str = PHILLY
@@ -92,6 +93,7 @@ class Work:
     jobs: int = 400
     load: float = 1.0
     deadlines: bool = False
+    tightness: float = 0.0
     on_bad: OnBad = "drop"
     seed: int = 0
 
@@ -145,6 +147,9 @@ def made(work: Work) -> Made:
         kept = found.arrivals
     if work.jobs_share != 1:
         kept = sampled(kept, work.jobs_share, work.seed)
+    if work.tightness:
+        bounds = (work.tightness, work.tightness)
+        kept = with_deadlines(kept, Speeds(whole.profiles, Room.of(whole.nodes)), bounds, work.seed)
     if not kept:
         raise InvalidInput("trace", "has no job that can run here; try more rounds or GPUs")
     last_s = ROUND_S * max(1, math.ceil(kept[-1].arrival_s / ROUND_S))
@@ -235,7 +240,8 @@ class Asked:
 
     ``error`` is that of the estimates that rounds are told (``simulator.truth.perturbed``), drawn by
     ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
-    is written down who held which GPUs.
+    is written down who held which GPUs. Rounds come when something has happened, at most one each 300 s;
+    with ``every_round`` each 300 s, which plans need that start jobs at moments of their own.
     """
 
     work: Work
@@ -247,6 +253,7 @@ class Asked:
     error_seed: int = 0
     judge_every: int = 0
     mapped: bool = False
+    every_round: bool = False
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
@@ -262,10 +269,7 @@ def simulated(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads.
-
-    Rounds come when something has happened, at most one each 300 s.
-    """
+    """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
     world = made(asked.work)
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = Watch()
@@ -277,7 +281,9 @@ def run(asked: Asked) -> dict[str, Any]:
         asked.judge_every, watch,
     )  # fmt: skip
     visible = perturbed(scenario.profiles, asked.error, asked.error_seed) if asked.error else None
-    conditions = Conditions(overheads=costs, visible=visible, round_s=ROUND_S, on_events=True)
+    conditions = Conditions(
+        overheads=costs, visible=visible, round_s=ROUND_S, on_events=not asked.every_round
+    )  # fmt: skip
     found = simulate(scenario, decide, conditions, watch)
     reference = reference_of(scenario)
     shares = decide.shares

@@ -244,6 +244,7 @@ def _deadlines(result: Result, over: Bools) -> dict[str, float]:
         "deadlines_met": float(met.sum()),
         "satisfaction": float(met.sum() / has.sum()),
         "deadlines_admitted": float(admitted.sum()),
+        "deadlines_started": float((has & np.isfinite(result.first_start_s)).sum()),
         "deadlines_missed_admitted": float((admitted & ~met).sum()),
         "deadlines_late": float((over & has & ~met).sum()),
     }

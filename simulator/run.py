@@ -131,7 +131,7 @@ class Result:
     end_s: Floats  # inf: it has not ended
     state: tuple[str, ...]  # of formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
-    admitted: Floats  # 1: its deadline was promised when it ended, or still is
+    admitted: Floats  # 1: its deadline was promised at some time
     nodes: tuple[str, ...]  # the names that segments mean
     profiling_gpu_s: float
     refused: int  # rounds that broke a rule and were not carried out
@@ -237,6 +237,6 @@ def _result(
         arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
         first_start_s=world.first_start_s, end_s=store.ended_s,
         state=tuple(STATES[code].value for code in store.state.tolist()), restarts=world.restarts,
-        admitted=store.admitted.astype(np.float64), nodes=store.node_names,
+        admitted=store.promised.astype(np.float64), nodes=store.node_names,
         profiling_gpu_s=world.profiling_gpu_s(), refused=refused, ended_s=world.now_s, stuck=stuck,
     )  # fmt: skip

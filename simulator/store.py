@@ -210,6 +210,7 @@ class MemoryStore:
     def _change(self, decision: Decision) -> Change | None:
         job = int(self._shown[decision.job])
         self.admitted[job] = decision.admitted and decision.kind is not DecisionKind.REJECT
+        self.promised[job] |= self.admitted[job]
         self.opportunistic[job] = decision.opportunistic and decision.gang is not None
         if decision.kind in (DecisionKind.KEEP, DecisionKind.WAIT):
             return None
@@ -324,6 +325,7 @@ class MemoryStore:
         self.began_s = np.full(count, np.nan)  # when it got its GPUs; NaN: it has none
         self.service_gpu_s = np.zeros(count)  # by the runs that have ended
         self.admitted = np.zeros(count, dtype=np.bool_)
+        self.promised = np.zeros(count, dtype=np.bool_)  # its deadline was admitted at some time
         self.opportunistic = np.zeros(count, dtype=np.bool_)
         self.state = np.full(count, STATE_CODE[JobState.HELD], dtype=np.int64)  # not yet arrived
         self.version = np.ones(count, dtype=np.int64)

@@ -48,7 +48,7 @@ def fast_enough_from_now_on(draft: Draft) -> Draft:
     serves are dropped early (Crius section 8.5).
     """
     jobs = draft.snapshot.jobs
-    fast = _in_time(draft)
+    fast = in_time(draft)
     dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
     served = np.zeros(len(jobs), dtype=np.bool_)
     served[draft.job[fast]] = True
@@ -240,7 +240,7 @@ def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
     )
 
 
-def _in_time(draft: Draft) -> Bools:
+def in_time(draft: Draft) -> Bools:
     """Return, bool[columns], which would finish their job by its deadline (Eq. 20)."""
     jobs = draft.snapshot.jobs
     left_s = (jobs.deadline_s - draft.snapshot.now_s)[draft.job]
@@ -248,8 +248,8 @@ def _in_time(draft: Draft) -> Bools:
     with np.errstate(invalid="ignore"):
         done = rate * np.maximum(left_s - pause_s, 0.0)
     work = work_left(draft.snapshot)[draft.job]
-    in_time = (work <= done * (1 + ROUNDING)) & ((left_s > 0) | (work <= 0))
-    return np.asarray(in_time, dtype=np.bool_)
+    found = (work <= done * (1 + ROUNDING)) & ((left_s > 0) | (work <= 0))
+    return np.asarray(found, dtype=np.bool_)
 
 
 def _finish_s(draft: Draft) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.rates import work_left
+from formulation.promises.deadlines import in_time
 from formulation.tables import Bools, Floats, Ints
 from solvers.policies.base import Seen
 from solvers.policies.packing import Options, Packing, options_of
@@ -18,7 +18,8 @@ class ElasticFlow:
     without, waiting ones. Without a deadline, or with ``loosened`` ones, the share is the least count
     that runs at all. A waiting job whose deadline no count meets is not admitted; a running one is
     treated as if it had none. Then GPUs left over go, one step of counts at a time, to the job whose
-    normalised throughput gains most by each added GPU (marginal return), while it gains at all.
+    normalised throughput gains most by each added GPU (marginal return), while it gains at all and the
+    restart leaves it in time. What is in time goes by Arena's Eq. (6), restarts included, for all policies.
 
     The paper's cluster has one GPU type. Here each type is such a cluster: a running job stays on its type, a
     waiting one goes to the type that it requested or, if it takes any, to the one with most GPUs free
@@ -34,31 +35,27 @@ class ElasticFlow:
         """Return the column of each job."""
         options = options_of(seen)
         packing = Packing(options, seen.capacity)
-        deadline_s = seen.draft.snapshot.jobs.deadline_s
+        deadline_s = np.array(seen.draft.snapshot.jobs.deadline_s)
+        meets: Bools = in_time(seen.draft)[options.column]
         if self._loosened:
-            deadline_s = np.full(len(deadline_s), np.inf)
-        meets = _meets(seen, options, deadline_s)
+            deadline_s[:], meets = np.inf, np.ones(len(options), dtype=np.bool_)
         hopeless = options.runs.copy()
         hopeless[options.job[meets]] = False
         deadline_s = np.where(hopeless, np.inf, deadline_s)
-        shares = _shares(options, meets | hopeless[options.job])
+        meets = meets | hopeless[options.job]
+        shares = _shares(options, meets)
         kind = options.gpu_type.tolist()
         for job in _order(options, deadline_s).tolist():
             packing.take_first(sorted(shares[job], key=lambda o: -packing.free[kind[o]]))
         return_of = (options.rate / seen.draft.reference[options.job]).tolist()
-        gpus = options.gpus.tolist()
-        packing.grow(lambda a, b: (return_of[b] - return_of[a]) / (gpus[b] - gpus[a]))
+        gpus, in_time_on = options.gpus.tolist(), meets.tolist()
+
+        def marginal_return(a: int, b: int) -> float:
+            gain: float = (return_of[b] - return_of[a]) / (gpus[b] - gpus[a])
+            return gain if in_time_on[b] else 0.0
+
+        packing.grow(marginal_return)
         return packing.choice
-
-
-def _meets(seen: Seen, options: Options, deadline_s: Floats) -> Bools:
-    """Return which options finish their job by its deadline, restart included, bool[options]."""
-    snapshot = seen.draft.snapshot
-    job = options.job
-    restart_s = np.where(options.is_current, 0.0, snapshot.jobs.restart_s[job])
-    left_s = deadline_s[job] - snapshot.now_s - restart_s
-    found: Bools = options.rate * np.maximum(left_s, 0.0) >= work_left(snapshot)[job]
-    return found
 
 
 def _shares(options: Options, meets: Bools) -> list[list[int]]:

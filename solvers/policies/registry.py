@@ -35,6 +35,8 @@ _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # importe
         "Arena",
         {"name": "arena-no-opportunism", "opportunism": False},
     ),
+    "arena-deadline": ("solvers.policies.arena_deadline", "ArenaDeadline", {}),
+    "edf": ("solvers.policies.edf", "Edf", {}),
     "morphling": ("solvers.policies.morphling", "Morphling", {}),
     "morphling-r": (
         "solvers.policies.morphling",

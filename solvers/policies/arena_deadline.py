@@ -1,0 +1,61 @@
+"""Arena's scheduler with deadlines (Arena section 3.5, Eq. 6; first Crius-DDL, section 8.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from formulation.promises.deadlines import in_time
+from formulation.tables import Bools, Ints
+from solvers.policies.arena import Arena
+from solvers.policies.base import Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaDeadline:
+    """``Arena`` on the Cells that end a job by its deadline, a restart included (Eq. 6).
+
+    So a job is launched only if the launch meets its deadline, and later scaled or moved only to what still
+    meets it; a waiting job that no Cell serves in time is dropped early. The papers do not say what becomes
+    of a running job that cannot end in time any more, because nodes were lost: it goes on as if it had no
+    deadline. Opportunistic jobs may be suspended, and then miss theirs, as in Algorithm 1.
+    """
+
+    arena: Arena = field(default_factory=lambda: Arena(name="arena-deadline"))
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return self.arena.name
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job, int64[jobs]; -1: it waits."""
+        keep = _serves(seen)
+        choice = self.arena.choose(_only(seen, keep))
+        return _renamed(np.flatnonzero(keep), choice)
+
+    def gives_way(self, seen: Seen, choice: Ints) -> Bools:
+        """Return which jobs ``choice`` starts past one that waits and could still end in time, bool[jobs]."""
+        return self.arena.gives_way(_only(seen, _serves(seen)), choice)
+
+
+def _serves(seen: Seen) -> Bools:
+    """Return, bool[columns], those that end in time, and all of a running job that has none of these."""
+    draft = seen.draft
+    found = in_time(draft)
+    served = np.zeros(len(draft.current), dtype=np.bool_)
+    served[draft.job[found]] = True
+    lapsed = ~served & (draft.current >= 0)
+    kept: Bools = found | lapsed[draft.job]
+    return kept
+
+
+def _only(seen: Seen, keep: Bools) -> Seen:
+    return replace(seen, draft=seen.draft.only(keep))
+
+
+def _renamed(kept: Ints, choice: Ints) -> Ints:
+    if not len(kept):
+        return choice
+    return np.where(choice >= 0, kept[choice], -1)

@@ -1,0 +1,45 @@
+"""Earliest deadline first, preemptive, with the deadline test that Arena's policy has."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.promises.deadlines import in_time
+from formulation.tables import Bools, Ints
+from solvers.policies.base import Seen
+from solvers.policies.packing import Options, Packing, options_of
+
+
+class Edf:
+    """Earliest deadline first (Liu and Layland 1973), on GPUs of several types.
+
+    Jobs are taken by deadline, then by arrival. Each keeps what it runs on where that ends in time, else gets
+    the count and type that it requested, else the fastest option, of those that end in time, a restart
+    included (Arena Eq. 6), and for which there is room. What later jobs run on counts as room: they are
+    suspended. A waiting job that no option serves in time is not started (Crius section 8.5 drops such
+    jobs early); one that runs goes on as it is, where there is room after all others.
+    """
+
+    name = "edf"
+
+    def choose(self, seen: Seen) -> Ints:
+        """Return the column of each job."""
+        options = options_of(seen)
+        packing = Packing(options, seen.capacity)
+        meets: Bools = in_time(seen.draft)[options.column]
+        wanted = _by_preference(options, meets)
+        deadline_s = seen.draft.snapshot.jobs.deadline_s
+        for job in np.argsort(deadline_s, kind="stable").tolist():
+            packing.take_first(wanted[job])
+        for job in np.flatnonzero(options.runs).tolist():
+            if packing.option[job] < 0 and not wanted[job]:
+                packing.take(int(options.current[job]))
+        return packing.choice
+
+
+def _by_preference(options: Options, meets: Bools) -> list[list[int]]:
+    """Return the options that end in time of each job, as they are to be tried."""
+    requested = options.as_requested & options.on_type
+    rank = np.where(options.is_current, 0, np.where(requested, 1, 2)).tolist()
+    # ``grouped`` has the fastest first, and sorting keeps that
+    return [sorted(mine, key=lambda o: rank[o]) for mine in options.grouped(meets)]
