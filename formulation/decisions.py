@@ -14,7 +14,7 @@ from formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
 from formulation.placement import Gang, Placement, changed, current_gangs
 from formulation.problem import Problem
 from formulation.reasons import Reason
-from formulation.snapshot import STATES, Snapshot
+from formulation.snapshot import Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement
 from formulation.tables import Bools, Floats, Ints
@@ -86,28 +86,28 @@ def decide(
     rejected. ``now`` is ``current_gangs``, if that is known already.
     """
     now = current_gangs(snapshot) if now is None else now
-    states = [STATES[code] for code in snapshot.jobs.state.tolist()]
     promised = np.array(admission.admitted if admission is not None else snapshot.jobs.admitted)
     promised[list(statement.lapsed)] = False
-    found: list[Decision | None] = [None] * len(states)
-    for runs in _running(snapshot, statement, solution, placement, promised, now):
-        if states[runs.job] not in SCHEDULABLE:  # the checker has refused this already
-            name = snapshot.jobs.name[runs.job]
-            raise AssertionError(f"{name} is {states[runs.job]} but was placed")
-        found[runs.job] = runs
+    stuck = ~snapshot.jobs.among(SCHEDULABLE)
+    for job in placement.gangs.keys() & np.flatnonzero(stuck).tolist():
+        # the checker has refused this already
+        raise AssertionError(f"{snapshot.jobs.name[job]} may not run but was placed")
+    runs = {d.job: d for d in _running(snapshot, statement, solution, placement, promised, now)}
+    waiting = _kinds_of_waiting(snapshot, statement)
     return [
-        decision or _waiting(statement, job, states[job], reasons[job], admitted=admitted)
-        for job, (decision, admitted) in enumerate(zip(found, promised.tolist(), strict=True))
+        runs.get(job) or Decision(job=job, kind=kind, reason=reasons[job], admitted=admitted)
+        for job, (kind, admitted) in enumerate(zip(waiting, promised.tolist(), strict=True))
     ]
 
 
-def _waiting(
-    statement: Statement, job: int, state: JobState, reason: Reason, *, admitted: bool
-) -> Decision:
-    kind = DecisionKind.SUSPEND if state in ACTIVE else DecisionKind.WAIT
-    if job in statement.rejected and state is JobState.QUEUED:
-        kind = DecisionKind.REJECT
-    return Decision(job=job, kind=kind, reason=reason, admitted=admitted)
+def _kinds_of_waiting(snapshot: Snapshot, statement: Statement) -> list[DecisionKind]:
+    """Return what becomes of each job if it does not run."""
+    rejected = np.zeros(len(snapshot.jobs), dtype=np.bool_)
+    rejected[list(statement.rejected)] = True
+    rejected &= snapshot.jobs.among([JobState.QUEUED])
+    kinds = (DecisionKind.WAIT, DecisionKind.SUSPEND, DecisionKind.REJECT)
+    which = np.where(rejected, 2, snapshot.jobs.among(ACTIVE))
+    return [kinds[k] for k in which.tolist()]
 
 
 def _running(

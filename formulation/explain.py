@@ -38,13 +38,13 @@ def explain(
     has_columns = problem.job_start[waits + 1] > problem.job_start[waits]
     found: dict[int, Reason] = {}
     others: list[int] = []
-    for job, code, workload, runs, offered in zip(
-        waits.tolist(), snapshot.jobs.state[waits].tolist(), workloads.tolist(),
-        feasible[workloads].tolist(), has_columns.tolist(), strict=True,
+    may_run = snapshot.jobs.among(SCHEDULABLE)[waits]
+    for job, may, workload, runs, offered in zip(
+        waits.tolist(), may_run.tolist(), workloads.tolist(), feasible[workloads].tolist(),
+        has_columns.tolist(), strict=True,
     ):  # fmt: skip
-        state = STATES[code]
-        if state not in SCHEDULABLE:
-            found[job] = _not_schedulable(state)
+        if not may:
+            found[job] = _not_schedulable(STATES[snapshot.jobs.state[job]])
         elif not runs:
             found[job] = _no_cell(snapshot, workload, tried=bool(tried[workload]))
         elif job in absent:

@@ -1,0 +1,111 @@
+"""The checker compares arrays; here plain loops over GPUs and columns say what it must find."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.instances import instance
+from formulation.check import placement_violations, violations
+from formulation.lifecycle import JobState
+from formulation.placement import Gang, Placement, changed, current_gangs
+from formulation.policy import Policy
+from formulation.snapshot import Hold
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import build_problem
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+
+def solution_of(choice: list[int], objective: int = 0) -> Solution:
+    return Solution(
+        status=SolveStatus.FEASIBLE,
+        choice=np.array(choice, dtype=np.int64),
+        objective=objective,
+        bound=2.0**53,
+        solver="?",
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 50), st.data())
+def test_rows_are_overdrawn_and_columns_foreign_where_a_plain_count_says_so(
+    seed: int, data: st.DataObject
+) -> None:
+    problem = build_problem(instance(8, 12, 2, seed), Policy())
+    columns = st.integers(-2, len(problem.cell) + 1)
+    choice = data.draw(st.lists(columns, min_size=8, max_size=8))
+    own = [c in problem.columns_of(job) for job, c in enumerate(choice)]
+    used: Counter[int] = Counter()
+    for column in (c for c, its in zip(choice, own, strict=True) if its):
+        used.update(problem.usage_of(column))
+    value = sum(int(problem.value[c]) for c, its in zip(choice, own, strict=True) if its)
+    found = Counter(v.rule for v in violations(problem, solution_of(choice, value)))
+    assert found["own column"] == sum(
+        c != -1 and not its for c, its in zip(choice, own, strict=True)
+    )
+    assert found["capacity"] == sum(used[r] > row.capacity for r, row in enumerate(problem.rows))
+    assert found["objective"] == 0
+    wrong = violations(problem, solution_of(choice, value + 1))
+    assert Counter(v.rule for v in wrong)["objective"] == 1
+
+
+GANGS = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(-1, 4), max_size=4).map(tuple)), max_size=3
+).map(lambda members: Gang(members=tuple(members)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(GANGS, min_size=3, max_size=3))
+def test_gangs_are_refused_just_where_plain_loops_find_fault(gangs: list[Gang]) -> None:
+    """Nodes 0 to 2 are of the Cell's type, node 2 is not schedulable and node 3 of another type."""
+    nodes = some_nodes((0, 3, 4), (1, 1, 4))
+    nodes[2]["schedulable"] = False
+    jobs = [a_job(f"j{j}", requested_gpus=2) for j in range(3)]
+    snapshot = a_snapshot(nodes=nodes, jobs=jobs, estimates=[an_estimate(gpus=2)])
+    problem = build_problem(snapshot, Policy())
+    placement = Placement(gangs=dict(enumerate(gangs)))
+    expected: set[str] = set()
+    taken: set[tuple[int, int]] = set()
+    for gang in gangs:
+        shares = [len(gpus) for _, gpus in gang.members]
+        broken = {
+            "gang": sum(shares) != 2,
+            "node once": len({n for n, _ in gang.members}) < len(shares),
+            "one GPU type": any(n == 3 for n, _ in gang.members),
+            "schedulable node": any(n == 2 for n, _ in gang.members),
+            "GPU exists": any(not 0 <= g < 4 for _, gpus in gang.members for g in gpus),
+            "equal shares": len(set(shares)) > 1 and sum(s == 4 for s in shares) < len(shares) - 1,
+        }
+        expected |= {rule for rule, is_so in broken.items() if is_so}
+        for place in ((n, g) for n, gpus in gang.members for g in gpus):
+            if place in taken:
+                expected.add("GPU once")
+            taken.add(place)
+    chosen = solution_of(problem.job_start[:-1].tolist())
+    assert {v.rule for v in placement_violations(snapshot, problem, chosen, placement)} == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_gangs_of_now_are_the_allocations_that_are_not_given_back(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    nodes = some_nodes((0, 3, 4))
+    jobs = [a_job(f"j{j}", state=JobState.RUNNING, cell=(0, 4, 1)) for j in range(3)]
+    every = rng.permutation([(n, g) for n in range(3) for g in range(4)]).tolist()
+    given = {j: every[4 * j : 4 * j + 4] for j in (2, 0, 1)}
+    gangs = {j: Gang(members=tuple((n, (g,)) for n, g in its)) for j, its in given.items()}
+    snapshot = a_snapshot(nodes=nodes, jobs=jobs, estimates=[an_estimate(gpus=4)], gangs=gangs)
+    found = current_gangs(snapshot)
+    assert list(found) == [0, 1, 2]
+    for j, its in given.items():
+        assert [(n, g) for n, gpus in found[j].members for g in gpus] == sorted(map(tuple, its))
+        assert [n for n, _ in found[j].members] == sorted({n for n, _ in its})
+    assert changed(found, current_gangs(snapshot)) == set()
+    assert changed({0: found[1], 1: found[1], 5: found[0]}, found) == {0, 5}
+    leaving = a_snapshot(
+        nodes=nodes, jobs=jobs, estimates=[an_estimate(gpus=4)], gangs=gangs, hold=Hold.RELEASING
+    )
+    assert current_gangs(leaving) == {}
