@@ -1,0 +1,227 @@
+"""Gains, ranks and rows of a comparison of policies, by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import benchmarks.cases  # noqa: F401 - registers the cases
+from benchmarks.cases.estimate_error import error_sizes, loss, plots
+from benchmarks.cases.policies import Group, asked, memory_file, shares
+from benchmarks.comparing import (
+    MEANS,
+    best_ilp,
+    bound_share,
+    finished_by,
+    headline,
+    jct_ratio,
+    ranks,
+    row,
+    rows,
+    throughput_ratio,
+)
+from benchmarks.policy_plots import DRAWN, drawn, pictures
+from benchmarks.registry import CASES, Skip, execute
+from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work
+from formulation.errors import InvalidInput
+
+NEVER = math.inf
+
+
+def a_run(
+    jct_s: Sequence[float], throughput: float = 1.0, alone_s: float = 10.0, **figures: float
+) -> Ran:
+    """Return a run whose jobs all arrive at 100 s, with a horizon of 1,000 s."""
+    arrival_s = np.full(len(jct_s), 100.0)
+    shown = dict.fromkeys(MEANS, 1.0) | {
+        "throughput": throughput, "horizon_s": 1000.0, "stuck": 0.0, "load": 1.0, "dropped": 0.0,
+        "jct_mean_s": 0.0, "jobs": float(len(jct_s)),
+    }  # fmt: skip
+    bins = np.array([0.0, 500.0])
+    return Ran(
+        figures=shown | figures, said="", arrival_s=arrival_s, end_s=arrival_s + np.array(jct_s),
+        alone_s=np.full(len(jct_s), alone_s), gaps=np.array([[100.0, 1e-5], [200.0, 0.0]]),
+        course={k: bins for k in ("at_s", "normalised", "samples_per_s", "gpus", "waiting")},
+        node_gpus=[4], node_types=["a100"], segments=[("0", 100.0, 300.0, [(0, 2)])],
+    )  # fmt: skip
+
+
+BY_POLICY = {
+    "arena": [a_run([100, 200, NEVER], 10.0)],
+    "fcfs": [a_run([50, 500, 30], 5.0)],
+    "ilp:jct": [a_run([80, 100, 600], 8.0)],
+    "ilp:throughput": [a_run([100, 150, 800], 12.0)],
+    "greedy:jct": [a_run([10, 10, 10], 99.0)],
+}
+
+
+def test_jct_is_compared_over_the_jobs_that_both_finished() -> None:
+    assert jct_ratio(BY_POLICY["ilp:jct"], BY_POLICY["arena"]).value == pytest.approx(180 / 300)
+    assert jct_ratio(BY_POLICY["fcfs"], BY_POLICY["ilp:jct"]).value == pytest.approx(580 / 780)
+
+
+def test_jct_within_the_horizon_leaves_out_what_either_ended_later() -> None:
+    ours, theirs = [a_run([100, 901, 200])], [a_run([200, 100, 900])]
+    assert jct_ratio(ours, theirs).value == pytest.approx(1201 / 1200)
+    assert jct_ratio(ours, theirs, within_horizon=True).value == pytest.approx(300 / 1100)
+
+
+def test_nothing_that_both_finished_is_no_number() -> None:
+    assert math.isnan(jct_ratio([a_run([NEVER])], [a_run([1.0])]).value)
+
+
+def test_our_best_is_chosen_by_throughput_over_jct_and_greedy_is_not_one() -> None:
+    # 8 / 260 s, 12 / 350 s
+    assert best_ilp(BY_POLICY) == "ilp:throughput"
+    slower = {**BY_POLICY, "ilp:throughput": [a_run([100, 150, 1000], 12.0)]}
+    assert best_ilp(slower) == "ilp:jct"
+    with pytest.raises(InvalidInput, match="one of ours"):
+        best_ilp({"arena": BY_POLICY["arena"]})
+
+
+def test_ranks_are_among_those_that_are_not_ours() -> None:
+    assert ranks("ilp:throughput", BY_POLICY) == (2, 1)  # fcfs has the lower mean over all three
+    assert ranks("ilp:jct", BY_POLICY) == (2, 2)
+
+
+def test_the_headline_says_how_far_ours_is_better() -> None:
+    best, figures = headline(BY_POLICY)
+    assert best == "ilp:throughput"
+    assert figures == {
+        "jct_rank": 2, "throughput_rank": 1, "others": 2,
+        "jct_bound_share": pytest.approx(30 / 1050),
+        "jct_gain_vs_arena": pytest.approx(1 - 250 / 300),
+        "throughput_gain_vs_arena": pytest.approx(0.2),
+        "jct_gain_within_horizon": pytest.approx(1 - 250 / 300),
+    }  # fmt: skip
+    without = {name: runs for name, runs in BY_POLICY.items() if name != "arena"}
+    assert "jct_gain_vs_arena" not in headline(without)[1]
+
+
+def test_several_seeds_give_intervals_around_the_gain() -> None:
+    by_policy = {
+        "arena": [a_run([100, 200], 10.0), a_run([300, 100], 8.0)],
+        "ilp:jct": [a_run([50, 100], 11.0), a_run([200, 120], 8.0)],
+    }
+    figures = headline(by_policy)[1]
+    for name, value in (("jct_gain", 1 - 235 / 350), ("throughput_gain", 19 / 18 - 1)):
+        assert figures[f"{name}_vs_arena"] == pytest.approx(value)
+        assert figures[f"{name}_vs_arena_low"] < value < figures[f"{name}_vs_arena_high"]
+
+
+def test_a_row_is_over_the_jobs_that_all_policies_finished() -> None:
+    found = row("fcfs", BY_POLICY, "arena")
+    assert (found["jobs_of_all"], found["jct_mean_s"], found["jct_p50_s"]) == (2, 275, 275)
+    assert found["throughput_over_arena"] == 0.5
+    assert found["jct_over_arena"] == pytest.approx(550 / 300)
+    assert found["stuck_runs"] == 0
+    assert "jct_mean_low_s" not in found  # of one seed
+    assert [r["policy"] for r in rows(BY_POLICY)][:2] == ["greedy:jct", "ilp:jct"]
+
+
+def test_the_share_of_the_bound_is_over_what_the_policy_finished() -> None:
+    assert bound_share([a_run([20, 60, NEVER])]) == pytest.approx(20 / 80)
+    assert math.isnan(bound_share([a_run([NEVER])]))
+    assert finished_by([a_run([1, 950])], until_s=1000).tolist() == [True, False]
+
+
+def test_throughput_is_compared_as_it_is() -> None:
+    assert throughput_ratio(BY_POLICY["fcfs"], BY_POLICY["arena"]).value == 0.5
+
+
+def test_lines_are_drawn_of_our_best_of_arena_and_of_the_best_others() -> None:
+    many: dict[str, Any] = BY_POLICY | {
+        f"other-{k}": [a_run([k, k, k], 1.0)] for k in range(20, 30)
+    }
+    shown = drawn(many, "ilp:jct")
+    assert shown[:3] == ["ilp:jct", "arena", "other-20"]
+    assert len(shown) == DRAWN
+    plots = pictures(many, "ilp:jct")
+    titles = [plot.title for plot in plots]
+    assert {"Throughput", "Queue", "Job completion time", "Gap to the proven bound"} < set(titles)
+    assert [t for t in titles if t.startswith("GPUs over")] == [
+        "GPUs over time under ilp:jct", "GPUs over time under arena",
+    ]  # fmt: skip
+    assert "other-20" in plots[0].alt
+
+
+def test_without_arena_there_are_hours() -> None:
+    by_policy = {"ilp:jct": [a_run([3600, 7200], 1.0)]}
+    assert "mean JCT, ilp:jct: 1.5" in pictures(by_policy, "ilp:jct")[0].alt
+
+
+def test_a_group_says_what_its_runs_share() -> None:
+    group = Group(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
+    assert group.name == "my.csv, optimum, 0.5 of the GPUs"
+    costs = Asked(work=Work(), policy="", judge_every=7)
+    ours, theirs = (asked(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs"))
+    assert (ours.work.gpus_share, ours.work.seed, ours.information) == (0.5, 3, "optimum")
+    assert (ours.mapped, theirs.mapped) == (True, False)
+    assert (ours.policy, ours.judge_every) == ("ilp:jct", 7)
+
+
+def test_shares_and_errors_are_numbers() -> None:
+    assert shares("1, 0.25") == [1.0, 0.25]
+    assert error_sizes("0.2,0,0.05") == [0.05, 0.2]
+    with pytest.raises(InvalidInput, match="numbers"):
+        shares("half")
+    for text in ("0", "1.5", "a"):
+        with pytest.raises(InvalidInput, match="numbers"):
+            error_sizes(text)
+
+
+def test_data_parallel_information_needs_its_file(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
+    assert memory_file(["estimates"], None) == ""
+    with pytest.raises(Skip, match="dp-memory"):
+        memory_file(["data-parallel"], None)
+    given = tmp_path / "dp.csv"
+    given.write_text("x")
+    assert memory_file(["data-parallel"], given) == str(given)
+
+
+def test_a_loss_is_relative_to_the_run_on_the_truth() -> None:
+    truth, told = a_run([100, 100, NEVER], 10.0), a_run([110, 130, 50], 9.0)
+    assert list(loss(truth, told)) == pytest.approx([0.2, 0.1])
+    assert all(map(math.isnan, loss(a_run([NEVER]), a_run([1.0]))))
+
+
+def test_losses_are_drawn_from_nothing_on() -> None:
+    found = plots({"arena": {0.1: [(0.02, 0.01), (0.04, 0.01)], 0.2: [(0.1, 0.0), (0.2, 0.1)]}})
+    assert [plot.title for plot in found] == ["Loss in mean JCT", "Loss in normalised throughput"]
+    assert "arena 0 to 0.15" in found[0].alt
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policies": "fcfs,arena"}, "one of ours"),
+        ({"policies": "ilp:jct,best"}, "unknown 'best'"),
+        ({"information": "all"}, "choose from estimates"),
+        ({"seeds": 2, "trace": "arena-testbed-a"}, "--jobs-share"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        CASES["policies"].run(**{"trace": SYNTHETIC} | options)
+
+
+def test_a_week_is_timed_for_both_and_only_the_default_is_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = CASES["simulator-speed"]
+    result = execute(found, found.smoke, ["bench"])
+    assert set(result["bounds"]) == {"worst_gap", "refused"}
+    assert result["ok"]
+    assert [line["workload"] for line in result["table"]] == [SYNTHETIC, SYNTHETIC]
+    for line in result["table"]:
+        assert line["seconds"] == pytest.approx(line["decide_s"] + line["world_s"])
+    assert 0 < result["figures"]["ilp_decide_share"] < 1

@@ -1,0 +1,263 @@
+"""Workloads and policies by name, and one run of both, as simulation benchmarks have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.contestants import (
+    OURS,
+    everyone,
+    information_of,
+    is_ilp,
+    is_ours,
+    listed,
+    options_of,
+)
+from benchmarks.judging import Judged, Watch, placed_worth
+from benchmarks.registry import Skip
+from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work, made, run, shrunk
+from benchmarks.sweeps.tasks import answer
+from formulation.errors import InvalidInput
+from formulation.information import estimates, optimum
+from formulation.snapshot import Snapshot
+from service.roundoptions import RoundOptions
+from service.rounds import Outcome
+from simulator.metrics import alone_seconds
+from simulator.overheads import Overheads
+from simulator.run import Decider
+from tests.support.builders import a_random_snapshot
+from tests.support.worlds import (
+    BERT,
+    FREE,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulated,
+    some_specs,
+)
+
+SMALL = Work(trace=SYNTHETIC, gpus_share=0.05, jobs=8, load=2.0)
+
+TRACE = """job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s
+a,0,m,1B,8,100,1,a100,500
+b,300,m,1B,8,100,2,a100,
+c,400,m,1B,8,100,2,v100,
+d,9000,m,1B,8,100,1,a100,
+"""
+PROFILES = """model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status
+m,1B,8,a100,1,1,2.0,ok
+m,1B,8,a100,1,2,1.0,ok
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Work:
+    """Four jobs: b wants two GPUs, c a type on which it does not run, d comes late."""
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "profiles.csv").write_text(PROFILES)
+    return Work(
+        trace=str(tmp_path / "trace.csv"), profiles=str(tmp_path / "profiles.csv"), rounds=10
+    )
+
+
+def test_every_policy_that_has_a_name_is_one() -> None:
+    assert set(OURS) < set(everyone())
+    for name in everyone():
+        options = options_of(name, seed=3)
+        assert options.seed == 3
+        assert bool(options.scheduler) != is_ours(name)
+        assert (options.solver == "portfolio" and not options.scheduler) == is_ilp(name)
+
+
+def test_ours_go_by_objective_and_take_options_of_a_round() -> None:
+    options = options_of("ilp:0.5*throughput + jct @ max_changes=3 @ restart_horizon_s=7200")
+    assert options == RoundOptions(
+        objective="0.5*throughput + jct", max_changes=3, restart_horizon_s=7200.0
+    )
+    assert options_of("greedy:jct").solver == "greedy"
+    assert options_of("ilp:jct@run_to_completion=true").run_to_completion
+
+
+@pytest.mark.parametrize(
+    "name", ["best", "ilp:", "ilp:nothing", "ilp:jct@max_changes", "ilp:jct@max_changes=few",
+             "ilp:jct@no_option=1", "arena@defragment_every_rounds=-1"],
+)  # fmt: skip
+def test_what_is_no_policy_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        options_of(name)
+
+
+def test_information_goes_by_name() -> None:
+    assert information_of("estimates") is estimates
+    assert information_of("optimum") is optimum
+    with pytest.raises(InvalidInput, match="choose from estimates"):
+        information_of("everything")
+    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
+        information_of("data-parallel")
+
+
+def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
+    assert listed(" a, b ,a,") == ["a", "b"]
+    with pytest.raises(InvalidInput, match="c are not known"):
+        listed("a,c", ("a", "b"))
+    with pytest.raises(InvalidInput, match="at least one"):
+        listed(" ,")
+
+
+def test_a_trace_of_files_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_named(
+    files: Work,
+) -> None:
+    found = made(files)
+    assert [one.spec.name for one in found.scenario.arrivals] == ["a", "b"]
+    assert found.dropped == 1
+    assert "c (m 1B on 2 v100)" in found.said
+    assert found.horizon_s == 300.0  # no job arrives later
+    # a: 200 GPU-seconds, b: 200, of 1,280 GPUs until the last arrival
+    assert found.load == pytest.approx(400 / (1280 * 300))
+
+
+def test_bad_jobs_can_be_refused_or_kept(files: Work) -> None:
+    refusing, keeping = (Work(**asdict(files) | {"on_bad": bad}) for bad in ("refuse", "keep"))
+    with pytest.raises(InvalidInput, match="v100"):
+        made(refusing)
+    assert [a.spec.name for a in made(keeping).scenario.arrivals] == ["a", "b", "c"]
+
+
+def test_deadlines_are_taken_away_unless_they_are_asked_for(files: Work) -> None:
+    assert math.isinf(made(files).scenario.arrivals[0].spec.deadline_s)
+    asked = Work(**asdict(files) | {"deadlines": True})
+    assert made(asked).scenario.arrivals[0].spec.deadline_s == 500
+
+
+def test_a_share_of_the_jobs_is_drawn_by_seed(files: Work) -> None:
+    whole = asdict(files) | {"rounds": 100, "jobs_share": 2 / 3}
+    drawn = {
+        tuple(a.spec.name for a in made(Work(**whole | {"seed": seed})).scenario.arrivals)
+        for seed in range(9)
+    }
+    assert drawn == {("a", "b"), ("a", "d"), ("b", "d")}
+
+
+def test_data_that_is_absent_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
+    for trace in ("arena-philly", str(tmp_path / "absent.csv")):
+        with pytest.raises(Skip, match="absent"):
+            made(Work(trace=trace))
+
+
+def test_a_share_of_a_cluster_keeps_a_node_of_each_type() -> None:
+    nodes = some_specs(("a100", 8, 4), ("v100", 1, 8))
+    assert [n.name for n in shrunk(nodes, 0.25)] == ["a100-0", "a100-1", "v100-0"]
+    for share in (0.0, 1.5):
+        with pytest.raises(InvalidInput, match="gpus_share"):
+            shrunk(nodes, share)
+
+
+def test_a_run_reads_back_as_it_was_whether_here_or_as_a_task() -> None:
+    asked = Asked(work=SMALL, policy="fcfs", judge_every=1, mapped=True)
+    here, there = run(asked), json.loads(answer(asked.task("x").call))
+    for result in (here, there):  # times differ from run to run
+        result["figures"] = {k: v for k, v in result["figures"].items() if "decide" not in k}
+    assert json.loads(json.dumps(here)) == there
+    ran = Ran.read(there)
+    assert np.isfinite(ran.jct_s).all()
+    assert ran.figures["completed"] == len(ran.jct_s) == 8
+    assert 0 < ran.figures["optimum_share"] < 0.999
+    assert sum(ran.node_gpus) == 64
+    held_gpu_s = sum((end - start) * n for _, start, end, on in ran.segments for _, n in on)
+    assert held_gpu_s > 0
+    course = ran.course["gpus"]
+    assert course.max() <= 64
+    until = [(s, min(e, ran.figures["horizon_s"]), on) for _, s, e, on in ran.segments]
+    held_gpu_s = sum((e - s) * n for s, e, on in until for _, n in on)
+    bin_s = np.diff(np.append(ran.course["at_s"], ran.figures["horizon_s"]))
+    assert float(course @ bin_s) == pytest.approx(held_gpu_s)
+
+
+def test_estimates_that_are_off_change_what_is_decided_and_no_speed() -> None:
+    truth, told = (
+        Ran.read(run(Asked(work=SMALL, policy="ilp:jct", error=error, error_seed=1)))
+        for error in (0.0, 0.5)
+    )
+    assert (truth.alone_s == told.alone_s).all()
+    assert (truth.jct_s != told.jct_s).any()
+
+
+@pytest.mark.parametrize("policy", ["ilp:jct", "arena", "fcfs"])
+def test_no_schedule_beats_what_a_job_needs_alone(policy: str) -> None:
+    costs = Overheads(save_s=3.0, load_s=5.0, search_s={1: 20.0, 8: 40.0})
+    for seed in range(6):
+        scenario = a_random_scenario(seed, jobs=4)
+        found = simulated(
+            scenario, decide=Decider(options_of(policy)), overheads=costs, horizon_s=3e5, on_events=True
+        )
+        ended = np.isfinite(found.end_s) & (np.array(found.state) == "succeeded")
+        jct_s = found.end_s - found.arrival_s
+        assert (alone_seconds(scenario, costs)[ended] <= jct_s[ended] + 1e-6).all()
+
+
+def test_a_job_alone_on_its_best_cell_needs_just_that() -> None:
+    scenario = a_scenario(
+        an_arrival("a", iterations=1000, requested_gpus=1),
+        profiles=[a_profile(1, 1.0), a_profile(4, 0.5), a_profile(8, 0.1)],
+    )
+    costs = Overheads(search_s={1: 10.0, 8: 80.0}, load_s=5.0)
+    # 8 GPUs of two nodes; the least start is that on one GPU
+    assert alone_seconds(scenario, costs).tolist() == [pytest.approx(15.0 + 100.0)]
+    too_large = a_scenario(
+        an_arrival("a", workload=BERT), profiles=[a_profile(16, 1.0)],
+    )  # fmt: skip
+    assert np.isinf(alone_seconds(too_large, FREE)).all()
+
+
+def test_the_best_decider_reaches_all_of_the_optimum_and_who_starts_nothing_none() -> None:
+    snapshot = a_random_snapshot(1, jobs=25)
+    assert judged(Decider(RoundOptions()), snapshot, 1) == [pytest.approx(1.0)]
+    fixed = judged(Decider(options_of("fcfs")), snapshot, 1)
+    assert 0 < fixed[0] < 0.9
+
+
+def test_another_objective_is_measured_by_throughput_too() -> None:
+    snapshot = a_random_snapshot(2, jobs=25)
+    decider = Decider(RoundOptions(objective="jct"))
+    [share] = judged(decider, snapshot, 1)
+    best = Decider(RoundOptions())(snapshot)
+    assert placed_worth(snapshot, best) == pytest.approx(best.placed_score)
+    assert share == pytest.approx(
+        placed_worth(snapshot, decider(snapshot)) / placed_worth(snapshot, best)
+    )
+    assert share < 1
+
+
+def test_some_rounds_are_judged_and_their_time_is_not_counted() -> None:
+    snapshot, watch = a_random_snapshot(1, jobs=5), Watch()
+    decide = Judged(Decider(RoundOptions()), 3, watch)
+    for _ in range(7):
+        decide(snapshot)
+    assert len(decide.shares) == 3
+    assert judged(Decider(RoundOptions()), snapshot, 0) == []
+
+    before_s = watch.monotonic_s()
+    counted: list[float] = []
+
+    def work() -> float:
+        while not counted or watch.monotonic_s() < before_s + 0.01:
+            counted.append(0.0)
+        return 7.0
+
+    assert watch.without(work) == 7.0
+    assert watch.monotonic_s() - before_s < 0.01
+
+
+def judged(decider: Decider, snapshot: Snapshot, every: int) -> list[float]:
+    decide = Judged(decider, every, Watch())
+    outcome: Outcome = decide(snapshot)
+    assert outcome.problem.jobs
+    return decide.shares
