@@ -196,7 +196,11 @@ def test_no_schedule_beats_what_a_job_needs_alone(policy: str) -> None:
     for seed in range(6):
         scenario = a_random_scenario(seed, jobs=4)
         found = simulated(
-            scenario, decide=Decider(options_of(policy)), overheads=costs, horizon_s=3e5, on_events=True
+            scenario,
+            decide=Decider(options_of(policy)),
+            overheads=costs,
+            horizon_s=3e5,
+            on_events=True,
         )
         ended = np.isfinite(found.end_s) & (np.array(found.state) == "succeeded")
         jct_s = found.end_s - found.arrival_s
