@@ -35,9 +35,11 @@ def solution_of(choice: list[int], objective: int = 0) -> Solution:
 def test_rows_are_overdrawn_and_columns_foreign_where_a_plain_count_says_so(
     seed: int, data: st.DataObject
 ) -> None:
-    problem = build_problem(instance(8, 12, 2, seed), Policy())
-    columns = st.integers(-2, len(problem.cell) + 1)
-    choice = data.draw(st.lists(columns, min_size=8, max_size=8))
+    problem = build_problem(instance(8, 16, 2, seed), Policy())
+    foreign = st.integers(-2, len(problem.cell) + 1)
+    mine = [st.sampled_from(problem.columns_of(job)) for job in range(8) if problem.columns_of(job)]
+    choice = [data.draw(one | one | one | foreign) for one in mine]
+    choice += [-1] * (8 - len(choice))
     own = [c in problem.columns_of(job) for job, c in enumerate(choice)]
     used: Counter[int] = Counter()
     for column in (c for c, its in zip(choice, own, strict=True) if its):
