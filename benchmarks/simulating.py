@@ -34,6 +34,7 @@ from simulator.scenario import Scenario
 from simulator.truth import perturbed
 from simulator.workloads.published import NAMES, published
 from simulator.workloads.synthetic import Synthetic
+from solvers.policies.base import Published
 
 ROUND_S: Final = 300.0
 PHILLY: Final = "arena-philly"
@@ -270,17 +271,31 @@ def simulated(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
 
 def run(asked: Asked) -> dict[str, Any]:
     """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
-    world = made(asked.work)
+    return run_in(made(asked.work), asked)
+
+
+def run_in(
+    world: Made, asked: Asked, told: Sequence[EstimateRecord] | None = None,
+    policy: Published | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run what was asked in a world that was made before.
+
+    ``told`` is what rounds are told of the workloads, before any error; None: the truth. ``policy`` decides
+    in place of the one that is asked for.
+    """
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = Watch()
     decide = Judged(
         Decider(
             options_of(asked.policy, asked.work.seed),
             information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
+            policy=policy,
         ),
         asked.judge_every, watch,
     )  # fmt: skip
-    visible = perturbed(scenario.profiles, asked.error, asked.error_seed) if asked.error else None
+    visible = told
+    if asked.error:
+        visible = perturbed(told or scenario.profiles, asked.error, asked.error_seed)
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=ROUND_S, on_events=not asked.every_round
     )  # fmt: skip
