@@ -92,10 +92,11 @@ def _show(result: dict[str, Any]) -> None:
         out.print(f"{result['bench']}: skipped, {result['skipped']}", highlight=False)
         return
     if rows := result.get("table"):
-        table = Table(*(str(k) for k in rows[0]), box=box.SIMPLE, pad_edge=False)
-        for row in rows:
-            table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-        out.print(table)
+        for columns in blocks(rows, out.width):
+            table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+            for row in rows:
+                table.add_row(*(_cell(row.get(column, "")) for column in columns))
+            out.print(table)
     figures = Table(
         "figure", "value", "bound", "holds", title=f"{result['bench']} at {result['commit']}"
     )
@@ -107,6 +108,30 @@ def _show(result: dict[str, Any]) -> None:
             name, f"{value:.5g}" if isinstance(value, float) else str(value), limit, holds
         )
     out.print(figures)
+
+
+def blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
+    """Return the columns of the tables that ``rows`` are printed as, each at most ``width`` characters wide.
+
+    Each begins with the first column, which names the row.
+    """
+    first, *others = dict.fromkeys(key for row in rows for key in row)
+
+    def needs(column: str) -> int:
+        return 2 + max(len(column), *(len(_cell(row.get(column, ""))) for row in rows))
+
+    found, left = [[first]], width - needs(first)
+    for column in others:
+        if needs(column) > left and len(found[-1]) > 1:
+            found.append([first])
+            left = width - needs(first)
+        found[-1].append(column)
+        left -= needs(column)
+    return found
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _holds(bench: str, name: str, value: float) -> bool:
