@@ -17,6 +17,7 @@ from solvers.answers import answer, is_answer, keeps_rules, objective_of, trivia
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.greedy import Greedy, outdoing
+from solvers.kernels.greedy import least_loss
 from solvers.kernels.pricing import demand
 from solvers.portfolio import Portfolio
 from solvers.prices import price, price_near
@@ -75,6 +76,31 @@ def test_the_bound_near_prices_is_true_and_no_worse_than_theirs(
     assert found.shown.bound >= best
     assert found.shown.bound <= price(problem, here).bound
     assert found.shown.bound == price(problem, found.shown.prices).bound
+
+
+@SOME
+@given(problems(), PRICES)
+def test_what_a_job_has_lost_is_what_its_best_column_of_no_less_value_falls_short_of_its_best(
+    problem: Problem, prices: list[float]
+) -> None:
+    here = np.array(prices[: len(problem.rows)])
+    priced = price(problem, here)
+    columns = (
+        problem.job_start, problem.value, problem.usage_start, problem.row, problem.amount,
+        np.zeros(len(problem.cell)),
+    )  # fmt: skip
+    watch = here, problem.must_run, priced.choice, 0.0
+    for column, job in enumerate(problem.column_job.tolist()):
+        mine = problem.columns_of(job)
+        within = slice(mine.start, mine.stop)
+        reachable = priced.margin[within][problem.value[within] >= problem.value[column]]
+        left = reachable.max() if len(reachable) else -math.inf
+        same = priced.margin[column]  # one of equal value that is not this one cannot be reached
+        more = priced.margin[within][problem.value[within] > problem.value[column]]
+        lost = priced.best[job] - max(same, more.max(initial=-math.inf))
+        found = least_loss(columns, watch, job, column)
+        assert found <= lost
+        assert found >= min(lost, priced.best[job] - left) - 1e-6 * (1 + abs(lost))
 
 
 @SOME
