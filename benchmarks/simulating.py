@@ -18,7 +18,7 @@ from benchmarks.registry import Skip
 from benchmarks.sweeps.tasks import Task
 from estimator.roofline import sample_profiles
 from formulation.errors import InvalidInput
-from formulation.resources import NodeSpec
+from formulation.resources import EstimateRecord, NodeSpec
 from formulation.tables import Floats
 from service.importing.files import profiles_of, trace_of
 from service.importing.screening import screen
