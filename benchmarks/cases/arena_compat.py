@@ -233,7 +233,7 @@ def ran(
 
     return run(
         scenario, Decider(options, sees(one, gate), policy=policy), rounds=rounds,
-        launch=one.launch, oddities=of_policy(name, oddities), progress=progress,
+        launch=one.launch, oddities=of_policy(policy.name, oddities), progress=progress,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from benchmarks.data import data_dir
 from formulation.errors import InvalidInput
 from formulation.policy import Policy
 from simulator.compat.arena import CompatResult
+from simulator.compat.oddities import OF_LOOPS
 from simulator.compat.rigid import Rigid
 from solvers.policies.base import seen
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
@@ -57,6 +58,14 @@ def test_the_figures_are_those_of_the_first_policy() -> None:
     assert [line["policy"] for line in report.table] == ["fcfs", "arena"]
     assert report.figures["finished"] == report.table[0]["finished"]
     assert {"finished_deviation", "mean_jct_deviation"} <= report.waived
+
+
+def test_every_contestant_is_known_to_the_oddities_by_its_name() -> None:
+    known = set().union(*OF_LOOPS.values())
+    for name, one in CONTESTANTS.items():
+        assert one.policy().name == name
+        assert name in known
+        assert one.rigid is None or one.rigid.name in known
 
 
 def chosen(policy: Rigid) -> list[tuple[int, int] | None]:
