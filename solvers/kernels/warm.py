@@ -23,7 +23,7 @@ _LOCK = threading.Lock()
 
 
 def warm() -> None:
-    """Run every compiled loop once: from disk 0.5 s (OR-Tools among it), or compiled anew some seconds.
+    """Run every compiled loop once: from disk 0.3 s, or compiled anew some seconds.
 
     Later calls do nothing; one beside a first call waits for it.
     """
