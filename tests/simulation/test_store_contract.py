@@ -30,6 +30,7 @@ from tests.support.worlds import (
     a_profile,
     a_scenario,
     an_arrival,
+    runs,
     some_specs,
 )
 
@@ -101,6 +102,29 @@ def test_rounds_see_and_decide_the_same_in_both_stores(
     assert kinds >= {DecisionKind(name) for name in ("start", "keep", "wait", "resize", "retype")}
     ends = {s.ended_by for s in memory.world.segments}
     assert ends >= {"finish", "failure"}, ends
+
+
+def test_a_job_that_lost_its_node_waits_like_any_other(
+    store: PostgresStore, database: Database
+) -> None:
+    gone = [Failure(node="a100-1", down_s=PASS_S, up_s=2 * PASS_S)]
+    both_stores = both(
+        store, database, a_scenario(an_arrival("a", iterations=50_000, restart_s=0.0)), gone, OFTEN
+    )
+    for stored in both_stores:
+        snapshot = stored.rounds.snapshot(C)
+        started = replace(runs(snapshot, "a", [("a100-1", [2])]), opportunistic=True)
+        stored.rounds.commit(a_round(snapshot, started))
+        stored.settle()
+        assert stored.rounds.snapshot(C).jobs.opportunistic.tolist() == [True]
+    for stored in both_stores:
+        stored.pass_time()
+    memory, postgres = (stored.rounds.snapshot(C) for stored in both_stores)
+    assert view(postgres) == view(memory)
+    assert (memory.jobs.opportunistic.tolist(), memory.nodes.schedulable.tolist()) == (
+        [False],
+        [True, False],
+    )
 
 
 # what each of them owes the round loop
