@@ -1,6 +1,7 @@
 """The benchmarks; importing this package registers them."""
 
 from benchmarks.cases import (
+    ablation,
     arena_compat,
     build,
     deadlines,
@@ -16,6 +17,7 @@ from benchmarks.cases import (
 )
 
 __all__ = [
+    "ablation",
     "arena_compat",
     "build",
     "deadlines",

@@ -1,0 +1,401 @@
+"""What each part of a policy is worth: without it, on the same workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from benchmarks.comparing import Runs, jct_ratio, mean, throughput_ratio
+from benchmarks.contestants import GREEDY, ILP, listed
+from benchmarks.registry import Figure, Report, case
+from benchmarks.report.comparisons import Curve, bars, curves
+from benchmarks.report.model import Plot, ReportFolder, report_of
+from benchmarks.report.style import styles
+from benchmarks.report.write import write_report
+from benchmarks.simulating import (
+    SYNTHETIC,
+    Asked,
+    ClusterOption,
+    DpMemoryOption,
+    JobsShareOption,
+    OnBadOption,
+    ProfilesOption,
+    Ran,
+    RoundsOption,
+    TraceOption,
+    Work,
+    data_file,
+    default_trace,
+)
+from benchmarks.statistics import Interval
+from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from benchmarks.variants import Shape, Variant, checked, queue_of
+from formulation.errors import InvalidInput
+
+PARTS: Final = ("components", "alone", "depth", "queues", "types")
+ARENA: Final = "arena"
+FULL: Final = "full"
+OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
+"""That the scheduler alone, and GPU types, are compared with."""
+ERROR: Final = 0.2
+MEANS: Final = (
+    "throughput", "completed", "queue_mean_s", "queue_p95_s", "fairness_worst", "restarts",
+    "restart_share", "utilisation", "stuck", "load", "decide_p50_s", "decide_max_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A run to make, seed by seed, and the run of the same part and ``x`` that it is set against."""
+
+    part: str
+    policy: str
+    variant: str
+    against: str  # "policy, variant"
+    x: float = 0.0
+    run: Variant = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return what tells it from the others of its part and ``x``."""
+        return f"{self.policy}, {self.variant}"
+
+
+Ran_ = Mapping[Row, Runs]
+
+
+@case(
+    "ablation",
+    smoke={
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 10, "seeds": 1, "workers": 1,
+        "depths": "1,2", "queues": "1,2", "types": "1", "ours": "greedy:throughput", "others": "fcfs",
+    },
+)  # fmt: skip
+def ablation(
+    trace: TraceOption = None,
+    profiles: ProfilesOption = None,
+    cluster: ClusterOption = None,
+    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 0.25,
+    jobs_share: JobsShareOption = 0.25,
+    rounds: RoundsOption = 2000,
+    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 200,
+    on_bad: OnBadOption = "drop",
+    parts: Annotated[str, typer.Option(help="With commas.")] = ",".join(PARTS),
+    ours: Annotated[str, typer.Option(help="Which of ours.")] = "ilp:jct",
+    others: Annotated[
+        str, typer.Option(help="Rivals of the scheduler alone and on GPU types, with commas.")
+    ] = ",".join(OTHERS),
+    depths: Annotated[str, typer.Option(help="Depths of Arena's search.")] = "1,2,3,4,5",
+    queues: Annotated[str, typer.Option(help="Numbers of priority queues.")] = "1,2,4,8",
+    types: Annotated[str, typer.Option(help="Numbers of GPU types.")] = "1,2,4",
+    heavy: Annotated[
+        float, typer.Option(help="How many times as fast jobs arrive under depths and queues.")
+    ] = 4.0,
+    dp_memory: DpMemoryOption = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with other jobs.")] = 3,
+    seed: int = 0,
+    workers: Workers = None,
+    ray: RayAddress = None,
+    results: ResultsFolder = None,
+    report: ReportFolder = None,
+) -> Report:
+    """Take one thing away at a time, from Arena's policy and from ours; all else stays, truth included.
+
+    ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
+    it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
+    a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and
+    are told of one GPU count (``benchmarks.variants.only_as_requested``). Ours knows no blocked jobs, as
+    it starts jobs by value: in the place of opportunism, jobs start in order of arrival (``queue_order``).
+    Without pruning, plan searches take as long as full ones (overheads ``full-search``). Planner and
+    profiler are not in the simulator yet: what rounds know stands for them. Without a planner it is the
+    optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU times
+    GPUs (``formulation.information``); and there are estimates that are off by 20 % on average. Elsewhere
+    rounds know the truth.
+
+    ``alone``: policies that all see data-parallel information and all search in full. ``depth`` and
+    ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
+    as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly; ours has ``queue_order`` and
+    ``opportunistic`` there. ``types``: the same jobs and as many GPUs, of 1, 2 and 4 types
+    (``benchmarks.variants.on_fewer_types``).
+
+    Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
+    jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure
+    ``jct_loss_ARENA_PART`` is the first less 1, ``throughput_loss_*`` is 1 less the second. None is bound
+    to be positive. Runs that need measured profiles or the memory of data parallelism are left out where
+    these are absent; ``left_out`` counts them.
+    """
+    chosen = listed(parts, PARTS)
+    work = Work(
+        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
+        gpus_share=gpus_share, jobs_share=jobs_share if default_trace(trace) != SYNTHETIC else 1.0,
+        rounds=rounds, jobs=jobs, on_bad=on_bad, seed=seed,
+    )  # fmt: skip
+    memory = data_file(dp_memory, "arena", "dp_memory.csv")
+    plan = Plan(
+        base=Asked(work=work, policy=ARENA), ours=ours, others=tuple(listed(others)), heavy=heavy,
+        depths=whole(depths), queues=whole(queues), types=whole(types),
+        dp_memory=str(memory or ""), measured=work.trace != SYNTHETIC,
+    )  # fmt: skip
+    rows = [row for row in plan.rows() if row.part in chosen]
+    checked((row.run for row in rows), seeds)
+    drawn = range(seed, seed + seeds)
+    tasks = {
+        (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
+        for row in rows for k in drawn
+    }  # fmt: skip
+    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
+    ran = {row: [Ran.read(found[tasks[row, k].name]) for k in drawn] for row in rows}
+    made = Report(
+        seed=seed, figures={**_figures(ran), "left_out": plan.left_out(chosen)},
+        table=[_line(row, ran) for row in rows],
+    )  # fmt: skip
+    if report is not None:
+        options = {
+            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share, "rounds": rounds,
+            "parts": chosen, "ours": ours, "heavy": heavy,
+        }  # fmt: skip
+        page = report_of(
+            made, title="Ablation", options=options, seeds=list(drawn), plots=list(_plots(ran)),
+            summary="What each part of Arena's policy and of ours is worth.",
+        )  # fmt: skip
+        write_report(page, report)
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which runs there are."""
+
+    base: Asked
+    ours: str
+    others: tuple[str, ...]
+    heavy: float
+    depths: tuple[int, ...]
+    queues: tuple[int, ...]
+    types: tuple[int, ...]
+    dp_memory: str  # "": absent
+    measured: bool  # profiles are
+
+    def rows(self) -> list[Row]:
+        """Return the runs of all parts that can be made here."""
+        return [row for row in self._all() if self._possible(row.run.asked)]
+
+    def left_out(self, parts: Sequence[str]) -> int:
+        """Return how many runs of these parts cannot be made here."""
+        return sum(row.part in parts and not self._possible(row.run.asked) for row in self._all())
+
+    def _possible(self, asked: Asked) -> bool:
+        if asked.information == "data-parallel":
+            return self.measured and bool(self.dp_memory)
+        return asked.information == "estimates" or self.measured
+
+    def _all(self) -> Iterator[Row]:
+        yield from self._components()
+        blind = replace(self._told("data-parallel"), overheads="full-search")
+        for policy in dict.fromkeys((*self.others, ARENA, self.ours)):
+            yield self._row("alone", policy, "", f"{ARENA}, ", Variant(asked=blind))
+        dense = Shape(arrival_factor=self.heavy)
+        for depth in self.depths:
+            run = Variant(asked=self.base, shape=dense, depth=depth)
+            yield self._row("depth", ARENA, "", f"{ARENA}, ", run, depth)
+        ordered = with_options(self.ours, "queue_order=true", "opportunistic=true")
+        for count in self.queues:
+            for policy in (ARENA, ordered):
+                run = Variant(asked=self.base, shape=replace(dense, queues=count))
+                yield self._row("queues", policy, "", f"{policy}, ", run, count)
+        for count in self.types:
+            for policy in dict.fromkeys((*self.others, ARENA, self.ours)):
+                run = Variant(asked=self.base, shape=Shape(gpu_types=count))
+                yield self._row("types", policy, "", f"{ARENA}, ", run, count)
+
+    def _components(self) -> Iterator[Row]:
+        alike = {
+            FULL: Variant(asked=self.base),
+            "no pruning": Variant(asked=replace(self.base, overheads="full-search")),
+            "no planner": Variant(asked=self._told("data-parallel")),
+            "no profiler": Variant(asked=self._told("single-gpu")),
+            "estimates off": Variant(asked=replace(self.base, error=ERROR)),
+        }
+        own = {
+            "no elasticity": Variant(asked=self.base, shape=Shape(at_requested=True)),
+            "no heterogeneity": Variant(asked=self.base, shape=Shape(pinned=True)),
+        }
+        for variant, run in alike.items():
+            for policy in (ARENA, self.ours):
+                yield self._row("components", policy, variant, f"{policy}, {FULL}", run)
+        for variant in ("no elasticity", "no heterogeneity", "no opportunism"):
+            switched = Variant(
+                asked=replace(self.base, policy=f"{ARENA}-{variant.replace(' ', '-')}")
+            )
+            yield Row(
+                part="components", policy=ARENA, variant=variant, against=f"{ARENA}, {FULL}", run=switched
+            )  # fmt: skip
+        for variant, run in own.items():
+            yield self._row("components", self.ours, variant, f"{self.ours}, {FULL}", run)
+        ordered = Variant(
+            asked=replace(self.base, policy=with_options(self.ours, "queue_order=true"))
+        )
+        yield Row(
+            part="components", policy=self.ours, variant="in order", against=f"{self.ours}, {FULL}",
+            run=ordered,
+        )  # fmt: skip
+
+    def _told(self, information: str) -> Asked:
+        needs = self.dp_memory if information == "data-parallel" else ""
+        return replace(self.base, information=information, dp_memory=needs)
+
+    def _row(
+        self, part: str, policy: str, variant: str, against: str, run: Variant, x: float = 0.0
+    ) -> Row:
+        asked = replace(run.asked, policy=policy)
+        return Row(
+            part=part, policy=policy, variant=variant or "all", x=x,
+            against=against if variant else f"{against}all", run=replace(run, asked=asked),
+        )  # fmt: skip
+
+
+def with_options(policy: str, *options: str) -> str:
+    """Return one of our policies with more options of a round. Raises InvalidInput."""
+    if not policy.startswith((ILP, GREEDY)):
+        raise InvalidInput("ours", f"{policy!r} is not ours; name ilp:OBJECTIVE, e.g. ilp:jct")
+    return "@".join((policy, *options))
+
+
+def whole(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a list with commas, rising. Raises InvalidInput."""
+    try:
+        found = sorted({int(part) for part in listed(text)})
+    except ValueError:
+        found = [0]
+    if found[0] < 1:
+        raise InvalidInput("list", f"{text!r} must be whole numbers from 1 on, with commas")
+    return tuple(found)
+
+
+def seeded(variant: Variant, seed: int) -> Variant:
+    """Return the run with the jobs, and the errors of estimates, of a seed."""
+    work = replace(variant.asked.work, seed=seed)
+    return replace(variant, asked=replace(variant.asked, work=work, error_seed=seed))
+
+
+def reference(row: Row, ran: Ran_) -> Runs | None:
+    """Return the runs that ``row`` is set against; None: they are not there.
+
+    Under depths and queues that is the first of the sweep, else the same ``x``.
+    """
+    swept = row.part in ("depth", "queues")
+    same = [r for r in ran if r.part == row.part and r.name == row.against]
+    found = [r for r in same if swept or r.x == row.x]
+    return ran[min(found, key=lambda r: r.x)] if found else None
+
+
+def ratios(row: Row, ran: Ran_) -> tuple[Interval, Interval]:
+    """Return mean JCT and throughput over those that ``row`` is set against."""
+    over = reference(row, ran)
+    if over is None:
+        nothing = Interval(value=np.nan, low=np.nan, high=np.nan)
+        return nothing, nothing
+    return jct_ratio(ran[row], over), throughput_ratio(ran[row], over)
+
+
+def _figures(ran: Ran_) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    for row in ran:
+        if row.name == row.against and row.part in ("components", "alone", "types"):
+            continue
+        if row.part in ("depth", "queues") and ran[row] is reference(row, ran):
+            continue
+        what = row.variant if row.part == "components" else row.part
+        x = f"_{row.x:g}" if row.x else ""
+        policy = row.policy.partition("@")[0]
+        name = f"{policy}_{what.replace(' ', '_')}{x}"
+        jct, throughput = ratios(row, ran)
+        figures |= {
+            f"jct_loss_{name}": jct.value - 1,
+            f"throughput_loss_{name}": 1 - throughput.value,
+        }
+    return figures
+
+
+def _line(row: Row, ran: Ran_) -> dict[str, Figure | str]:
+    jct, throughput = ratios(row, ran)
+    runs = ran[row]
+    ended = [one.jct_s[np.isfinite(one.jct_s)] for one in runs]
+    return {
+        "part": row.part, "x": row.x, "policy": row.policy, "variant": row.variant,
+        "against": row.against, "workload": Path(row.run.asked.work.trace).name, "seeds": len(runs),
+        "jct_ratio": jct.value, "jct_ratio_low": jct.low, "jct_ratio_high": jct.high,
+        "throughput_ratio": throughput.value, "throughput_ratio_low": throughput.low,
+        "throughput_ratio_high": throughput.high,
+        "jct_mean_s": float(np.mean([t.mean() if len(t) else np.nan for t in ended])),
+        "jct_first_queue_s": first_queue_s(row, runs),
+        "jobs": mean(runs, "jobs"), **{key: mean(runs, key) for key in MEANS},
+    }  # fmt: skip
+
+
+def first_queue_s(row: Row, runs: Runs) -> float:
+    """Return the mean JCT of the jobs of the first queue, of those that ended."""
+    of_seeds = []
+    for k, one in enumerate(runs):
+        queue = queue_of(len(one.jct_s), row.run.shape.queues, row.run.asked.work.seed + k)
+        found = one.jct_s[(queue == 1) & np.isfinite(one.jct_s)]
+        of_seeds.append(found.mean() if len(found) else np.nan)
+    return float(np.mean(of_seeds))
+
+
+def _plots(ran: Ran_) -> Iterator[Plot]:
+    for title, part, label in (
+        ("Without each component", "components", "over the full policy"),
+        ("The scheduler alone", "alone", "over Arena's policy"),
+    ):
+        rows = [row for row in ran if row.part == part]
+        if rows:
+            yield _bars(title, rows, ran, label)
+    for title, part, label in (
+        ("Search depth at heavy load", "depth", "search depth"),
+        ("Priority queues at heavy load", "queues", "priority queues"),
+        ("GPU types", "types", "GPU types of the cluster"),
+    ):
+        rows = [row for row in ran if row.part == part]
+        if rows:
+            yield from _curves(title, rows, ran, label)
+
+
+def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
+    both = {row.name if row.part == "components" else row.policy: ratios(row, ran) for row in rows}
+    return bars(
+        title,
+        {
+            "mean JCT (less is better)": {name: found[0] for name, found in both.items()},
+            "throughput (more is better)": {name: found[1] for name, found in both.items()},
+        },
+        label=label,
+        caption="JCT over the jobs that both finished, to completion; lines are 95 % intervals over seeds.",
+    )
+
+
+def _curves(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Iterator[Plot]:
+    names = list(dict.fromkeys(row.policy for row in rows))
+    looks = styles(names)
+    over = "the least" if rows[0].part in ("depth", "queues") else "Arena's policy"
+    for i, what in enumerate(("Mean JCT", "Normalised throughput")):
+        series = {
+            name: _curve([row for row in rows if row.policy == name], ran, i) for name in names
+        }
+        yield curves(
+            f"{title}: {what.lower()}", series, x_label=label, y_label=f"{what} over {over}",
+            styles=looks, caption="Bands are 95 % intervals over seeds.",
+        )  # fmt: skip
+
+
+def _curve(rows: Iterable[Row], ran: Ran_, which: int) -> Curve:
+    found = [(row.x, ratios(row, ran)[which]) for row in rows]
+    return Curve(
+        x=np.array([x for x, _ in found]), value=np.array([i.value for _, i in found]),
+        low=np.array([i.low for _, i in found]), high=np.array([i.high for _, i in found]),
+    )  # fmt: skip
