@@ -18,6 +18,7 @@ GREEDY: Final = "greedy:"
 OURS: Final = (
     "ilp:throughput",
     "ilp:jct",
+    "ilp:balanced",
     "ilp:jct + throughput",
     "ilp:0.5*throughput + jct",
     "ilp:jct within 5% then throughput",

@@ -181,9 +181,10 @@ class Oracle:
         if name == "cost":
             return -option.gpus * self._price(option.gpu_type) * (1 + start)
         worth = weight * option.rate / reference * (1 - start)
-        if name == "jct":
+        if name in ("jct", "balanced"):
             remaining_s = self._work(job) / reference
-            worth *= self._policy.restart_horizon_s / max(remaining_s, self._policy.round_s)
+            horizons = self._policy.restart_horizon_s / max(remaining_s, self._policy.round_s)
+            worth *= horizons if name == "jct" else math.sqrt(horizons)
         return worth
 
     def level(self, name: str, job: int, option: Option | None) -> float:

@@ -22,7 +22,7 @@ from typing import Final
 
 from formulation.errors import InvalidInput
 
-LINEAR: Final = ("throughput", "deadline", "jct", "cost")
+LINEAR: Final = ("throughput", "deadline", "jct", "balanced", "cost")
 """Objectives that are sums over jobs."""
 
 LEXICOGRAPHIC: Final = ("finish-time-fairness", "max-min", "makespan")

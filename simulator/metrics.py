@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulation.columns import first_draft
+from formulation.draft import Draft
 from formulation.objectives.fairness import fair_rate
 from formulation.policy import Policy
 from formulation.promises import PHYSICAL
@@ -55,13 +56,9 @@ def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
     return snapshot.jobs.iterations * snapshot.global_batch / rate
 
 
-def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
-    """Return the least seconds from arrival to end that any schedule can give each job, [jobs]; inf: none.
-
-    It starts at once, at the least cost of a start, and trains on its fastest Cell and shape throughout.
-    """
-    snapshot = _all_at_once(scenario).snapshot(0.0)
-    draft = first_draft(snapshot, Policy(), every_cell=True)
+def at_best_shapes(scenario: Scenario) -> tuple[Draft, Floats]:
+    """Return every Cell of every job on the whole cluster, and its rate at its fastest shape, [columns]."""
+    draft = first_draft(_all_at_once(scenario).snapshot(0.0), Policy(), every_cell=True)
     for rule in PHYSICAL:
         draft = rule(draft)
     cells = draft.cells
@@ -70,9 +67,19 @@ def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
     possible = cells.shapes.nodes[shape] >= cells.nodes[cell]
     fastest = np.array(cells.rate)
     np.maximum.at(fastest, cell[possible], cells.shapes.rate[shape[possible]])
+    return draft, fastest[draft.cell]
+
+
+def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
+    """Return the least seconds from arrival to end that any schedule can give each job, [jobs]; inf: none.
+
+    It starts at once, at the least cost of a start, and trains on its fastest Cell and shape throughout.
+    """
+    draft, fastest = at_best_shapes(scenario)
+    snapshot = draft.snapshot
     rate = np.zeros(len(snapshot.jobs))
-    np.maximum.at(rate, draft.job, fastest[draft.cell])
-    counts = set(cells.gpus.tolist())
+    np.maximum.at(rate, draft.job, fastest)
+    counts = set(draft.cells.gpus.tolist())
     start_s = min((overheads.start_s(n, saved=False, new_cell=True) for n in counts), default=0.0)
     work = snapshot.jobs.iterations * snapshot.global_batch
     return np.where(rate > 0, start_s + work / np.where(rate > 0, rate, 1.0), np.inf)
@@ -150,13 +157,14 @@ def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> 
 def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:
     """Return what papers report, in seconds and shares.
 
-    Throughput, utilisation and ``finished`` are over the first ``horizon_s``; the rest is over all jobs, to
+    Throughput, utilisation and ``finished`` are over the first ``horizon_s``, also where the run ended
+    sooner; the rest is over all jobs, to
     the end of the run. JCT is from a job's arrival to its end, over jobs that ended; ``queue_s`` counts all
     time without GPUs. ``restart_share`` and ``profiling_share`` are shares of the GPU-hours held, and
     of those plus profiling. ``fairness``: JCT over the time alone on one n-th of the cluster, n being the
     mean number of jobs that were there (Themis); ``fairness_worst`` is its 95th percentile.
     """
-    log, horizon_s = _Log(result), min(horizon_s, max(result.ended_s, 1.0))
+    log = _Log(result)
     series = series_of(result, reference, horizon_s, result.conditions.round_s)
     jct_s = result.end_s - result.arrival_s
     over = np.isfinite(jct_s) & (np.array(result.state) == "succeeded")
@@ -209,7 +217,9 @@ def queue_s(result: Result) -> Floats:
 
 def both(one: Result, other: Result) -> Bools:
     """Return which jobs succeeded in both runs of a scenario, bool[jobs]."""
-    succeeded = np.array([a == b == "succeeded" for a, b in zip(one.state, other.state, strict=True)])
+    succeeded = np.array(
+        [a == b == "succeeded" for a, b in zip(one.state, other.state, strict=True)]
+    )
     found: Bools = succeeded & np.isfinite(one.end_s) & np.isfinite(other.end_s)
     return found
 

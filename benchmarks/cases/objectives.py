@@ -46,6 +46,7 @@ OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
     "throughput": (THROUGHPUT,),
     "deadline": (THROUGHPUT,),
     "jct": (Asked(terms=(("jct", 1.0),)),),
+    "balanced": (Asked(terms=(("balanced", 1.0),)),),
     "cost": (Asked(terms=(("running", 1.0),)), Asked(terms=(("cost", 1.0),))),
     "finish-time-fairness": (Asked(levels="finish-time-fairness"), THROUGHPUT),
     "max-min": (Asked(levels="max-min"), THROUGHPUT),

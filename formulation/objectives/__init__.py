@@ -15,7 +15,7 @@ import numpy as np
 from formulation.draft import Draft
 from formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
 from formulation.grammar import Stage
-from formulation.objectives.completion import completion_time, makespan
+from formulation.objectives.completion import balanced, completion_time, makespan
 from formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
 from formulation.objectives.fairness import finish_time_fairness, max_min
 from formulation.objectives.owed import jobs_without_weight_wait
@@ -27,6 +27,7 @@ LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
     "throughput": throughput,
     "deadline": throughput,  # deadlines are promises, kept by rows; among what keeps them, throughput decides
     "jct": completion_time,
+    "balanced": balanced,
     "cost": cost,
 }
 LEVELS_OF: Final[dict[str, Callable[[Draft], Levels]]] = {

@@ -23,15 +23,29 @@ def completion_time(draft: Draft) -> Valued:
     Greatest weight over remaining time first is Smith's rule for the weighted mean completion time. A
     job with less than a round to go is worth what it would be with a round to go.
     """
+    return _valued(draft, 1.0, "jobs finished in a horizon", JCT_SCALE)
+
+
+def balanced(draft: Draft) -> Valued:
+    """Return the geometric mean of throughput and completion time on each column (Eq. 10a).
+
+    Where GPUs are shared by jobs whose speed-up is n^p, mean completion time is least with weights near
+    rank^p, the longest job having rank 1 (heSRPT: Berg, Vesilo, Harchol-Balter, Performance Evaluation
+    2020); of heavy-tailed lengths that falls more slowly than Smith's 1 / T, about as its root.
+    """
+    return _valued(draft, 0.5, "sqrt(throughput x jobs finished in a horizon)", 10 * VALUE_SCALE)
+
+
+def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
     policy = draft.policy
     with np.errstate(invalid="ignore"):
         remaining_s = work_left(draft.snapshot) / draft.reference
         worth = draft.weight / draft.reference
-        worth *= policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)
+        worth *= (policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)) ** exponent
     gross = worth[draft.job] * draft.rate
     return Valued(
         gross=gross, price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
-        unit="jobs finished in a horizon", scale=JCT_SCALE,
+        unit=unit, scale=scale,
     )  # fmt: skip
 
 

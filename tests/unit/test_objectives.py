@@ -107,6 +107,15 @@ def test_jct_prefers_weight_over_remaining_time() -> None:
     assert sorted(range(3), key=lambda j: -at_request[j]) == [0, 1, 2]
 
 
+def test_balanced_is_the_geometric_mean_of_throughput_and_jct() -> None:
+    job = running(iterations_left=1000.0, restart_s=250.0, weight=2.0)
+    throughput, jct, both = (
+        values(drafted(job, gangs=GANG), name) for name in ("throughput", "jct", "balanced")
+    )
+    means = [(a * b) ** 0.5 for a, b in zip(throughput, jct, strict=True)]
+    assert both == pytest.approx(means, rel=1e-5)
+
+
 @pytest.mark.parametrize("left", [0.0, 10.0, 120.0])
 def test_jct_grows_no_more_once_a_job_would_finish_inside_the_round(left: float) -> None:
     draft = drafted(a_job("j", requested_gpus=2, iterations_left=left))

@@ -54,7 +54,7 @@ class RoundOptions(_message.Message):
     FAIRNESS_LEVELS_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
-    """What is best. Default (also ""): "throughput". One of throughput, deadline, jct (mean completion time), cost,
+    """What is best. Default (also ""): "throughput". One of throughput, deadline, jct (mean completion time), balanced, cost,
     finish-time-fairness, max-min (least attained service), makespan; or
       a sum:      "0.7*throughput + 0.3*jct"
       an order:   "finish-time-fairness then throughput": the first decides, the next among equals

@@ -1,0 +1,73 @@
+"""The throughput that no policy can beat on a scenario: a linear program over time."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
+
+from formulation.errors import TesseraError
+from simulator.metrics import at_best_shapes
+from simulator.scenario import Scenario
+
+INTERVALS: Final = 10
+"""More are tighter and slower: on Arena's Philly trace 40 took 20 times as long and were 0.2 % lower."""
+
+
+class NoBound(TesseraError):
+    """The linear program of a bound was not solved."""
+
+    reason = "NO_BOUND"
+
+
+def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTERVALS) -> float:
+    """Return the greatest mean normalised throughput over [0, ``horizon_s``] of any policy.
+
+    With y_jck the seconds of job j on Cell c in interval k of length d, R_j its reference rate, W_j its
+    work and G_t the GPUs of type t:
+
+        maximise    sum r_c y_jck / (R_j horizon)
+        subject to  sum_{j, c on t} n_c y_jck <= G_t d          for each t, k
+                    sum_c y_jck <= d, less what lies before its arrival    for each j, k
+                    sum_ck r_c y_jck <= W_j                     for each j
+
+    Any policy's run is such a y: here all arrivals are known, nothing is restarted, and jobs are divided
+    among Cells and GPUs into any fractions.
+
+    Raises:
+        NoBound: HiGHS did not end with the optimum.
+    """
+    draft, rate = at_best_shapes(scenario)
+    snapshot = draft.snapshot
+    arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
+    step_s = horizon_s / intervals
+    parts = [
+        np.flatnonzero(arrival_s[draft.job] < (k + 1) * step_s) for k in range(intervals)
+    ]  # fmt: skip
+    column = np.concatenate([np.zeros(0, np.int64), *parts])
+    if not len(column):
+        return 0.0
+    slot = np.repeat(np.arange(intervals), [len(p) for p in parts])
+    job, entry = draft.job[column], np.arange(len(column))
+    capacity = snapshot.schedulable_gpus()
+    pair, of_pair = np.unique(job * intervals + slot, return_inverse=True)
+    there_s = np.minimum(step_s, (pair % intervals + 1) * step_s - arrival_s[pair // intervals])
+    one, of_job = np.unique(job, return_inverse=True)
+    work = snapshot.jobs.iterations_left * snapshot.global_batch
+    limits = np.concatenate([np.tile(capacity, intervals) * step_s, there_s, np.ones(len(one))])
+    row = np.concatenate(
+        [slot * len(capacity) + draft.gpu_type[column],
+         intervals * len(capacity) + of_pair,
+         intervals * len(capacity) + len(pair) + of_job]
+    )  # fmt: skip
+    amount = np.concatenate([draft.gpus[column], np.ones(len(column)), rate[column] / work[job]])
+    matrix: Any = coo_matrix((amount, (row, np.tile(entry, 3))), shape=(len(limits), len(column)))
+    found = linprog(
+        -rate[column] / draft.reference[job] / horizon_s, A_ub=matrix.tocsr(), b_ub=limits,
+        method="highs-ipm",
+    )  # fmt: skip
+    if found.status != 0 or found.fun is None:
+        raise NoBound(f"HiGHS ended with: {found.message}; try fewer intervals")
+    return -float(found.fun)

@@ -1,0 +1,40 @@
+"""The throughput that no policy can beat."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.bounds import throughput_bound
+from simulator.metrics import figures, reference_of
+from tests.support.worlds import (
+    POLICIES,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulated,
+)
+
+
+def test_the_bound_is_reached_where_nothing_is_in_the_way() -> None:
+    # 1,000 iterations at the reference rate of one a second: half of the horizon
+    scenario = a_scenario(an_arrival("a", requested_gpus=8), profiles=[a_profile(8, 1.0)])
+    assert throughput_bound(scenario, 2000.0) == pytest.approx(0.5)
+
+
+def test_the_bound_knows_gpus_arrivals_and_work() -> None:
+    jobs = [an_arrival(f"j{i}", requested_gpus=8, iterations=4000) for i in range(3)]
+    whole = [a_profile(8, 1.0)]
+    assert throughput_bound(a_scenario(*jobs, profiles=whole), 2000.0) == pytest.approx(1.0)
+    late = an_arrival("late", at_s=1000.0, requested_gpus=8, iterations=4000)
+    assert throughput_bound(a_scenario(late, profiles=whole), 2000.0) == pytest.approx(0.5)
+    assert throughput_bound(a_scenario(late, profiles=whole), 1000.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", ["greedy", "ilp", "arena"])
+def test_no_policy_beats_the_bound(seed: int, policy: str) -> None:
+    scenario = a_random_scenario(seed)
+    reached = figures(simulated(scenario, POLICIES[policy]), reference_of(scenario), 3000.0)
+    least = throughput_bound(scenario, 3000.0, intervals=4)
+    assert reached["throughput"] <= least * (1 + 1e-9)
