@@ -31,7 +31,7 @@ from service.rounds import Outcome
 from simulator.metrics import alone_seconds
 from simulator.overheads import Overheads
 from simulator.run import Decider
-from tests.support.builders import a_random_snapshot
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.worlds import (
     BERT,
     FREE,
@@ -238,6 +238,17 @@ def test_another_objective_is_measured_by_throughput_too() -> None:
         placed_worth(snapshot, decider(snapshot)) / placed_worth(snapshot, best)
     )
     assert share < 1
+
+
+def test_a_job_alone_is_worth_the_same_whatever_objective_chose_its_best_cell() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 2)), jobs=[a_job("a")], estimates=[an_estimate(0, 0, 1)]
+    )
+    by_jct, by_throughput = (
+        Decider(RoundOptions(objective=objective))(snapshot) for objective in ("jct", "throughput")
+    )
+    assert by_jct.placed_score != pytest.approx(by_throughput.placed_score)
+    assert placed_worth(snapshot, by_jct) == pytest.approx(by_throughput.placed_score)
 
 
 def test_some_rounds_are_judged_and_their_time_is_not_counted() -> None:
