@@ -104,10 +104,13 @@ def bound_share(runs: Runs) -> float:
     return least / own if own > 0 else math.nan
 
 
-def headline(by_policy: ByPolicy, rival: str = "arena") -> tuple[str, dict[str, Figure]]:
+def headline(
+    by_policy: ByPolicy, bounds: Sequence[float] = (), rival: str = "arena"
+) -> tuple[str, dict[str, Figure]]:
     """Return our best integer program and how it compares, with ``rival`` where that ran.
 
-    With several seeds there are the bounds of the 95 % intervals of the gains, too.
+    ``bounds`` are throughputs that no policy can beat, one a seed. With several seeds there are the ends of
+    the 95 % intervals of the gains, too.
     """
     best = best_ilp(by_policy)
     ours = by_policy[best]
@@ -116,11 +119,16 @@ def headline(by_policy: ByPolicy, rival: str = "arena") -> tuple[str, dict[str, 
         "jct_rank": jct_rank, "throughput_rank": throughput_rank,
         "others": sum(not is_ours(name) for name in by_policy), "jct_bound_share": bound_share(ours),
     }  # fmt: skip
+    if bounds:
+        found["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
     if rival in by_policy:
         theirs = by_policy[rival]
         found |= _gain(f"jct_gain_vs_{rival}", jct_ratio(ours, theirs), -1)
         found |= _gain(f"throughput_gain_vs_{rival}", throughput_ratio(ours, theirs), 1)
         found |= _gain("jct_gain_within_horizon", jct_ratio(ours, theirs, within_horizon=True), -1)
+        found["jct_gain_limit"] = 1 - bound_share(theirs)
+        if bounds:
+            found["throughput_gain_limit"] = float(np.mean(bounds)) / mean(theirs, "throughput") - 1
     return best, found
 
 

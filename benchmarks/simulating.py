@@ -25,6 +25,7 @@ from service.importing.screening import screen
 from service.importing.shaping import first_hours, sampled, with_deadlines, without_deadlines
 from service.importing.speeds import Room, Speeds, load
 from service.importing.trace import Arrival
+from simulator.bounds import throughput_bound
 from simulator.clusters import hardware_of, preset
 from simulator.log import Segment
 from simulator.metrics import Reference, alone_seconds, figures, reference_of, series_of
@@ -43,6 +44,7 @@ CLUSTER: Final = "arena-1280"
 BINS: Final = 400
 """Points of a course over time."""
 TASK: Final = "benchmarks.simulating:simulated"
+BOUND_TASK: Final = "benchmarks.simulating:bounded"
 
 TraceOption = Annotated[
     str | None,
@@ -241,8 +243,8 @@ class Asked:
 
     ``error`` is that of the estimates that rounds are told (``simulator.truth.perturbed``), drawn by
     ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
-    is written down who held which GPUs. Rounds come when something has happened, at most one each 300 s;
-    with ``every_round`` each 300 s, which plans need that start jobs at moments of their own.
+    is written down who held which GPUs. Rounds come when something has happened, at most one each ``round_s``;
+    with ``every_round`` each ``round_s``, which plans need that start jobs at moments of their own.
     """
 
     work: Work
@@ -254,6 +256,7 @@ class Asked:
     error_seed: int = 0
     judge_every: int = 0
     mapped: bool = False
+    round_s: float = ROUND_S
     every_round: bool = False
 
     def task(self, name: str) -> Task:
@@ -267,6 +270,17 @@ class Asked:
 def simulated(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
     """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
     return run(Asked(work=Work(**work), **asked))
+
+
+def bound_task(name: str, work: Work) -> Task:
+    """Return the task of finding the throughput that no policy can beat on a workload."""
+    return Task(name=name, function=BOUND_TASK, options={"work": asdict(work)}, files=work.files)
+
+
+def bounded(work: dict[str, Any]) -> dict[str, Any]:
+    """Return the normalised throughput over the horizon that no policy can beat."""
+    world = made(Work(**work))
+    return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
 
 
 def run(asked: Asked) -> dict[str, Any]:
@@ -297,7 +311,7 @@ def run_in(
     if asked.error:
         visible = perturbed(told or scenario.profiles, asked.error, asked.error_seed)
     conditions = Conditions(
-        overheads=costs, visible=visible, round_s=ROUND_S, on_events=not asked.every_round
+        overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )  # fmt: skip
     found = simulate(scenario, decide, conditions, watch)
     reference = reference_of(scenario)

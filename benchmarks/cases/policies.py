@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from benchmarks.comparing import ByPolicy, best_ilp, headline, mean, rows
@@ -28,6 +29,7 @@ from benchmarks.simulating import (
     RoundsOption,
     TraceOption,
     Work,
+    bound_task,
     data_file,
     default_trace,
 )
@@ -101,9 +103,11 @@ def policies(
     both finished within the horizon, as papers cut. ``throughput_gain_vs_arena`` is of normalised
     throughput over the horizon (the rounds, or arrivals where these end before). The ranks are among all
     that are not our own. ``jct_bound_share`` is the mean JCT that no schedule can beat (each job at once,
-    alone on its fastest Cell) over ours: what is left to gain is 1 less it. Figures are of the first
-    trace, information and share; the table has all. Several seeds give intervals: each draws
-    ``--jobs-share`` of the trace, or other synthetic jobs.
+    alone on its fastest Cell) over ours, ``throughput_bound_share`` our throughput over what no policy
+    can beat (``simulator.bounds``); ``jct_gain_limit`` and ``throughput_gain_limit`` are the gains over
+    Arena's that a policy at those bounds would have. Figures are of the first trace, information and
+    share; the table has all. Several seeds give intervals: each draws ``--jobs-share`` of the trace, or
+    other synthetic jobs.
 
     The aims, 20 % in JCT and 5 % in throughput over Arena's policy, are not reached together on Philly, so
     they are not bounds.
@@ -131,19 +135,32 @@ def policies(
         )
         for group in groups for name in names for k in drawn
     }  # fmt: skip
-    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
+    limits = {
+        (group.trace, group.gpus_share, k): bound_task(
+            f"throughput bound of {Path(group.trace).name}, {group.gpus_share:g} of the GPUs, seed {k}",
+            work_of(base, group, k),
+        )
+        for group in groups for k in drawn
+    }  # fmt: skip
+    found = run_tasks([*tasks.values(), *limits.values()], folder=results, workers=workers, ray=ray)
     by_group = {
         group: {
             name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
         }
         for group in groups
     }
-    best, figures = headline(by_group[groups[0]])
-    made = Report(seed=seed, figures=figures, table=_table(by_group))
+    bounds = {
+        group: [
+            float(found[limits[group.trace, group.gpus_share, k].name]["throughput"]) for k in drawn
+        ]
+        for group in groups
+    }
+    best, figures = headline(by_group[groups[0]], bounds[groups[0]])
+    made = Report(seed=seed, figures=figures, table=_table(by_group, bounds))
     if report is not None:
         options = {**asdict(base), "policies": names, "overheads": overheads, "information": told}
         page = report_of(
-            made, title="Policies", options=options, seeds=list(drawn), notes=_notes(by_group),
+            made, title="Policies", options=options, seeds=list(drawn), notes=_notes(by_group, bounds),
             plots=pictures(by_group[groups[0]], best),
             summary=f"Our best integer program is {best}, on {groups[0].name}.",
         )  # fmt: skip
@@ -153,11 +170,15 @@ def policies(
 
 def asked(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
     """Return the run of a policy in a group; who held which GPUs is kept of ours and Arena's."""
-    work = replace(costs.work, trace=group.trace, gpus_share=group.gpus_share, seed=seed)
     return replace(
-        costs, work=work, policy=policy, information=group.information,
+        costs, work=work_of(costs.work, group, seed), policy=policy, information=group.information,
         mapped=mapped and (is_ilp(policy) or policy == ARENA),
     )  # fmt: skip
+
+
+def work_of(base: Work, group: Group, seed: int) -> Work:
+    """Return the workload of a group's run."""
+    return replace(base, trace=group.trace, gpus_share=group.gpus_share, seed=seed)
 
 
 def shares(text: str) -> list[float]:
@@ -192,7 +213,9 @@ def _sound(names: Sequence[str], groups: Sequence[Group], base: Work, seeds: int
         )  # fmt: skip
 
 
-def _table(by_group: Mapping[Group, ByPolicy]) -> list[dict[str, Figure | str]]:
+def _table(
+    by_group: Mapping[Group, ByPolicy], bounds: Mapping[Group, Sequence[float]]
+) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     for group, by_policy in by_group.items():
         first, best = next(iter(by_policy.values())), best_ilp(by_policy)
@@ -200,6 +223,7 @@ def _table(by_group: Mapping[Group, ByPolicy]) -> list[dict[str, Figure | str]]:
             "workload": Path(group.trace).name, "information": group.information,
             "gpus_share": group.gpus_share, "load": mean(first, "load"),
             "jobs": mean(first, "jobs"), "dropped": mean(first, "dropped"),
+            "throughput_bound": float(np.mean(bounds[group])),
         }  # fmt: skip
         table += [
             {"policy": row["policy"], "best": row["policy"] == best, **shared, **row}
@@ -208,7 +232,9 @@ def _table(by_group: Mapping[Group, ByPolicy]) -> list[dict[str, Figure | str]]:
     return table
 
 
-def _notes(by_group: Mapping[Group, ByPolicy]) -> list[str]:
+def _notes(
+    by_group: Mapping[Group, ByPolicy], bounds: Mapping[Group, Sequence[float]]
+) -> list[str]:
     """Return what did not fit, and who did not end."""
     notes = []
     for group, by_policy in by_group.items():
@@ -218,7 +244,7 @@ def _notes(by_group: Mapping[Group, ByPolicy]) -> list[str]:
         stuck = [name for name, runs in by_policy.items() if any(r.figures["stuck"] for r in runs)]
         if stuck:
             notes.append(f"{group.name}: {', '.join(stuck)} left jobs that nothing would start.")
-        best, figures = headline(by_policy)
+        best, figures = headline(by_policy, bounds[group])
         shown = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
         notes.append(f"{group.name}: our best is {best}; {shown}.")
     return notes

@@ -97,7 +97,11 @@ def test_the_headline_says_how_far_ours_is_better() -> None:
         "jct_gain_vs_arena": pytest.approx(1 - 250 / 300),
         "throughput_gain_vs_arena": pytest.approx(0.2),
         "jct_gain_within_horizon": pytest.approx(1 - 250 / 300),
+        "jct_gain_limit": pytest.approx(1 - 20 / 300),
     }  # fmt: skip
+    figures = headline(BY_POLICY, bounds=[15.0])[1]
+    assert figures["throughput_bound_share"] == pytest.approx(12 / 15)
+    assert figures["throughput_gain_limit"] == pytest.approx(0.5)
     without = {name: runs for name, runs in BY_POLICY.items() if name != "arena"}
     assert "jct_gain_vs_arena" not in headline(without)[1]
 
