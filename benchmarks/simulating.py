@@ -243,8 +243,9 @@ class Asked:
 
     ``error`` is that of the estimates that rounds are told (``simulator.truth.perturbed``), drawn by
     ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
-    is written down who held which GPUs. Rounds come when something has happened, at most one each ``round_s``;
-    with ``every_round`` each ``round_s``, which plans need that start jobs at moments of their own.
+    is written down who held which GPUs. Rounds come when something has happened, at most one each
+    ``round_s``; with ``every_round`` each ``round_s``, which plans need that start jobs at moments of
+    their own.
     """
 
     work: Work

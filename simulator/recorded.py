@@ -1,0 +1,157 @@
+"""Replaying allocations that were recorded: who held what when is given, how fast it went is not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.decisions import Decision, DecisionKind
+from formulation.errors import InvalidInput
+from formulation.placement import Gang
+from formulation.resources import NodeSpec
+from formulation.snapshot import BEST_FOUND, Snapshot
+from formulation.tables import Floats
+from simulator.log import Segment
+from simulator.overheads import Overheads
+from simulator.scenario import Scenario
+from simulator.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A stretch in which a job held GPUs. ``job`` is an index into the scenario's arrivals.
+
+    ``end_s`` inf: it held them until it had trained all of its iterations, however long that takes.
+    """
+
+    job: int
+    start_s: float
+    end_s: float
+    gpu_type: str
+    nodes: int
+    gpus_per_node: int
+    pipeline_degree: int = BEST_FOUND
+    plan: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse stretches that are none."""
+        if not 0 <= self.start_s < self.end_s:
+            raise InvalidInput("holds", "must start at 0 or later, and end after that")
+        if self.nodes < 1 or self.gpus_per_node < 1:
+            raise InvalidInput("holds", "must have at least one node and one GPU on it")
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs held."""
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replayed:
+    """What a replay came to. Arrays are float64[jobs], times in seconds since the world began."""
+
+    segments: tuple[Segment, ...]
+    end_s: Floats  # inf: it was not done when its last hold ended
+
+
+def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSpec]:
+    """Return nodes on which every job has enough of its own, of ``node_gpus`` GPUs by type.
+
+    Records seldom say which GPUs were held, and a job that takes longer in the replay than it did would
+    collide with who came after it: what waiting there was is in the record already.
+    """
+    most: dict[tuple[str, int], int] = {}
+    for hold in holds:
+        key = (hold.gpu_type, hold.job)
+        most[key] = max(most.get(key, 0), hold.nodes)
+    count = Counter[str]()
+    for (kind, _), nodes in most.items():
+        count[kind] += nodes
+    return [
+        NodeSpec(name=f"{kind}-{i:05d}", gpu_type=kind, gpus=node_gpus[kind], rack=kind)
+        for kind in sorted(count)
+        for i in range(count[kind])
+    ]
+
+
+def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> Replayed:
+    """Let jobs hold what was recorded, and train at the scenario's speeds less the overheads.
+
+    A job that is done before a later hold of its own leaves that out. One whose hold ends early goes on
+    with what it has trained; what it had to make good is owed still (``simulator.overheads``).
+
+    Raises:
+        InvalidInput: holds of a job overlap or begin before it arrives, or the nodes are too few
+            (see ``room_for``).
+    """
+    _sound(scenario, holds)
+    world = World(scenario, overheads=overheads)
+    begins = {(h.start_s, h.job): h for h in holds}
+    ends = {(h.end_s, h.job) for h in holds if math.isfinite(h.end_s)}
+    for at_s in sorted({at_s for at_s, _ in (*begins, *ends)}):
+        world.advance(at_s)
+        snapshot = world.snapshot()
+        world.carry_out(list(_decisions(world, snapshot, at_s, begins, ends)))
+        world.check()
+    while math.isfinite(world.next_event_s()):
+        world.advance(world.next_event_s())
+    world.check()
+    world.close()
+    return Replayed(segments=tuple(world.segments), end_s=np.array(world.store.ended_s))
+
+
+def _sound(scenario: Scenario, holds: Sequence[Hold]) -> None:
+    free_s = {job: one.arrival_s for job, one in enumerate(scenario.arrivals)}
+    for hold in sorted(holds, key=lambda h: (h.job, h.start_s)):
+        if hold.job not in free_s:
+            raise InvalidInput("holds", f"name job {hold.job}, which the scenario has not")
+        if hold.start_s < free_s[hold.job]:
+            name = scenario.arrivals[hold.job].spec.name
+            raise InvalidInput("holds", f"of {name} overlap, or begin before it arrives")
+        free_s[hold.job] = hold.end_s
+
+
+def _decisions(
+    world: World, snapshot: Snapshot, at_s: float, begins: Mapping[tuple[float, int], Hold],
+    ends: set[tuple[float, int]],
+) -> Iterator[Decision]:  # fmt: skip
+    """Yield what becomes of each live job at ``at_s``: nodes are free ones of its type, in order."""
+    store = world.store
+    live = {store.specs[job].name: job for job in store.live}
+    goes = {job for job in store.live if (at_s, job) in ends and job in store.gangs}
+    taken = {n for job, gang in store.gangs.items() if job not in goes for n, _ in gang.members}
+    for index, name in enumerate(snapshot.jobs.name):
+        job = live[name]
+        hold = begins.get((at_s, job))
+        if hold is not None:
+            gang = _free(snapshot, hold, taken)
+            taken |= {n for n, _ in gang.members}
+            yield Decision(
+                job=index, kind=DecisionKind.MOVE if job in goes else DecisionKind.START,
+                gpu_type=_index(snapshot, hold.gpu_type), gpus=hold.gpus,
+                pipeline_degree=hold.pipeline_degree, plan=snapshot.plans.index(hold.plan), gang=gang,
+            )  # fmt: skip
+        elif job in goes:
+            yield Decision(job=index, kind=DecisionKind.SUSPEND)
+
+
+def _index(snapshot: Snapshot, gpu_type: str) -> int:
+    return [kind.name for kind in snapshot.gpu_types].index(gpu_type)
+
+
+def _free(snapshot: Snapshot, hold: Hold, taken: set[int]) -> Gang:
+    """Return the first free nodes of the type; InvalidInput where there are too few."""
+    of_type = np.flatnonzero(
+        (snapshot.nodes.gpu_type == _index(snapshot, hold.gpu_type))
+        & (snapshot.nodes.gpus >= hold.gpus_per_node)
+    )
+    found = [n for n in of_type.tolist() if n not in taken][: hold.nodes]
+    if len(found) < hold.nodes:
+        raise InvalidInput(
+            "nodes", f"are too few for what was held of {hold.gpu_type} at {hold.start_s:g} s"
+        )
+    return Gang(members=tuple((n, tuple(range(hold.gpus_per_node))) for n in found))
