@@ -19,9 +19,12 @@ from service.roundoptions import RoundOptions
 from service.rounds import Outcome, plan_round
 from simulator.log import Segment
 from simulator.overheads import Overheads
+from simulator.planned import due_s
 from simulator.scenario import Scenario
+from simulator.store import EPOCH_S
 from simulator.world import Failure, Straggler, World
 from solvers.base import Budget
+from solvers.cpsat import CpSat
 from solvers.policies.base import Published, Scheduler
 from solvers.policies.registry import published
 from solvers.registry import solver as make_solver
@@ -45,15 +48,15 @@ class _Remembered:
 class Decider:
     """Decides rounds by ``plan_round``, from what its information lets it see.
 
-    ``solve_s`` is the budget of a round in seconds that no clock counts: solvers plan their work from it,
-    so that a run repeats bit for bit on any machine.
+    No clock limits a round: CP-SAT works for at most ``work`` deterministic seconds a call (about one real
+    one), and everything else ends by itself, so that a run repeats bit for bit on any machine.
     """
 
     def __init__(
         self,
         options: RoundOptions,
         information: Information = estimates,
-        solve_s: float = 2.0,
+        work: float = 0.5,
         policy: Published | None = None,
     ) -> None:
         """``policy`` decides in place of the one that ``options.scheduler`` names."""
@@ -67,7 +70,10 @@ class Decider:
         self._scheduler = (
             Scheduler(published=policy, information=self._sees) if policy is not None else None
         )
-        self._budget = Budget(remaining_s=lambda: solve_s, seed=options.seed, gap=options.gap)
+        self._budget = Budget(
+            remaining_s=lambda: math.inf, seed=options.seed, gap=options.gap,
+            work={CpSat.name: work},
+        )  # fmt: skip
 
     def __call__(self, snapshot: Snapshot) -> Outcome:
         """Decide a round. A published policy looks through its information, ours is stated by it."""
@@ -89,7 +95,8 @@ class Conditions:
     stragglers: Sequence[Straggler] = ()
     round_s: float = 300.0
     on_events: bool = False
-    """Rounds come when something has happened, at most one each ``round_s``; else every ``round_s``."""
+    """Rounds come when something has happened, at most one each ``round_s``, and when promised schedules need
+    one (``simulator.planned``); else every ``round_s``."""
     horizon_s: float = math.inf
     """When the run ends, jobs or not."""
     patience_s: float = 7 * 86_400.0
@@ -157,13 +164,14 @@ def simulate(
     )  # fmt: skip
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0
+    needed_s = math.inf
     while True:
         happened = world.advance(now_s)
         if world.over() or now_s >= conditions.horizon_s:
             break
-        if world.store.live and (happened or not conditions.on_events):
+        if world.store.live and (happened or now_s >= needed_s or not conditions.on_events):
             last_round_s = now_s
-            row, broken, changed = _round(world, decide, clock)
+            row, broken, changed, needed_s = _round(world, decide, clock)
             rows.append(row)
             refused += broken
             if happened or changed:
@@ -172,7 +180,8 @@ def simulate(
             stuck = True
             break
         progress(now_s, world.jobs_over())
-        now_s = min(_next_round_s(world, conditions, now_s, last_round_s), conditions.horizon_s)
+        following_s = _next_round_s(world, conditions, now_s, last_round_s)
+        now_s = min(following_s, max(needed_s, math.nextafter(now_s, math.inf)), conditions.horizon_s)
     world.check()
     world.close()
     return _result(world, conditions, rows, refused, stuck)
@@ -196,8 +205,11 @@ def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round
 
 def _round(
     world: World, decide: Callable[[Snapshot], Outcome], clock: Clock
-) -> tuple[RoundRow, bool, bool]:
-    """Decide a round and carry it out; return it, whether it broke a rule and whether it changed a job."""
+) -> tuple[RoundRow, bool, bool, float]:
+    """Decide a round and carry it out.
+
+    Return it, whether it broke a rule, whether it changed a job, and when promises need the next one.
+    """
     snapshot = world.snapshot()
     before_s = clock.monotonic_s()
     outcome = decide(snapshot)
@@ -216,7 +228,7 @@ def _round(
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
     )  # fmt: skip
-    return row, broken, bool(changes)
+    return row, broken, bool(changes), due_s(snapshot, outcome) - EPOCH_S
 
 
 def _prices(outcome: Outcome) -> dict[str, float]:
