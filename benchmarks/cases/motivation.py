@@ -133,7 +133,7 @@ def motivation(
       the second by what is seen and in truth. MoE-2.4B has batch 512: at 256 the published memory table lets
       it run on 2.
     * ``over-allocated`` (Case#2): MoE-2.4B is thought to need 4 GPUs where 2 suffice, so that another waits;
-      ``over_allocated_running_*`` is how many jobs our program for normalised throughput runs by what it sees.
+      ``over_allocated_running_*`` counts the jobs that our program for normalised throughput runs.
     * ``surplus`` (Case#2): 4 GPUs to GPT-1.3B (here ``bert``), or 2 each to it and MoE-1.3B;
       ``surplus_gain`` is what the latter gains.
 
