@@ -66,6 +66,8 @@ OF_LOOPS: Final = {
     "scattered_starts": ("fcfs", "gandiva", "gandiva-rigid"),
     # Sia's has it in the stored results by their looks: who finished had waited 8 s on average
     "head_of_line": ("gavel", "gavel-rigid", "elasticflow-ls", "sia-rigid"),
+    # no other policy suspends in the artifact; one that does here must not gain work by it
+    "suspended_twice": ("arena",),
     # first come first served has no need of it: who was blocked stays blocked until a job ends
     "retries_after_ends": ("gandiva", "gavel", "elasticflow-ls", "sia-arena", "arena", *_RIGID),
 }
