@@ -227,6 +227,12 @@ def _nodes_of(nodes: Iterable[NodeSpec], kept: Sequence[str]) -> list[NodeSpec]:
     ]  # fmt: skip
 
 
+def seeded(variant: Variant, seed: int) -> Variant:
+    """Return the run with the jobs, and the errors of estimates, of a seed."""
+    work = replace(variant.asked.work, seed=seed)
+    return replace(variant, asked=replace(variant.asked, work=work, error_seed=seed))
+
+
 def checked(variants: Iterable[Variant], seeds: int) -> None:
     """Refuse, before anything runs, unknown policies and depths, and seeds that draw the same jobs.
 

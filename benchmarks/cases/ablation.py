@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
 import typer
 
+from benchmarks.ablations import ARENA, Plan, Row
 from benchmarks.comparing import Runs, jct_ratio, mean, throughput_ratio
-from benchmarks.contestants import GREEDY, ILP, listed
+from benchmarks.contestants import listed
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import Curve, bars, curves
 from benchmarks.report.model import Plot, ReportFolder, report_of
@@ -34,36 +34,16 @@ from benchmarks.simulating import (
 )
 from benchmarks.statistics import Interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
-from benchmarks.variants import Shape, Variant, checked, queue_of
+from benchmarks.variants import checked, queue_of, seeded
 from formulation.errors import InvalidInput
 
 PARTS: Final = ("components", "alone", "depth", "queues", "types")
-ARENA: Final = "arena"
-FULL: Final = "full"
 OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
 """That the scheduler alone, and GPU types, are compared with."""
-ERROR: Final = 0.2
 MEANS: Final = (
     "throughput", "completed", "queue_mean_s", "queue_p95_s", "fairness_worst", "restarts",
     "restart_share", "utilisation", "stuck", "load", "decide_p50_s", "decide_max_s",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A run to make, seed by seed, and the run of the same part and ``x`` that it is set against."""
-
-    part: str
-    policy: str
-    variant: str
-    against: str  # "policy, variant"
-    x: float = 0.0
-    run: Variant = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        """Return what tells it from the others of its part and ``x``."""
-        return f"{self.policy}, {self.variant}"
 
 
 Ran_ = Mapping[Row, Runs]
@@ -125,7 +105,9 @@ def ablation(
 
     Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
     jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure
-    ``jct_loss_ARENA_PART`` is the first less 1, ``throughput_loss_*`` is 1 less the second. None is bound
+    ``jct_loss_POLICY_PART`` is the first less 1, ``throughput_loss_*`` is 1 less the second. Where one of
+    the two left jobs that the other finished (what rounds see says that they run nowhere), mean JCT says
+    nothing: ``unfinished_*`` is their share, in the place of the first. No loss is bound
     to be positive. Runs that need measured profiles or the memory of data parallelism are left out where
     these are absent; ``left_out`` counts them.
     """
@@ -167,105 +149,6 @@ def ablation(
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Which runs there are."""
-
-    base: Asked
-    ours: str
-    others: tuple[str, ...]
-    heavy: float
-    depths: tuple[int, ...]
-    queues: tuple[int, ...]
-    types: tuple[int, ...]
-    dp_memory: str  # "": absent
-    measured: bool  # profiles are
-
-    def rows(self) -> list[Row]:
-        """Return the runs of all parts that can be made here."""
-        return [row for row in self._all() if self._possible(row.run.asked)]
-
-    def left_out(self, parts: Sequence[str]) -> int:
-        """Return how many runs of these parts cannot be made here."""
-        return sum(row.part in parts and not self._possible(row.run.asked) for row in self._all())
-
-    def _possible(self, asked: Asked) -> bool:
-        if asked.information == "data-parallel":
-            return self.measured and bool(self.dp_memory)
-        return asked.information == "estimates" or self.measured
-
-    def _all(self) -> Iterator[Row]:
-        yield from self._components()
-        blind = replace(self._told("data-parallel"), overheads="full-search")
-        for policy in dict.fromkeys((*self.others, ARENA, self.ours)):
-            yield self._row("alone", policy, "", f"{ARENA}, ", Variant(asked=blind))
-        dense = Shape(arrival_factor=self.heavy)
-        for depth in self.depths:
-            run = Variant(asked=self.base, shape=dense, depth=depth)
-            yield self._row("depth", ARENA, "", f"{ARENA}, ", run, depth)
-        ordered = with_options(self.ours, "queue_order=true", "opportunistic=true")
-        for count in self.queues:
-            for policy in (ARENA, ordered):
-                run = Variant(asked=self.base, shape=replace(dense, queues=count))
-                yield self._row("queues", policy, "", f"{policy}, ", run, count)
-        for count in self.types:
-            for policy in dict.fromkeys((*self.others, ARENA, self.ours)):
-                run = Variant(asked=self.base, shape=Shape(gpu_types=count))
-                yield self._row("types", policy, "", f"{ARENA}, ", run, count)
-
-    def _components(self) -> Iterator[Row]:
-        alike = {
-            FULL: Variant(asked=self.base),
-            "no pruning": Variant(asked=replace(self.base, overheads="full-search")),
-            "no planner": Variant(asked=self._told("data-parallel")),
-            "no profiler": Variant(asked=self._told("single-gpu")),
-            "estimates off": Variant(asked=replace(self.base, error=ERROR)),
-        }
-        own = {
-            "no elasticity": Variant(asked=self.base, shape=Shape(at_requested=True)),
-            "no heterogeneity": Variant(asked=self.base, shape=Shape(pinned=True)),
-        }
-        for variant, run in alike.items():
-            for policy in (ARENA, self.ours):
-                yield self._row("components", policy, variant, f"{policy}, {FULL}", run)
-        for variant in ("no elasticity", "no heterogeneity", "no opportunism"):
-            switched = Variant(
-                asked=replace(self.base, policy=f"{ARENA}-{variant.replace(' ', '-')}")
-            )
-            yield Row(
-                part="components", policy=ARENA, variant=variant, against=f"{ARENA}, {FULL}", run=switched
-            )  # fmt: skip
-        for variant, run in own.items():
-            yield self._row("components", self.ours, variant, f"{self.ours}, {FULL}", run)
-        ordered = Variant(
-            asked=replace(self.base, policy=with_options(self.ours, "queue_order=true"))
-        )
-        yield Row(
-            part="components", policy=self.ours, variant="in order", against=f"{self.ours}, {FULL}",
-            run=ordered,
-        )  # fmt: skip
-
-    def _told(self, information: str) -> Asked:
-        needs = self.dp_memory if information == "data-parallel" else ""
-        return replace(self.base, information=information, dp_memory=needs)
-
-    def _row(
-        self, part: str, policy: str, variant: str, against: str, run: Variant, x: float = 0.0
-    ) -> Row:
-        asked = replace(run.asked, policy=policy)
-        return Row(
-            part=part, policy=policy, variant=variant or "all", x=x,
-            against=against if variant else f"{against}all", run=replace(run, asked=asked),
-        )  # fmt: skip
-
-
-def with_options(policy: str, *options: str) -> str:
-    """Return one of our policies with more options of a round. Raises InvalidInput."""
-    if not policy.startswith((ILP, GREEDY)):
-        raise InvalidInput("ours", f"{policy!r} is not ours; name ilp:OBJECTIVE, e.g. ilp:jct")
-    return "@".join((policy, *options))
-
-
 def whole(text: str) -> tuple[int, ...]:
     """Return the whole numbers of a list with commas, rising. Raises InvalidInput."""
     try:
@@ -275,12 +158,6 @@ def whole(text: str) -> tuple[int, ...]:
     if found[0] < 1:
         raise InvalidInput("list", f"{text!r} must be whole numbers from 1 on, with commas")
     return tuple(found)
-
-
-def seeded(variant: Variant, seed: int) -> Variant:
-    """Return the run with the jobs, and the errors of estimates, of a seed."""
-    work = replace(variant.asked.work, seed=seed)
-    return replace(variant, asked=replace(variant.asked, work=work, error_seed=seed))
 
 
 def reference(row: Row, ran: Ran_) -> Runs | None:
@@ -306,20 +183,27 @@ def ratios(row: Row, ran: Ran_) -> tuple[Interval, Interval]:
 def _figures(ran: Ran_) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for row in ran:
-        if row.name == row.against and row.part in ("components", "alone", "types"):
-            continue
-        if row.part in ("depth", "queues") and ran[row] is reference(row, ran):
+        over = reference(row, ran)
+        if over is None or over is ran[row]:
             continue
         what = row.variant if row.part == "components" else row.part
         x = f"_{row.x:g}" if row.x else ""
         policy = row.policy.partition("@")[0]
         name = f"{policy}_{what.replace(' ', '_')}{x}"
         jct, throughput = ratios(row, ran)
-        figures |= {
-            f"jct_loss_{name}": jct.value - 1,
-            f"throughput_loss_{name}": 1 - throughput.value,
-        }
+        if fewer := unfinished(ran[row], over):
+            figures[f"unfinished_{name}"] = fewer
+        else:
+            figures[f"jct_loss_{name}"] = jct.value - 1
+        figures[f"throughput_loss_{name}"] = 1 - throughput.value
     return figures
+
+
+def unfinished(runs: Runs, over: Runs) -> float:
+    """Return the share of jobs that only one of each two runs of a seed finished, over all seeds."""
+    pairs = list(zip(runs, over, strict=True))
+    either = sum(int((np.isfinite(a.end_s) ^ np.isfinite(b.end_s)).sum()) for a, b in pairs)
+    return either / sum(len(a.end_s) for a in runs)
 
 
 def _line(row: Row, ran: Ran_) -> dict[str, Figure | str]:
@@ -368,6 +252,12 @@ def _plots(ran: Ran_) -> Iterator[Plot]:
 
 def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
     both = {row.name if row.part == "components" else row.policy: ratios(row, ran) for row in rows}
+    left = [
+        f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in ran[row]))}"
+        for row in rows
+        if any(not np.isfinite(one.end_s).all() for one in ran[row])
+    ]
+    never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
     return bars(
         title,
         {
@@ -375,7 +265,8 @@ def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
             "throughput (more is better)": {name: found[1] for name, found in both.items()},
         },
         label=label,
-        caption="JCT over the jobs that both finished, to completion; lines are 95 % intervals over seeds.",
+        caption="JCT over the jobs that both finished, to completion; lines are 95 % intervals over seeds."
+        f"{never}",
     )
 
 

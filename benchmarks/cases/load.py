@@ -10,7 +10,6 @@ from typing import Annotated, Final, Literal, get_args
 import numpy as np
 import typer
 
-from benchmarks.cases.ablation import seeded
 from benchmarks.comparing import ByPolicy, Runs, finished_by, jct_ratio, mean, throughput_ratio
 from benchmarks.contestants import INFORMATION, is_ilp, is_ours, listed
 from benchmarks.registry import Figure, Report, Skip, case
@@ -36,7 +35,7 @@ from benchmarks.simulating import (
 )
 from benchmarks.statistics import mean_interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
-from benchmarks.variants import Shape, Variant, checked
+from benchmarks.variants import Shape, Variant, checked, seeded
 from formulation.errors import InvalidInput
 
 Sweep = Literal["load", "life", "large"]

@@ -1,0 +1,249 @@
+"""Workloads of another shape, and what runs in them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.ablations import with_options
+from benchmarks.cases.ablation import whole
+from benchmarks.cases.load import numbers, shape_at
+from benchmarks.simulating import SYNTHETIC, Asked, Made, Ran, Work, made
+from benchmarks.sweeps.tasks import answer
+from benchmarks.variants import (
+    Shape,
+    Variant,
+    checked,
+    on_fewer_types,
+    only_as_requested,
+    queue_of,
+    queued,
+    run,
+    seeded,
+    shaped,
+    types_by_use,
+)
+from formulation.errors import InvalidInput
+from formulation.snapshot import Workload
+from service.importing.redraw import LARGE_FROM, parameters
+from service.importing.speeds import Room, Speeds, gpu_seconds
+from simulator.metrics import alone_seconds, reference_of
+from simulator.overheads import Overheads
+from simulator.scenario import Scenario
+from tests.support.worlds import (
+    BERT,
+    a_profile,
+    a_scenario,
+    an_arrival,
+    simulated,
+    some_specs,
+)
+
+SMALL = Work(trace=SYNTHETIC, gpus_share=0.05, jobs=30, load=2.0)
+MOE = Workload(model="moe", params="7B", global_batch=10)
+
+
+def a_world(scenario: Scenario | None = None) -> Made:
+    found = made(SMALL)
+    return found if scenario is None else replace(found, scenario=scenario)
+
+
+def two_types() -> Scenario:
+    """Return two jobs of BERT and one of MoE, which runs on A100 alone; a V100 is half as fast."""
+    profiles = [
+        a_profile(n, factor / n, gpu_type=kind)
+        for kind, factor in (("a100", 1.0), ("v100", 2.0))
+        for n in (1, 2, 4)
+    ]
+    return a_scenario(
+        an_arrival("a", requested_gpus=2, requested_type="v100", iterations=900),
+        an_arrival("b", 5.0, requested_gpus=1, requested_type="a100"),
+        an_arrival("c", 9.0, requested_gpus=2, requested_type="a100", workload=MOE),
+        nodes=some_specs(("a100", 2, 4), ("v100", 1, 8)),
+        profiles=[*profiles, a_profile(2, 3.0, workload=MOE)],
+    )  # fmt: skip
+
+
+def test_the_default_shape_changes_nothing_that_matters() -> None:
+    world = a_world()
+    found, told = shaped(world, Shape(), seed=3)
+    assert told is None
+    assert found == world
+
+
+def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
+    world = a_world()
+    found, _ = shaped(world, Shape(arrival_factor=4.0), seed=0)
+    assert found.load == pytest.approx(4 * world.load)
+    assert world.horizon_s / 4 <= found.horizon_s < world.horizon_s / 4 + 300
+    assert found.horizon_s >= found.scenario.arrivals[-1].arrival_s
+
+
+def test_large_models_come_at_equal_gpu_hours() -> None:
+    world = a_world()
+    speeds = Speeds(world.scenario.profiles, Room.of(world.scenario.nodes))
+    found, _ = shaped(world, Shape(large_share=0.5), seed=1)
+    before, after = (
+        gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found)
+    )  # fmt: skip
+    large = [parameters(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
+    assert sum(large) == round(0.5 * len(large))
+    assert after == pytest.approx(before, rel=0.05)  # iterations are whole
+
+
+def test_pinned_jobs_run_on_their_type_alone() -> None:
+    scenario = replace(two_types(), arrivals=[
+        an_arrival("a", requested_gpus=2, requested_type="v100"),
+    ])  # fmt: skip
+    free, _ = shaped(a_world(scenario), Shape(), 0)
+    pinned, _ = shaped(a_world(scenario), Shape(pinned=True), 0)
+    ends = [simulated(w.scenario).end_s[0] for w in (free, pinned)]
+    assert ends == [pytest.approx(250), pytest.approx(500)]  # 4 GPUs, A100 or V100
+
+
+def test_jobs_are_told_of_the_count_that_they_request_and_of_no_other() -> None:
+    scenario = two_types()
+    found, told = only_as_requested(scenario)
+    for before, after in zip(scenario.arrivals, found.arrivals, strict=True):
+        of_it = [e for e in told if e.workload == after.spec.workload]
+        assert {e.gpus for e in of_it} == {before.spec.requested_gpus}
+        true = [e for e in found.profiles if e.workload == after.spec.workload]
+        assert [replace(e, workload=before.spec.workload) for e in true] == [
+            e for e in scenario.profiles if e.workload == before.spec.workload
+        ]
+        assert replace(after.spec, workload=before.spec.workload) == before.spec
+
+
+def test_jobs_told_so_are_measured_as_before() -> None:
+    scenario = made(SMALL).scenario
+    found, _ = only_as_requested(scenario)
+    np.testing.assert_array_equal(reference_of(scenario).rate, reference_of(found).rate)
+    alone = [alone_seconds(one, Overheads()) for one in (scenario, found)]
+    np.testing.assert_array_equal(alone[0], alone[1])
+
+
+def test_no_job_is_resized_when_only_requested_counts_are_told() -> None:
+    asked = Asked(work=SMALL, policy="greedy:throughput", mapped=True)
+    held = {}
+    for fixed in (False, True):
+        ran = Ran.read(run(Variant(asked=asked, shape=Shape(at_requested=fixed))))
+        gpus = {a.spec.name: a.spec.requested_gpus for a in made(SMALL).scenario.arrivals}
+        names = list(gpus)
+        held[fixed] = [
+            sum(n for _, n in on) == gpus[names[int(job)]] for job, _, _, on in ran.segments
+        ]
+    assert not all(held[False])
+    assert held[True]
+    assert all(held[True])
+
+
+def test_arena_told_of_requested_counts_alone_is_arena_without_elasticity() -> None:
+    told = Variant(asked=Asked(work=SMALL, policy="arena"), shape=Shape(at_requested=True))
+    switched = Variant(asked=Asked(work=SMALL, policy="arena-no-elasticity"))
+    ends = [Ran.read(run(one)).end_s for one in (told, switched)]
+    np.testing.assert_allclose(ends[0], ends[1])
+
+
+def test_fewer_types_have_as_many_gpus_and_the_jobs_that_the_first_runs() -> None:
+    scenario = two_types()
+    assert types_by_use(scenario) == ["a100", "v100"]  # three jobs against two
+    for count in (1, 2):
+        found = on_fewer_types(scenario, count, seed=0)
+        assert found.gpus == scenario.gpus == 16
+        assert {n.gpu_type for n in found.nodes} == {"a100", "v100"} - (
+            {"v100"} if count == 1 else set()
+        )
+        assert [a.spec.name for a in found.arrivals] == ["a", "b", "c"]
+    one = on_fewer_types(scenario, 1, seed=0)
+    moved = one.arrivals[0].spec
+    assert (moved.requested_type, moved.requested_gpus, moved.iterations) == ("a100", 2, 1800)
+    assert one.arrivals[1].spec == scenario.arrivals[1].spec
+    assert on_fewer_types(scenario, 2, seed=0).arrivals == list(scenario.arrivals)
+
+
+def test_jobs_that_the_first_type_does_not_run_are_left_out_of_all_counts() -> None:
+    scenario = two_types()
+    profiles = [
+        *(e for e in scenario.profiles if e.gpu_type == "a100" and e.workload == BERT),
+        a_profile(2, 2.0, gpu_type="v100"),
+        a_profile(2, 3.0, gpu_type="v100", workload=MOE),
+    ]
+    c = scenario.arrivals[2]
+    on_v100 = c._replace(spec=replace(c.spec, requested_type="v100"))
+    split = replace(scenario, profiles=profiles, arrivals=[*scenario.arrivals[:2], on_v100])
+    assert types_by_use(split) == ["a100", "v100"]  # a and b, a and c: by name
+    for count in (1, 2):
+        found = on_fewer_types(split, count, seed=0)
+        assert [a.spec.name for a in found.arrivals] == ["a", "b"]
+    with pytest.raises(InvalidInput, match="gpu_types"):
+        on_fewer_types(scenario, 3, seed=0)
+
+
+def test_queues_are_drawn_evenly_and_few_are_like_many() -> None:
+    two, eight = (queue_of(4000, n, seed=5) for n in (2, 8))
+    np.testing.assert_array_equal(two, 1 + (eight - 1) // 4)
+    assert np.bincount(eight)[1:] == pytest.approx(500, abs=90)
+    jobs = made(SMALL).scenario.arrivals
+    found = queued(jobs, 8, seed=5)
+    assert [a.spec.queue for a in found] == queue_of(len(jobs), 8, seed=5).tolist()
+    assert [a.spec.queue for a in queued(jobs, 1, seed=5)] == [1] * len(jobs)
+    with pytest.raises(InvalidInput, match="queues"):
+        queued(jobs, 0, seed=5)
+
+
+def test_depth_is_arenas_alone_and_tells() -> None:
+    assert Variant(asked=Asked(work=SMALL, policy="fcfs")).policy is None
+    deep = Variant(asked=Asked(work=SMALL, policy="arena"), depth=5).policy
+    assert deep is not None
+    assert deep.depth == 5
+    with pytest.raises(InvalidInput, match="depth"):
+        checked([Variant(asked=Asked(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
+    dense = Shape(arrival_factor=20.0)
+    ends = [
+        Ran.read(run(Variant(asked=Asked(work=SMALL, policy="arena"), shape=dense, depth=k))).end_s
+        for k in (1, 4)
+    ]
+    assert not np.array_equal(ends[0], ends[1])
+
+
+def test_seeds_that_draw_nothing_are_refused() -> None:
+    fixed = Variant(asked=Asked(work=Work(trace="arena-philly"), policy="fcfs"))
+    checked([fixed], seeds=1)
+    with pytest.raises(InvalidInput, match="jobs-share"):
+        checked([fixed], seeds=2)
+    with pytest.raises(InvalidInput, match="unknown"):
+        checked([Variant(asked=Asked(work=SMALL, policy="nobody"))], seeds=1)
+
+
+def test_a_variant_is_the_same_as_a_task() -> None:
+    variant = seeded(Variant(
+        asked=Asked(work=SMALL, policy="arena"), shape=Shape(queues=3, arrival_factor=2.0), depth=2
+    ), 4)  # fmt: skip
+    assert (variant.asked.work.seed, variant.asked.error_seed) == (4, 4)
+    here, there = run(variant), json.loads(answer(variant.task("x").call))
+    assert here["end_s"] == there["end_s"]
+    assert here["figures"]["jct_mean_s"] == there["figures"]["jct_mean_s"]
+
+
+def test_lists_of_options_are_read_or_refused() -> None:
+    assert whole("4,1,2,2") == (1, 2, 4)
+    assert numbers("loads", "2,0.5") == (0.5, 2.0)
+    assert numbers("larges", "0,1") == (0.0, 1.0)
+    for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
+        with pytest.raises(InvalidInput, match=where):
+            numbers(where, text)
+    for text in ("0,1", "x", "1.5"):
+        with pytest.raises(InvalidInput, match="whole"):
+            whole(text)
+    assert with_options("ilp:jct", "queue_order=true") == "ilp:jct@queue_order=true"
+    with pytest.raises(InvalidInput, match="ours"):
+        with_options("fcfs", "queue_order=true")
+
+
+def test_each_sweep_changes_one_thing() -> None:
+    assert shape_at("load", 2.0) == Shape(arrival_factor=2.0)
+    assert shape_at("life", 2.0) == Shape(life_factor=2.0)
+    assert shape_at("large", 0.5) == Shape(large_share=0.5)
