@@ -17,6 +17,7 @@ from formulation.snapshot import BEST_FOUND, Source, Workload
 from formulation.tables import Floats
 from service.importing.trace import Arrival
 from simulator.clusters import preset
+from simulator.log import Segment
 from simulator.overheads import Overheads
 from simulator.recorded import Hold, Replayed, replay, room_for
 from simulator.scenario import Scenario
@@ -39,7 +40,7 @@ class Errors:
     """A replay against the record. Errors are relative and signed unless they say otherwise.
 
     JCT is of the jobs that were done in the record. Throughput is the mean over time until the record's
-    end of the sum of batch / iteration time over jobs that hold GPUs, as the papers' testbed counts it;
+    end of the sum of batch / iteration time over jobs that hold GPUs, as Arena's artifact counts it;
     ``round_error`` is the mean absolute difference of what was trained in each round, over the mean.
     ``speed_error`` is the mean absolute error of a run's iteration time and ``speed_bias`` the signed one,
     both weighted by recorded training time; ``active_error``: as ``jct_error``, of the time from the first
@@ -47,6 +48,7 @@ class Errors:
     """
 
     jobs: int
+    done: int  # of them in the replay until the record's end
     runs: int
     jct_recorded_s: float
     jct_replayed_s: float
@@ -218,7 +220,8 @@ def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]
     bias, error = _speed_errors(campaign)
     runs = [run for job in jobs for run in job.runs]
     return Errors(
-        jobs=int(done.sum()), runs=len(runs), jct_recorded_s=float(jct_s.mean()),
+        jobs=int(done.sum()), done=int((found.end_s[done] <= until_s).sum()), runs=len(runs),
+        jct_recorded_s=float(jct_s.mean()),
         jct_replayed_s=float(replayed_s.mean()),
         jct_job_error=float(np.abs(replayed_s / jct_s - 1.0).mean()), active_error=float(active),
         throughput_recorded=float(course(recorded.held, until_s).mean()),
@@ -257,13 +260,20 @@ def recorded_rates(jobs: Sequence[Recorded]) -> Rates:
 def replayed_rates(campaign: Campaign, found: Replayed) -> Rates:
     """Return the rates of the segments that trained."""
     batch = [job.workload.global_batch for job in campaign.jobs]
+    start_s, end_s, rate = held_steps(found.segments, batch)
+    ready_s = np.array([s.ready_s for s in found.segments if s.iterations > 0])
+    return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
+
+
+def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> Steps:
+    """Return the rates of segments that trained, while their GPUs were held; ``batch`` is by job."""
     rows = [
-        (s.start_s, s.end_s, s.ready_s, s.iterations * batch[s.job] / (s.end_s - s.ready_s))
-        for s in found.segments
+        (s.start_s, s.end_s, s.iterations * batch[s.job] / (s.end_s - s.ready_s))
+        for s in segments
         if s.iterations > 0
     ]
-    start_s, end_s, ready_s, rate = np.array(rows).T
-    return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
+    start_s, end_s, rate = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    return start_s, end_s, rate
 
 
 def course(steps: Steps, until_s: float) -> Floats:

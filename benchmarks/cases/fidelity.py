@@ -20,6 +20,7 @@ from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
 from benchmarks.testbed import PRUNED, ROUND_S, Recorded, fitted, read_runs
+from benchmarks.testbed_decided import Decided, decide_again
 from benchmarks.testbed_replay import (
     Campaign,
     Errors,
@@ -73,10 +74,11 @@ class Compared:
     overheads: Overheads
     errors: dict[str, Errors]
     replayed: tuple[Campaign, Replayed]  # at the profiles' speeds
+    decided: Decided | None
 
 
 @case(
-    "fidelity", smoke={},
+    "fidelity", smoke={"decide": False},
     throughput_error=("<=", 0.0316), jct_error=("<=", 0.0731), inconsistent=("==", 0),
 )  # fmt: skip
 def fidelity(
@@ -84,6 +86,7 @@ def fidelity(
     runs: Annotated[Path | None, typer.Option(help="Records as CSV; else Arena's.")] = None,
     trace: Annotated[Path | None, typer.Option(help="The jobs' requests as CSV.")] = None,
     profiles: Annotated[Path | None, typer.Option(help="Profiles as CSV; else Arena's.")] = None,
+    decide: Annotated[bool, typer.Option(help="Let our policies decide the campaign, too.")] = True,
     report: ReportFolder = None,
 ) -> Report:
     """Replay what ran on 32 A40 and 32 A10 under five schedulers, and compare times and throughput.
@@ -110,7 +113,10 @@ def fidelity(
     if campaign not in {name for name, _ in groups}:
         known = ", ".join(sorted({name for name, _ in groups}))
         raise InvalidInput("campaign", f"{campaign!r} has no jobs of the trace; there are {known}")
-    found = [compared(inputs, name, policy) for name, policy in groups]
+    found = [
+        compared(inputs, name, policy, decide=decide and name == campaign)
+        for name, policy in groups
+    ]
     mine = [one for one in found if one.campaign == campaign]
     made = Report(
         seed=0, figures=_figures(inputs, mine), table=_table(found),
@@ -156,7 +162,7 @@ def read_requests(path: Path) -> Requests:
     }
 
 
-def compared(inputs: Inputs, campaign: str, policy: str) -> Compared:
+def compared(inputs: Inputs, campaign: str, policy: str, *, decide: bool) -> Compared:
     """Replay a campaign under a policy at each kind of speeds; nothing is fitted on it."""
     mine, others = inputs.of(campaign, policy)
     overheads = fitted(others, policy in PRUNED)
@@ -174,6 +180,7 @@ def compared(inputs: Inputs, campaign: str, policy: str) -> Compared:
         campaign=campaign, policy=policy, recorded=len(mine), overheads=overheads,
         errors={name: errors for name, (errors, _) in results.items()},
         replayed=(base, results["profiles"][1]),
+        decided=decide_again(mine, inputs.requests, inputs.profiles, overheads) if decide else None,
     )  # fmt: skip
 
 
@@ -189,6 +196,11 @@ def _figures(inputs: Inputs, mine: Sequence[Compared]) -> dict[str, Figure]:
     for kind in ("searched", "refined", "recorded", "recorded-searched"):
         for name in ("jct_error", "throughput_error"):
             figures[f"{name}_{kind}"] = _mean(mine, kind, name)
+    figures |= {
+        f"decided_jct_error_{one.policy}": one.decided.jct_s / one.decided.jct_recorded_s - 1.0
+        for one in mine
+        if one.decided is not None
+    }
     searched, given = figures["jct_error_searched"], figures["jct_error_recorded-searched"]
     return figures | {
         "jct_part_search": figures["jct_error"] - searched, "jct_part_profile": searched - given,
@@ -215,8 +227,23 @@ def _table(found: Sequence[Compared]) -> list[dict[str, Figure | str]]:
                 "speed_bias": errors.speed_bias, "speed_error": errors.speed_error,
                 "start_recorded_s": errors.start_recorded_s, "start_charged_s": errors.start_charged_s,
                 "left_out": one.recorded - len(one.replayed[0].jobs), "runs": errors.runs,
+                "done_recorded": sum(job.done for job in one.replayed[0].jobs), "done": errors.done,
             })  # fmt: skip
+        if one.decided is not None:
+            none: dict[str, Figure | str] = dict.fromkeys(table[-1], np.nan)
+            table.append(none | _decided_row(one, one.decided))
     return table
+
+
+def _decided_row(one: Compared, decided: Decided) -> dict[str, Figure | str]:
+    return {
+        "campaign": one.campaign, "policy": one.policy, "speeds": f"decided by {decided.policy}",
+        "jobs": decided.jobs, "jct_recorded_s": decided.jct_recorded_s, "jct_replayed_s": decided.jct_s,
+        "jct_error": decided.jct_s / decided.jct_recorded_s - 1.0,
+        "throughput_recorded": decided.throughput_recorded, "throughput_replayed": decided.throughput,
+        "throughput_error": decided.throughput / decided.throughput_recorded - 1.0, "left_out": 0,
+        "done_recorded": decided.done_recorded, "done": decided.done,
+    }  # fmt: skip
 
 
 def _notes(mine: Sequence[Compared]) -> list[str]:

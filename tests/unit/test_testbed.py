@@ -1,0 +1,269 @@
+"""What is read of the testbed's records, what is fitted on them, and what a replay says of them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases.fidelity import Inputs, compared, fidelity, read_requests
+from benchmarks.registry import Skip
+from benchmarks.testbed import Recorded, Run, fitted, read_runs, start_of
+from benchmarks.testbed_replay import (
+    Campaign,
+    as_recorded,
+    campaign_of,
+    compare,
+    each_searched,
+    priced,
+    refined,
+    speeds,
+)
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import BEST_FOUND, Source, Workload
+from simulator.overheads import Overheads
+
+MOE = Workload(model="moe", params="1.3B", global_batch=100)
+COSTS = Overheads(load_s=50.0, save_s=0.0, search_s={2: 100.0})
+
+
+def a_row(**overrides: Any) -> dict[str, Any]:
+    """Return the record of a job that trained 10 iterations of 10 s on two A40, to its end."""
+    fields: dict[str, Any] = {
+        "campaign": "c", "policy": "fcfs", "job": "job_001", "try": 1, "event": "end",
+        "timestamp_s": 1550, "model": "moe", "params": "1.3B", "global_batch": 100, "gpu_type": "a40",
+        "num_nodes": 1, "gpus_per_node": 2, "executed_iterations": 10, "remaining_iterations": 0,
+        "iter_time_s": 10.0, "ap_search_s": 100.0,
+    }  # fmt: skip
+    return fields | overrides
+
+
+def read(folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0) -> list[Recorded]:
+    """Return what is read of these rows."""
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return read_runs(path, {"job_001": submitted_s})
+
+
+def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> Run:
+    """Return a run on two A40 that spent 50 s on its launch, 100 s on search and 10 s an iteration."""
+    fields: dict[str, Any] = {
+        "start_s": start_s, "end_s": start_s + 150.0 + 10.0 * iterations, "gpu_type": "a40", "nodes": 1,
+        "gpus_per_node": 2, "iterations": iterations, "iter_time_s": 10.0, "search_s": 100.0,
+        "last": True,
+    }  # fmt: skip
+    return Run(**fields | overrides)
+
+
+def a_recorded(*runs: Run, left: int = 0, **overrides: Any) -> Recorded:
+    """Return a job of these runs, by default one that ended."""
+    fields: dict[str, Any] = {
+        "campaign": "c", "policy": "fcfs", "name": "job_001", "workload": MOE, "origin_s": 0.0,
+        "consistent": True,
+    }  # fmt: skip
+    return Recorded(runs=runs or (a_run(),), left=left, **fields | overrides)
+
+
+def a_time(iter_time_s: float, gpus: int = 2, nodes: int = 1) -> EstimateRecord:
+    """Return a profile of the job on A40."""
+    return EstimateRecord(
+        workload=MOE, gpu_type="a40", gpus=gpus, nodes=nodes, pipeline_degree=BEST_FOUND, plan="",
+        iter_time_s=iter_time_s, source=Source.MEASURED,
+    )  # fmt: skip
+
+
+def a_campaign(
+    jobs: Sequence[Recorded], profiles: Sequence[EstimateRecord] = (a_time(10.0),)
+) -> Campaign:
+    """Return the jobs, all of which came at 100 s."""
+    return campaign_of(jobs, {job.name: (100.0, _request(job)) for job in jobs}, profiles)
+
+
+def _request(job: Recorded) -> JobSpec:
+    return JobSpec(name=job.name, workload=job.workload, iterations=1, requested_gpus=2)
+
+
+def test_the_row_of_an_error_is_not_a_run_of_its_own(tmp_path: Path) -> None:
+    (job,) = read(tmp_path, a_row(event="error", remaining_iterations=10), a_row())
+
+    assert len(job.runs) == 1
+    assert job.iterations == 10
+    assert job.done
+
+
+def test_runs_after_the_end_are_left_out(tmp_path: Path) -> None:
+    nothing = {"executed_iterations": 0, "iter_time_s": "", "ap_search_s": "", "timestamp_s": 3000}
+
+    (job,) = read(tmp_path, a_row(), a_row(**{"try": 2} | nothing))
+
+    assert [run.iterations for run in job.runs] == [10]
+
+
+def test_runs_follow_each_other_on_the_rounds_of_their_campaign(tmp_path: Path) -> None:
+    (job,) = read(
+        tmp_path,
+        a_row(timestamp_s=1520, remaining_iterations=5, executed_iterations=3),
+        a_row(timestamp_s=2000, executed_iterations=5, **{"try": 2}),
+        submitted_s=1000.0,
+    )
+
+    # rounds lie at 20 s past whole multiples of 300 s, as the preemption does
+    assert (job.origin_s - 1520.0) % 300.0 == 0.0
+    assert [run.start_s + job.origin_s for run in job.runs] == [1220.0, 1820.0]
+    assert [run.launch_s for run in job.runs] == [170.0, 30.0]
+
+
+@pytest.mark.parametrize(("left", "consistent"), [(5, True), (6, False)])
+def test_iterations_that_do_not_add_up_are_told(
+    tmp_path: Path, left: int, consistent: bool
+) -> None:
+    (job,) = read(
+        tmp_path, a_row(timestamp_s=1500, remaining_iterations=10),
+        a_row(timestamp_s=2000, executed_iterations=5, remaining_iterations=left, **{"try": 2}),
+    )  # fmt: skip
+
+    assert job.consistent is consistent
+    assert job.left == left
+    assert not job.done
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    row = {"event": "end", "campaign": "c"}
+
+    with pytest.raises(InvalidInput, match=r"runs\.csv"):
+        read(tmp_path, row)
+
+
+@pytest.mark.parametrize(
+    ("end_s", "busy_s", "free_s", "start_s"),
+    [
+        (1000.0, 350.0, 0.0, 600.0),  # 50 s for the launch
+        (1000.0, 430.0, 0.0, 600.0),  # 30 s too little, as means of iteration times have it
+        (1000.0, 300.0, 650.0, 900.0),  # not before it was free
+        (900.0, 0.0, 0.0, 600.0),  # nothing is known of it: the shortest that there can be
+    ],
+)
+def test_a_run_starts_at_the_last_round_that_leaves_time_for_its_work(
+    end_s: float, busy_s: float, free_s: float, start_s: float
+) -> None:
+    assert start_of(end_s, busy_s, free_s) == start_s
+
+
+def test_overheads_are_medians_of_the_same_kind_of_search() -> None:
+    jobs = [
+        a_recorded(a_run(300.0, search_s=s, end_s=300.0 + 100.0 + s + launch))
+        for s, launch in ((80.0, 40.0), (100.0, 50.0), (500.0, 70.0))
+    ]
+    again = a_recorded(a_run(last=False), a_run(900.0, end_s=900.0 + 200.0 + 75.0))
+    pruned = a_recorded(a_run(search_s=1.0), policy="crius")
+
+    found = fitted([*jobs, again, pruned], pruned=False)
+
+    assert found.load_s == 50.0  # of 40, 50, 70 and 50
+    assert found.save_s == 25.0  # the later start took 75
+    assert found.search_s == {2: 100.0}
+    with pytest.raises(InvalidInput, match="too few"):
+        fitted(jobs, pruned=True)
+
+
+def test_a_record_that_goes_by_the_simulators_rules_has_no_error() -> None:
+    errors, replayed = compare(a_campaign([a_recorded()]), COSTS)
+
+    assert replayed.end_s.tolist() == [550.0]
+    assert errors.jct_recorded_s == errors.jct_replayed_s == 450.0
+    assert errors.jct_error == errors.throughput_error == errors.speed_error == 0.0
+    assert errors.round_error == pytest.approx(0.0)
+    assert (errors.start_recorded_s, errors.start_charged_s) == (150.0, 150.0)
+
+
+def test_profiles_that_are_too_fast_shorten_the_replay_by_what_they_say() -> None:
+    base = a_campaign([a_recorded()], [a_time(8.0)])
+
+    errors, _ = compare(base, COSTS)
+
+    assert errors.jct_error == pytest.approx(-20.0 / 450.0)
+    assert errors.active_error == pytest.approx(-20.0 / 250.0)
+    assert errors.speed_bias == pytest.approx(-0.2)
+    # 8 s an iteration while it held its GPUs, over 230 s and not over 250 s
+    assert errors.throughput_error == pytest.approx((230.0 / 8.0) / (250.0 / 10.0) - 1.0)
+    assert compare(as_recorded(base), COSTS)[0].jct_error == 0.0
+
+
+def test_a_search_at_each_start_is_paid_also_on_the_same_cell() -> None:
+    job = a_recorded(a_run(300.0, 15, last=False, end_s=600.0), a_run(900.0, 10))
+    base = a_campaign([job])
+
+    kept, searched = compare(base, COSTS)[1], compare(each_searched(base), COSTS)[1]
+
+    assert kept.end_s.tolist() == [1050.0]
+    assert searched.end_s.tolist() == [1150.0]
+    assert compare(as_recorded(base, searched=True), COSTS)[0].jct_error == 0.0
+
+
+def test_speeds_of_other_policies_stand_for_those_of_profiles() -> None:
+    seen = [
+        a_recorded(a_run(iter_time_s=t), policy="gavel", name=f"job_{t}") for t in (9.0, 12.0, 90.0)
+    ]
+    profiles = [a_time(10.0), a_time(4.0, gpus=4, nodes=2)]
+
+    found = {(e.gpus, e.nodes): e.iter_time_s for e in refined(profiles, seen)}
+
+    assert found == {(2, 1): 12.0, (4, 2): 4.0}
+
+
+def test_jobs_that_the_profiles_cannot_price_are_left_out() -> None:
+    wide = a_recorded(a_run(nodes=4), name="job_002")
+    base = a_campaign([a_recorded(), wide])
+
+    assert speeds(base) == [[0.1], [0.0]]
+    assert [job.name for job in priced(base)] == ["job_001"]
+
+
+def test_a_job_that_is_not_the_traces_is_refused() -> None:
+    other = JobSpec(
+        name="job_001", workload=Workload(model="bert", params="1B", global_batch=1), iterations=1,
+        requested_gpus=1,
+    )  # fmt: skip
+
+    with pytest.raises(InvalidInput, match="another job_001"):
+        campaign_of([a_recorded()], {"job_001": (100.0, other)}, [a_time(10.0)])
+
+
+def test_nothing_is_fitted_on_what_is_scored() -> None:
+    mine = a_recorded(a_run(search_s=290.0, end_s=300.0 + 290.0 + 100.0 + 50.0))
+    other = a_recorded(policy="gavel")
+    requests = {"job_001": (100.0, _request(mine))}
+
+    inputs = Inputs(recorded=[mine, other], requests=requests, profiles=[a_time(10.0)])
+
+    found = compared(inputs, "c", "fcfs", decide=False)
+
+    assert found.overheads.search_s == {2: 100.0}
+    assert found.errors["profiles"].jct_error == pytest.approx(-190.0 / 640.0)
+
+
+def test_the_case_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
+
+    with pytest.raises(Skip, match=r"testbed_runs\.csv is absent"):
+        fidelity()
+
+
+def test_job_k_is_row_k_of_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    head = "job_id,submit_time_s,model,params,global_batch,num_iterations,num_gpus,gpu_type"
+    rows = ["z,1000,moe,1.3B,100,7,2,a40", "a,900,moe,1.3B,100,8,4,a10"]
+    path.write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
+
+    found = read_requests(path)
+
+    assert [(name, at_s, spec.iterations) for name, (at_s, spec) in found.items()] == [
+        ("job_001", 1000.0, 7), ("job_002", 900.0, 8),
+    ]  # fmt: skip
