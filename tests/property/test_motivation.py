@@ -1,0 +1,60 @@
+"""On rounds small enough to list all plans, ours reaches the best of them, so nobody is ahead."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.cases.motivation import (
+    NORMALISED,
+    POLICIES,
+    RAW,
+    ROUNDING,
+    Job,
+    Opening,
+    Scene,
+    decided,
+)
+from formulation.snapshot import Workload
+from tests.support.worlds import a_profile
+
+COUNTS = (1, 2, 4)
+RATES = st.floats(min_value=1.0, max_value=100.0)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    """Return up to four jobs with any rates, some Cells missing, on a node each of one or two types."""
+    kinds = draw(st.sampled_from([("a100",), ("a100", "v100")]))
+    jobs, records = [], []
+    for i in range(draw(st.integers(1, 4))):
+        work = Workload(model=f"m{i}", params="1B", global_batch=64)
+        asked = draw(st.sampled_from(COUNTS))
+        kind = draw(st.sampled_from(kinds))
+        jobs.append(Job(workload=work, gpus=asked, gpu_type=kind))
+        for on in kinds:
+            for gpus in COUNTS:
+                if (on, gpus) == (kind, asked) or draw(st.booleans()):
+                    rate = draw(RATES)
+                    records.append(a_profile(gpus, 64 / rate, gpu_type=on, workload=work))
+    opening = Opening(name="drawn", nodes=tuple((k, 4) for k in kinds), jobs=tuple(jobs), plans=())
+    return Scene.of(opening, records)
+
+
+@settings(max_examples=25)
+@given(scenes())
+def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
+    raw = decided(scene, RAW, "estimates", None, 0)
+    normalised = decided(scene, NORMALISED, "estimates", None, 0)
+    assert scene.total(raw) >= max(map(scene.total, scene.plans())) * (1 - ROUNDING)
+    assert scene.normalised(normalised) >= max(map(scene.normalised, scene.plans())) * (
+        1 - ROUNDING
+    )
+
+
+@settings(max_examples=8)
+@given(scenes())
+def test_what_any_policy_starts_is_one_of_the_plans(scene: Scene) -> None:
+    plans = set(scene.plans())
+    for policy in POLICIES:
+        assert decided(scene, policy, "estimates", None, 0) in plans

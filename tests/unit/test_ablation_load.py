@@ -1,0 +1,154 @@
+"""What ablations and sweeps say of their runs, by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks.ablations import Plan, Row
+from benchmarks.cases.ablation import _figures, first_queue_s, ratios, reference, unfinished
+from benchmarks.cases.load import Found, common_jct_s, figures
+from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work
+from benchmarks.variants import Shape, Variant, checked, queue_of
+
+NEVER = math.inf
+WORK = Work(trace=SYNTHETIC)
+
+
+def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> Ran:
+    """Return a run whose jobs all arrive at 100 s."""
+    arrival_s = np.full(len(jct_s), 100.0)
+    return Ran(
+        figures={"throughput": throughput, "horizon_s": 1000.0}, said="", arrival_s=arrival_s,
+        end_s=arrival_s + np.array(jct_s), alone_s=arrival_s, course={}, gaps=np.zeros((0, 2)),
+        node_gpus=[], node_types=[], segments=[],
+    )  # fmt: skip
+
+
+def a_row(part: str, policy: str, variant: str, against: str, x: float = 0.0) -> Row:
+    run = Variant(asked=Asked(work=WORK, policy=policy))
+    return Row(part=part, policy=policy, variant=variant, against=against, x=x, run=run)
+
+
+def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> Plan:
+    return Plan(
+        base=Asked(work=WORK, policy="arena"), ours="ilp:jct", others=("fcfs", "sia"), heavy=4.0,
+        depths=(1, 3), queues=(1, 8), types=(1, 2), dp_memory=dp_memory, measured=measured,
+    )  # fmt: skip
+
+
+def test_a_loss_is_against_the_full_policy_and_nothing_is_said_of_that() -> None:
+    full = a_row("components", "arena", "full", "arena, full")
+    rigid = a_row("components", "arena", "no elasticity", "arena, full")
+    ran = {full: [a_run([100, 300], 2.0)], rigid: [a_run([200, 300], 1.5)]}
+    assert ratios(rigid, ran)[0].value == pytest.approx(250 / 200)
+    assert _figures(ran) == {
+        "jct_loss_arena_no_elasticity": pytest.approx(0.25),
+        "throughput_loss_arena_no_elasticity": pytest.approx(0.25),
+    }
+
+
+def test_jobs_that_one_run_left_are_counted_in_place_of_a_mean() -> None:
+    full = a_row("components", "arena", "full", "arena, full")
+    blind = a_row("components", "arena", "no planner", "arena, full")
+    ran = {
+        full: [a_run([100, 300, 50]), a_run([1, 1, NEVER])],
+        blind: [a_run([10, NEVER, 50]), a_run([1, 1, NEVER])],
+    }
+    assert unfinished(ran[blind], ran[full]) == pytest.approx(1 / 6)
+    assert _figures(ran) == {
+        "unfinished_arena_no_planner": pytest.approx(1 / 6), "throughput_loss_arena_no_planner": 0.0,
+    }  # fmt: skip
+
+
+def test_a_sweep_of_one_policy_is_against_its_first_point_and_types_against_arena() -> None:
+    deep = [a_row("depth", "arena", "all", "arena, all", x) for x in (3.0, 1.0)]
+    types = [
+        a_row("types", policy, "all", "arena, all", x)
+        for policy in ("arena", "sia") for x in (1.0, 2.0)
+    ]  # fmt: skip
+    ran = {row: [a_run([10.0 * (k + 1)])] for k, row in enumerate([*deep, *types])}
+    assert reference(deep[0], ran) is ran[deep[1]]
+    assert reference(types[2], ran) is ran[types[0]]
+    assert reference(types[3], ran) is ran[types[1]]
+    assert reference(a_row("alone", "sia", "all", "arena, all"), ran) is None
+    assert {name for name in _figures(ran) if "jct" in name} == {
+        "jct_loss_arena_depth_3", "jct_loss_sia_types_1", "jct_loss_sia_types_2",
+    }  # fmt: skip
+
+
+def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
+    plan = a_plan()
+    rows = plan.rows()
+    assert len(set(rows)) == len(rows)
+    assert plan.left_out(("components", "alone")) == 0
+    ran = {row: [a_run([1.0])] for row in rows}
+    assert all(reference(row, ran) is not None for row in rows)
+    checked((row.run for row in rows), seeds=1)
+
+
+def test_one_thing_differs_from_the_full_policy() -> None:
+    rows = {row.name: row.run for row in a_plan().rows() if row.part == "components"}
+    full = Variant(asked=Asked(work=WORK, policy="ilp:jct"))
+    assert rows["ilp:jct, full"] == full
+    assert rows["ilp:jct, no elasticity"] == Variant(
+        asked=full.asked, shape=Shape(at_requested=True)
+    )
+    assert rows["ilp:jct, no heterogeneity"] == Variant(asked=full.asked, shape=Shape(pinned=True))
+    assert rows["arena, no elasticity"].asked.policy == "arena-no-elasticity"
+    assert rows["arena, no pruning"].asked.overheads == "full-search"
+    assert rows["arena, no planner"].asked.information == "data-parallel"
+    assert rows["arena, no planner"].asked.dp_memory == "dp.csv"
+    assert rows["arena, no profiler"].asked.dp_memory == ""
+
+
+@pytest.mark.parametrize(
+    ("dp_memory", "measured", "left_out"), [("", True, 2 + 4), ("dp.csv", False, 2 + 2 + 4)]
+)
+def test_what_needs_data_that_is_absent_is_left_out_and_counted(
+    dp_memory: str, measured: bool, left_out: int
+) -> None:
+    plan = a_plan(dp_memory, measured)
+    assert plan.left_out(("components", "alone")) == left_out
+    assert plan.left_out(("depth",)) == 0
+    assert not any(row.run.asked.information == "data-parallel" for row in plan.rows())
+
+
+def test_the_first_queue_is_told_apart() -> None:
+    jobs, row = 6, a_row("queues", "arena", "all", "arena, all", 2.0)
+    two = Row(
+        part=row.part, policy=row.policy, variant=row.variant, against=row.against, x=2.0,
+        run=Variant(asked=row.run.asked, shape=Shape(queues=2)),
+    )  # fmt: skip
+    queue = queue_of(jobs, 2, 0)
+    assert 0 < (queue == 1).sum() < jobs
+    run = a_run(np.where(queue == 1, 7.0, 100.0).tolist())
+    assert first_queue_s(two, [run]) == pytest.approx(7.0)
+
+
+def test_sweeps_are_judged_at_their_last_point_and_worst_anywhere() -> None:
+    found: Found = {
+        "load": {
+            1.0: {"arena": [a_run([100, 100])], "sia": [a_run([80, 80])], "ilp:jct": [a_run([100, 80])]},
+            2.0: {
+                "arena": [a_run([100, 300], 2.0)], "sia": [a_run([300, 300])],
+                "ilp:jct": [a_run([50, NEVER], 3.0)],
+            },
+        }
+    }  # fmt: skip
+    assert figures(found) == {
+        "load_jct_gain_vs_arena": pytest.approx(0.5),
+        "load_throughput_gain_vs_arena": pytest.approx(0.5),
+        "load_worst_jct_margin": pytest.approx(80 / 90 - 1),
+    }
+    assert figures({"load": {1.0: {"fcfs": [a_run([1.0])]}}}) == {}
+
+
+def test_means_of_a_point_are_over_the_jobs_that_all_finished() -> None:
+    by = {"a": [a_run([10, 30, 5]), a_run([NEVER])], "b": [a_run([20, NEVER, 5]), a_run([3])]}
+    found = common_jct_s(by, "a")
+    assert found[0] == pytest.approx(7.5)
+    assert math.isnan(found[1])

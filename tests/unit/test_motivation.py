@@ -1,0 +1,128 @@
+"""The papers' opening cases, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases.motivation import (
+    NONE,
+    NORMALISED,
+    OPENINGS,
+    RAW,
+    Opening,
+    Scene,
+    decided,
+    gain,
+    inversion,
+    judged,
+    motivation,
+    seen_rates,
+    short,
+)
+from benchmarks.registry import CASES
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Source
+from tests.support.worlds import a_profile
+
+GIB = 2**30
+BY_NAME = {opening.name: opening for opening in OPENINGS}
+SWAPPED = BY_NAME["swapped"]
+
+
+def some_profiles(opening: Opening, *rows: tuple[int, str, int, float]) -> list[EstimateRecord]:
+    """Return profiles of an opening's jobs: (job, type, GPUs, samples/s)."""
+    return [
+        a_profile(
+            gpus, opening.jobs[job].workload.global_batch / rate, gpu_type=kind,
+            workload=opening.jobs[job].workload, source=Source.MEASURED,
+        )
+        for job, kind, gpus, rate in rows
+    ]  # fmt: skip
+
+
+def a_swap() -> Scene:
+    """Return two jobs; the first, a BERT, has 30 samples/s on A100 and 10 on V100, the other 14 and 7."""
+    rows = ((0, "a100", 4, 30.0), (0, "v100", 4, 10.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0))
+    return Scene.of(SWAPPED, some_profiles(SWAPPED, *rows))
+
+
+def test_totals_are_sums_of_rates() -> None:
+    scene = a_swap()
+    as_requested, exchanged = SWAPPED.plans
+    assert scene.total(as_requested) == pytest.approx(24)
+    assert scene.total(exchanged) == pytest.approx(37)
+    assert scene.normalised(exchanged) == pytest.approx(30 / 30 + 7 / 14)
+    assert scene.total((NONE, NONE)) == 0.0
+    assert len(list(scene.plans())) == 3 * 3 - 2  # all but both on the same type
+
+
+def test_first_come_runs_as_requested_and_ours_exchanges() -> None:
+    scene = a_swap()
+    as_requested, exchanged = SWAPPED.plans
+    assert decided(scene, "fcfs", "estimates", None, 0) == as_requested
+    assert decided(scene, RAW, "estimates", None, 0) == exchanged
+    assert decided(scene, NORMALISED, "estimates", None, 0) == exchanged
+
+
+def test_what_exchanging_gains_is_read_from_the_papers_plans() -> None:
+    rows = judged(a_swap(), SWAPPED, ["estimates"], None, 0)
+    assert gain(rows) == pytest.approx(37 / 24 - 1)
+    best = [row for row in rows if row.policy.startswith("best")]
+    assert [row.plan for row in best] == [SWAPPED.plans[1]] * 2
+    assert [row.running for row in best] == [2, 2]
+
+
+def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
+    opening = BY_NAME["inverted"]
+    records = some_profiles(
+        opening,
+        (0, "a100", 4, 12.0), (0, "a100", 8, 19.0), (1, "a100", 2, 53.0), (1, "a100", 4, 100.0),
+        (2, "a100", 2, 24.0), (2, "a100", 4, 46.0), (3, "a100", 2, 65.0), (3, "a100", 4, 120.0),
+    )  # fmt: skip
+    memory = tmp_path / "dp.csv"
+    memory.write_text(
+        "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"
+        "moe,2.4B,512,2,29.5,ok\nmoe,2.4B,512,4,21.5,ok\n"  # 1.2 x 29.5 is more than 0.8 x 40
+        "bert,1.3B,256,2,23.9,ok\nbert,1.3B,256,4,15.7,ok\n"
+        "moe,1.3B,256,2,14.4,ok\nmoe,1.3B,256,4,11,ok\nwide_resnet,2B,256,4,,infeasible\n"
+    )
+    scene = Scene.of(opening, records)
+    rows = judged(scene, opening, ["estimates", "data-parallel"], memory, 0)
+    assert inversion(rows) == {
+        "inverted_seen_ratio": pytest.approx((0 + 100) / (24 + 65)),  # two and MoE-2.4B run out
+        "inverted_true_ratio": pytest.approx((12 + 100) / (53 + 24 + 65)),
+    }
+    seen = seen_rates(scene, opening, "data-parallel", memory)
+    assert math.isclose(seen[1]["a100", 4], 100.0)
+    assert seen[1].get(("a100", 2), 0.0) == 0.0
+
+
+def test_a_cell_on_which_a_job_does_not_run_adds_nothing() -> None:
+    opening = replace(SWAPPED, plans=((("v100", 4), NONE),))
+    scene = Scene.of(opening, some_profiles(
+        opening, (0, "a100", 4, 30.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0)
+    ))  # fmt: skip
+    (row,) = [r for r in judged(scene, opening, ["estimates"], None, 0) if not r.policy]
+    assert (row.samples_per_s, row.running) == (0.0, 0)
+
+
+def test_it_runs_and_its_laws_hold_without_data_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
+    found = motivation(report=tmp_path / "report")
+    bounds = CASES["motivation"].bounds
+    assert set(bounds) == {"raw_share_of_best", "normalised_share_of_best"}
+    assert all(bound.holds(found.figures[name]) for name, bound in bounds.items())
+    assert {row["information"] for row in found.table} == {"estimates"}
+    assert "samples, not measurements" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_names_are_short() -> None:
+    assert [short(name) for name in ("fcfs", RAW, NORMALISED)] == [
+        "fcfs", "ilp:throughput, raw", "ilp:throughput",
+    ]  # fmt: skip
