@@ -35,7 +35,7 @@ from benchmarks.statistics import mean_interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
 from formulation.errors import InvalidInput
 
-POLICIES: Final = ("ilp:jct", "ilp:throughput", "arena")
+POLICIES: Final = ("ilp:balanced", "ilp:jct", "ilp:throughput", "arena")
 ERRORS: Final = (0.05, 0.1, 0.2)
 
 Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
@@ -62,7 +62,7 @@ def estimate_error(
         str, typer.Option(help="Mean relative errors, with commas; 0 is always run.")
     ] = ",".join(map(str, ERRORS)),
     overheads: OverheadsOption = "default",
-    seeds: Annotated[int, typer.Option(min=1, help="Draws of each error.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of each error.")] = 5,
     seed: int = 0,
     workers: Workers = None,
     ray: RayAddress = None,
