@@ -143,6 +143,7 @@ def test_sweeps_are_judged_at_their_last_point_and_worst_anywhere() -> None:
         "load_jct_gain_vs_arena": pytest.approx(0.5),
         "load_throughput_gain_vs_arena": pytest.approx(0.5),
         "load_worst_jct_margin": pytest.approx(80 / 90 - 1),
+        "load_worst_throughput_margin": pytest.approx(0.0),
     }
     assert figures({"load": {1.0: {"fcfs": [a_run([1.0])]}}}) == {}
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.ablations import with_options
 from benchmarks.cases.ablation import whole
-from benchmarks.cases.load import numbers, shape_at
+from benchmarks.cases.load import numbers, one_of, shape_at
 from benchmarks.simulating import SYNTHETIC, Asked, Made, Ran, Work, made
 from benchmarks.sweeps.tasks import answer
 from benchmarks.variants import (
@@ -235,6 +235,9 @@ def test_lists_of_options_are_read_or_refused() -> None:
     for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
         with pytest.raises(InvalidInput, match=where):
             numbers(where, text)
+    assert one_of("information", "b", ("a", "b")) == "b"
+    with pytest.raises(InvalidInput, match="information"):
+        one_of("information", "a,b", ("a", "b"))
     for text in ("0,1", "x", "1.5"):
         with pytest.raises(InvalidInput, match="whole"):
             whole(text)
