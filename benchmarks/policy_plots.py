@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,13 +21,21 @@ DRAWN: Final = 7
 """Lines of a plot: our best and the best of the others, by mean JCT; Arena's always."""
 
 
-def pictures(by_policy: ByPolicy, best: str) -> list[Plot]:
-    """Return the pictures of a comparison. Courses, gaps and maps are those of the first seed."""
-    return list(_pictures(by_policy, best))
+def pictures(
+    by_policy: ByPolicy, best: str, shown: Sequence[str] = (), mapped: Sequence[str] = ()
+) -> list[Plot]:
+    """Return the pictures of a comparison. Courses, gaps and maps are those of the first seed.
+
+    ``shown``: whose lines are drawn, by default ``drawn``; ``mapped``: whose GPUs, by default those of
+    ``best`` and Arena's.
+    """
+    lines = list(shown) or drawn(by_policy, best)
+    return list(_pictures(by_policy, best, lines, list(mapped) or [best, ARENA]))
 
 
-def _pictures(by_policy: ByPolicy, best: str) -> Iterator[Plot]:
-    shown = drawn(by_policy, best)
+def _pictures(
+    by_policy: ByPolicy, best: str, shown: Sequence[str], mapped: Sequence[str]
+) -> Iterator[Plot]:
     looks = styles(shown, bold=[best])
     first = {name: by_policy[name][0] for name in shown}
     end_s = max(ran.figures["horizon_s"] for ran in first.values())
@@ -48,12 +56,13 @@ def _pictures(by_policy: ByPolicy, best: str) -> Iterator[Plot]:
         yield over_time(title, series, label=label, end_s=end_s, styles=looks)
     own = [name for name in by_policy if is_ilp(name)][:DRAWN]
     gaps = {name: by_policy[name][0].gaps for name in own}
-    yield gap_over_rounds(
-        "Gap to the proven bound",
-        {name: (np.arange(len(found)), found[:, 1]) for name, found in gaps.items()},
-        styles=styles(own, bold=[best]),
-    )
-    for name in dict.fromkeys((best, ARENA)):
+    if own:
+        yield gap_over_rounds(
+            "Gap to the proven bound",
+            {name: (np.arange(len(found)), found[:, 1]) for name, found in gaps.items()},
+            styles=styles(own, bold=[best]),
+        )
+    for name in dict.fromkeys(mapped):
         if name in by_policy and by_policy[name][0].segments:
             ran = by_policy[name][0]
             yield gpu_map(

@@ -97,16 +97,16 @@ def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[
     result: dict[str, Any] = {
         **shown,
         "seed": report.seed,
-        "figures": {k: _json_number(v) for k, v in report.figures.items()},
+        "figures": {k: json_number(v) for k, v in report.figures.items()},
         "bounds": {k: {"comparison": b.comparison, "limit": b.limit} for k, b in bounds.items()},
         "ok": all(b.holds(report.figures[k]) for k, b in bounds.items()),
     }
     if report.table:
-        result["table"] = [{k: _json_number(v) for k, v in row.items()} for row in report.table]
+        result["table"] = [{k: json_number(v) for k, v in row.items()} for row in report.table]
     return result
 
 
-def _json_number(value: Figure | str) -> Figure | str | None:
+def json_number(value: Figure | str) -> Figure | str | None:
     """Return ``value``, or None where JSON has no such number (an infinite gap)."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

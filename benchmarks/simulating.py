@@ -315,8 +315,14 @@ def run_in(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )  # fmt: skip
     found = simulate(scenario, decide, conditions, watch)
-    reference = reference_of(scenario)
-    shares = decide.shares
+    return told_of(found, world, decide.shares, asked.mapped)
+
+
+def told_of(
+    found: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
+) -> dict[str, Any]:
+    """Return what ``Ran`` reads of a run in ``world``; ``shares`` are those of ``Judged``, if it was there."""
+    scenario, reference = found.scenario, reference_of(found.scenario)
     return {
         "figures": {
             **figures(found, reference, world.horizon_s),
@@ -326,12 +332,12 @@ def run_in(
             "horizon_s": world.horizon_s,
         },
         "said": world.said, "arrival_s": found.arrival_s.tolist(), "end_s": _ended(found).tolist(),
-        "alone_s": alone_seconds(scenario, costs).tolist(),
+        "alone_s": alone_seconds(scenario, found.conditions.overheads).tolist(),
         "course": _course(found, reference, world.horizon_s),
         "gaps": [[row.at_s, row.gap] for row in found.rounds],
         "node_gpus": [n.gpus for n in scenario.nodes],
         "node_types": [n.gpu_type for n in scenario.nodes],
-        "segments": _held(found, world.horizon_s) if asked.mapped else [],
+        "segments": _held(found, world.horizon_s) if mapped else [],
     }  # fmt: skip
 
 

@@ -26,6 +26,8 @@ PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
     "h100-128": ((H100, 16),),
     # Morphling, section 7: 8 servers of 8 A800
     "a800-64": ((A800, 8),),
+    # no paper's: 16 GPUs of each of Arena's types, so that every Cell of up to 16 GPUs fits
+    "tiny": ((A100, 4), (V100, 1), (A40, 8), (A10, 8)),
 }
 """Nodes of each kind, by the name of the cluster."""
 
@@ -51,8 +53,8 @@ def arena_table1(share: float = 1.0) -> Cluster:
 
 
 def tiny() -> Cluster:
-    """Return 64 GPUs in 21 nodes: 16 of each type, so that every Cell of up to 16 GPUs fits."""
-    return cluster([(A100, 4), (V100, 1), (A40, 8), (A10, 8)])
+    """Return 64 GPUs in 21 nodes: 16 of each type."""
+    return preset("tiny")
 
 
 def hardware_of(name: str) -> tuple[Hardware, ...]:

@@ -67,7 +67,7 @@ def profiles(
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
     """Import measured or estimated iteration times; what is there already is replaced."""
-    found = _read(profiles_of, file)
+    found = read_rows(profiles_of, file)
     to = parent(cluster)
     with connect(server) as client:
         known = _gpu_types(client, to)
@@ -118,7 +118,7 @@ def trace(
     if tenant and wanted.recipe.guaranteed_share is not None:
         raise InvalidInput("--tenant", "cannot be with --guaranteed, which draws tenants")
     reading = TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True)
-    jobs = _read(lambda path: trace_of(path, reading), file)
+    jobs = read_rows(lambda path: trace_of(path, reading), file)
     if wanted.to is not None:
         _write(wanted.to, wanted, jobs, tenant)
         return
@@ -308,7 +308,8 @@ def _workload(value: Workload) -> estimates_pb2.Workload:
     )
 
 
-def _read(read: Callable[[Path], _Rows], file: Path) -> _Rows:
+def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:
+    """Return what ``read`` finds in a file. Raises InvalidInput: it cannot be read, or holds nothing."""
     try:
         found = read(file)
     except OSError as error:

@@ -1,0 +1,1 @@
+"""``tessera simulate``: a trace of one's own under policies by name."""

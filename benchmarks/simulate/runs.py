@@ -1,0 +1,134 @@
+"""Running a scenario under policies by name, and holding each run against the independent executor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from benchmarks.contestants import options_of
+from benchmarks.simulate.world import Chosen, window_s
+from benchmarks.simulating import Ran, told_of
+from formulation.tables import Floats
+from service.cli.render import err, note
+from service.clock import SystemClock
+from simulator.executor import ReplayFailed, replay
+from simulator.hazards import Hazards, failures, stragglers
+from simulator.logfile import lines_of, log_of
+from simulator.overheads import Overheads
+from simulator.run import Conditions, Decider, Result, simulate
+from simulator.truth import perturbed
+
+AGREE: Final = 1e-6
+"""Relative: how far a completion time may lie from the executor's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Under which conditions policies run, as the command line says it. inf and 0: not at all."""
+
+    overheads: Overheads
+    round_s: float
+    on_events: bool
+    horizon_s: float
+    error: float
+    hazards: Hazards | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A policy's run, and the same as benchmarks read it."""
+
+    policy: str
+    result: Result
+    ran: Ran
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What the executor made of a run's log. ``wrong``: what it refused, or who ended when; "": nothing."""
+
+    jobs: int
+    off: float  # the largest relative difference of a completion time
+    wrong: str
+
+
+def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
+    """Return the conditions, the same for all policies; hazards are drawn while there is work to do."""
+    until_s = min(told.horizon_s, chosen.ample_s)
+    nodes, hazards = chosen.scenario.nodes, told.hazards
+    profiles = chosen.scenario.profiles
+    return Conditions(
+        overheads=told.overheads, round_s=told.round_s, on_events=told.on_events,
+        horizon_s=told.horizon_s,
+        visible=perturbed(profiles, told.error, seed) if told.error else None,
+        failures=failures(nodes, until_s, seed, hazards) if hazards else (),
+        stragglers=stragglers(nodes, until_s, seed, hazards) if hazards else (),
+    )  # fmt: skip
+
+
+def run_all(
+    names: Sequence[str], chosen: Chosen, conditions: Conditions, seed: int
+) -> list[Run]:  # fmt: skip
+    """Run every policy on the same scenario and conditions, with progress on standard error."""
+    deciders = {name: Decider(options_of(name, seed)) for name in names}
+    results = []
+    for done, (name, decider) in enumerate(deciders.items(), 1):
+        with _progress(name, len(chosen.scenario.arrivals)) as heard:
+            results.append(simulate(chosen.scenario, decider, conditions, SystemClock(), heard))
+        if not err.is_terminal:
+            note(f"{done}/{len(deciders)} {name}")
+    ends_s = [result.ended_s for result in results]
+    made = chosen.over(window_s(chosen.last_s, conditions.round_s, ends_s, conditions.horizon_s))
+    return [
+        Run(policy=name, result=result, ran=Ran.read(told_of(result, made, mapped=True)))
+        for name, result in zip(names, results, strict=True)
+    ]
+
+
+@contextmanager
+def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
+    """Give what hears of a run: the time, and how many of its jobs are over."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
+        task = shown.add_task(name, total=jobs)
+        yield lambda _now_s, over: shown.update(task, completed=over)
+
+
+def replayed(run: Run) -> Replayed:
+    """Return what the executor makes of the run's log, beside the simulator's completion times."""
+    names = [one.spec.name for one in run.result.scenario.arrivals]
+    try:
+        found = replay(lines_of(log_of(run.result)))
+    except ReplayFailed as refused:
+        return Replayed(jobs=len(names), off=math.inf, wrong=str(refused))
+    theirs = np.array([found[name] for name in names])
+    off = differences(run.ran.jct_s, theirs)
+    worst = int(np.argmax(off))
+    wrong = ""
+    if off[worst] > AGREE:
+        ours_s, theirs_s = run.ran.jct_s[worst], theirs[worst]
+        wrong = f"{names[worst]} takes {theirs_s:.6g} s by the executor, {ours_s:.6g} s here"
+    return Replayed(jobs=len(names), off=float(off[worst]), wrong=wrong)
+
+
+def differences(ours_s: Floats, theirs_s: Floats) -> Floats:
+    """Return the relative differences; 0 where neither ended, inf where only one did, float64[jobs]."""
+    both = np.isfinite(ours_s) & np.isfinite(theirs_s)
+    off = np.where(np.isfinite(ours_s) == np.isfinite(theirs_s), 0.0, np.inf)
+    off[both] = np.abs(ours_s[both] - theirs_s[both]) / np.maximum(np.abs(theirs_s[both]), 1.0)
+    return off
