@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from service.keeping import promised_before
 from solvers.base import Budget
 from solvers.goals import Solved, surrogate
 from solvers.placement import Placed, defragment, place
+
+NEVER: Final = 2**63 - 1
+"""Number of a round that is never reached."""
 
 
 def place_answers(
@@ -59,6 +63,12 @@ def defragmented(
     if every and snapshot.round_number % every == 0:
         placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled, now=now)
     return placed
+
+
+def next_defragmented(snapshot: Snapshot, policy: Policy) -> int:
+    """Return the number of the next round that looks for fragmentation."""
+    every = policy.defragment_every_rounds
+    return (snapshot.round_number // every + 1) * every if every else NEVER
 
 
 def _with_rising_cap(statement: Statement) -> Iterator[Statement]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from formulation.admission import Admission
 from formulation.check import Violation, held_twice, placement_violations, score, violations
-from formulation.decisions import Decision, decide
+from formulation.decisions import Decision, DecisionKind, decide
 from formulation.explain import explain
 from formulation.goals import GoalResult
 from formulation.placement import Gang, current_gangs
@@ -20,7 +20,7 @@ from formulation.snapshot import Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement, state
 from service.keeping import keep_promises, promised_before, released
-from service.placing import defragmented, place_answers
+from service.placing import defragmented, next_defragmented, place_answers
 from service.roundoptions import RoundOptions
 from solvers.answers import objective_of
 from solvers.base import Budget, Solver
@@ -47,6 +47,9 @@ class Outcome:
     placed_score: float  # in units of the last goal
     given_up: frozenset[int]  # jobs that had a promise which could not be kept
     admission: Admission | None
+    stands_until: int = 0
+    """Number of the next round that need be decided where nothing happens but that running jobs train on:
+    those before it would change nothing, like this one. 0: the very next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,19 @@ def plan_round(
     else:
         answered = _solved(snapshot, policy, solver, budget, now, mark)
     mark("place")
-    return _checked(snapshot, answered, now, mark)
+    outcome = _checked(snapshot, answered, now, mark)
+    if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):
+        return replace(outcome, stands_until=next_defragmented(snapshot, policy))
+    return outcome
+
+
+def _changes_nothing(outcome: Outcome) -> bool:
+    """Return whether all stays as it is, and no job was kept from its GPUs by fragmentation alone.
+
+    Whether to make room for such a job by moving others depends on what moves cost by then.
+    """
+    stays = all(d.kind in (DecisionKind.KEEP, DecisionKind.WAIT) for d in outcome.decisions)
+    return stays and not (outcome.violations or outcome.placed.unplaced)
 
 
 def _solved(

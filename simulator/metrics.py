@@ -174,7 +174,7 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
     waited = queue_s(result)
     busy = series.samples_per_s[series.samples_per_s > THROUGHPUT_FLOOR]
     rho = jct_s[over] / fair_seconds(result.scenario, _present(result))[over]
-    decide = np.array([row.decide_s for row in result.rounds] or [0.0])
+    decide = np.array([row.decide_s for row in result.rounds if row.decided] or [0.0])
     return {
         "jobs": float(len(jct_s)),
         "finished": float((over & (result.end_s <= horizon_s)).sum()),

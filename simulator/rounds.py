@@ -53,7 +53,7 @@ class WorldRounds:
             raise DeadlineTooShort("the deadline ended; nothing was changed: call again with more")
         refused = commit.summary.outcome == "refused"
         if refused:
-            store.refuse()
+            store.pass_round()
         else:
             prices = {name: max(price, 0.0) for name, price in commit.summary.prices.items()}
             self._world.carry_out(commit.decisions, commit.legs, prices)

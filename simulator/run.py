@@ -112,7 +112,10 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """A round as it went. ``decide_s`` is real time, the only number here that differs between runs."""
+    """A round as it went. ``decide_s`` is real time, the only number here that differs between runs.
+
+    A round that was known to change nothing is not ``decided``: objective and gap are the last decided one's.
+    """
 
     at_s: float
     decide_s: float
@@ -123,6 +126,7 @@ class RoundRow:
     gpus: int  # held after it
     changed: int  # starts, moves and changes
     suspended: int
+    decided: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,24 +168,29 @@ def simulate(
     )  # fmt: skip
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0
-    needed_s = math.inf
+    last: _Decided | None = None
     while True:
         happened = world.advance(now_s)
         if world.over() or now_s >= conditions.horizon_s:
             break
-        if world.store.live and (happened or now_s >= needed_s or not conditions.on_events):
+        needed = happened or (last is not None and now_s >= last.needed_s)
+        if world.store.live and (needed or not conditions.on_events):
             last_round_s = now_s
-            row, broken, changed, needed_s = _round(world, decide, clock)
-            rows.append(row)
-            refused += broken
-            if happened or changed:
+            if needed or last is None or world.store.rounds + 1 >= last.stands_until:
+                last = _round(world, decide, clock)
+            else:
+                last = _repeated(world, last)
+            rows.append(last.row)
+            refused += last.broken
+            if happened or last.changed:
                 last_change_s = now_s
         if world.quiet() and now_s - last_change_s > conditions.patience_s:
             stuck = True
             break
         progress(now_s, world.jobs_over())
         following_s = _next_round_s(world, conditions, now_s, last_round_s)
-        now_s = min(following_s, max(needed_s, math.nextafter(now_s, math.inf)), conditions.horizon_s)
+        needed_s = last.needed_s if last is not None and last.needed_s > now_s else math.inf
+        now_s = min(following_s, needed_s, conditions.horizon_s)
     world.check()
     world.close()
     return _result(world, conditions, rows, refused, stuck)
@@ -203,13 +212,19 @@ def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round
     return math.ceil(event_s / step - 1e-9) * step
 
 
-def _round(
-    world: World, decide: Callable[[Snapshot], Outcome], clock: Clock
-) -> tuple[RoundRow, bool, bool, float]:
-    """Decide a round and carry it out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decided:
+    """A round that was carried out, and when the next one is needed if nothing happens."""
 
-    Return it, whether it broke a rule, whether it changed a job, and when promises need the next one.
-    """
+    row: RoundRow
+    broken: bool  # it broke a rule, so that nothing was carried out
+    changed: bool  # some job
+    needed_s: float  # when promises need a round
+    stands_until: int  # number of the next round that may change something (``Outcome``)
+
+
+def _round(world: World, decide: Callable[[Snapshot], Outcome], clock: Clock) -> _Decided:
+    """Decide a round and carry it out."""
     snapshot = world.snapshot()
     before_s = clock.monotonic_s()
     outcome = decide(snapshot)
@@ -218,7 +233,7 @@ def _round(
     legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs
     changes = [] if broken else world.carry_out(outcome.decisions, legs, _prices(outcome))
     if broken:
-        world.store.refuse()
+        world.store.pass_round()
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     row = RoundRow(
@@ -228,7 +243,17 @@ def _round(
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
     )  # fmt: skip
-    return row, broken, bool(changes), due_s(snapshot, outcome) - EPOCH_S
+    return _Decided(
+        row=row, broken=broken, changed=bool(changes),
+        needed_s=due_s(snapshot, outcome) - EPOCH_S, stands_until=outcome.stands_until,
+    )  # fmt: skip
+
+
+def _repeated(world: World, last: _Decided) -> _Decided:
+    """Let a round pass that would change nothing, like ``last``."""
+    world.store.pass_round()
+    world.check()
+    return replace(last, row=replace(last.row, at_s=world.now_s, decide_s=0.0, decided=False))
 
 
 def _prices(outcome: Outcome) -> dict[str, float]:

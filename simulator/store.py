@@ -193,8 +193,8 @@ class MemoryStore:
                 self._take(change, change.gang, now_s)
         return changes
 
-    def refuse(self) -> None:
-        """Take in a round that broke a rule: it is counted, and nothing is changed."""
+    def pass_round(self) -> None:
+        """Take in a round that changes nothing, or was refused: it is counted."""
         self.rounds += 1
 
     def _promised(self, legs: Legs) -> Legs:

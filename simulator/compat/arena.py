@@ -263,7 +263,7 @@ def _round(
             break
         hidden |= behind
     if outcome.violations:
-        world.store.refuse()
+        world.store.pass_round()
         return False
     placed = scattered(snapshot, outcome) if oddities.scattered_starts else outcome.decisions
     legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs

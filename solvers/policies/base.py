@@ -67,6 +67,18 @@ class Opportunistic(Protocol):
         ...
 
 
+@runtime_checkable
+class Timeless(Protocol):
+    """A published scheduler that looks neither at the clock nor at what jobs have trained or been served."""
+
+    def lasts(self, policy: Policy) -> bool:
+        """Return whether its choice stays the same while the same jobs hold the same GPUs of the same nodes.
+
+        Whatever time it is by then, and however far the jobs have come.
+        """
+        ...
+
+
 def carried(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
     """Return ``choice`` (columns of ``draft``) in the columns of ``problem``, int64[jobs]; -1: waits.
 
@@ -135,6 +147,10 @@ class Scheduler:
 
     published: Published
     information: Information = estimates
+
+    def lasts(self, policy: Policy) -> bool:
+        """Return whether the choice stays the same until a job comes, goes, or gets or loses GPUs."""
+        return isinstance(self.published, Timeless) and self.published.lasts(policy)
 
     def decide(
         self, snapshot: Snapshot, policy: Policy, problem: Problem, seed: int = 0

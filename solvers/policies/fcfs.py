@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from formulation.policy import Policy
 from formulation.tables import Ints
 from solvers.policies.base import Seen
 from solvers.policies.packing import Packing, options_of
@@ -33,3 +34,7 @@ class Fcfs:
             if not packing.take_first(o for o in mine if kind[o] not in blocked):
                 blocked.update(kind[o] for o in mine)
         return packing.choice
+
+    def lasts(self, policy: Policy) -> bool:
+        """Return True: arrival and what is free are all that counts."""
+        return True

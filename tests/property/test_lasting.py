@@ -1,0 +1,167 @@
+"""Rounds that need not be decided: choices that last, and that leaving such rounds out changes nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formulation.decisions import DecisionKind
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.snapshot import Snapshot
+from formulation.tables import Ints
+from service.roundoptions import RoundOptions
+from service.rounds import Outcome, plan_round
+from simulator.run import Decider, Result
+from solvers.policies.base import Scheduler, Seen, seen
+from solvers.policies.registry import names, published
+from solvers.registry import solver
+from tests.property.test_rounds import snapshots
+from tests.simulation.test_laws import conditions
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.driver import FOREVER
+from tests.support.worlds import COSTLY, FREE, a_random_scenario, simulated
+
+LASTING = [name for name in names() if Scheduler(published=published(name)).lasts(Policy())]
+
+
+class Wakeful:
+    """A policy that is asked in every round."""
+
+    def __init__(self, name: str) -> None:
+        self._published = published(name)
+        self.name = self._published.name
+
+    def choose(self, seen: Seen) -> Ints:
+        return self._published.choose(seen)
+
+
+def later(snapshot: Snapshot, seconds: float, share_left: float) -> Snapshot:
+    """Return the snapshot as it is once time has passed, and no more than that."""
+    jobs = snapshot.jobs
+    runs = jobs.current_gpus > 0
+    left = np.where(runs, jobs.iterations_left * share_left, jobs.iterations_left)
+    served = jobs.service_gpu_s + jobs.current_gpus * seconds
+    return replace(
+        snapshot, now_s=snapshot.now_s + seconds, epoch=snapshot.epoch + 1,
+        round_number=snapshot.round_number + 1,
+        jobs=replace(jobs, iterations_left=left, service_gpu_s=served),
+    )  # fmt: skip
+
+
+def test_first_come_first_served_looks_at_no_clock() -> None:
+    assert "fcfs" in LASTING
+
+
+@pytest.mark.parametrize("name", LASTING)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    snapshot=snapshots(), seconds=st.sampled_from([1.0, 300.0, 1e6]),
+    share_left=st.sampled_from([0.0, 1e-3, 0.9]),
+)  # fmt: skip
+def test_a_choice_that_lasts_is_the_same_later_on(
+    name: str, snapshot: Snapshot, seconds: float, share_left: float
+) -> None:
+    policy = published(name)
+    first = policy.choose(seen(snapshot, Policy()))
+    then = policy.choose(seen(later(snapshot, seconds, share_left), Policy()))
+    np.testing.assert_array_equal(first, then)
+
+
+def run(seed: int, options: RoundOptions, *, wakeful: bool, costly: bool) -> Result:
+    scenario = a_random_scenario(seed, jobs=12)
+    decide = Decider(options, policy=Wakeful(options.scheduler) if wakeful else None)
+    return simulated(
+        scenario, decide=decide, overheads=COSTLY if costly else FREE,
+        **conditions(scenario, seed, 0.1 if seed % 3 else 0.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LASTING)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**16), every=st.sampled_from([0, 1, 3, 12]), costly=st.booleans())
+def test_rounds_that_are_not_decided_would_have_changed_nothing(
+    name: str, seed: int, every: int, costly: bool
+) -> None:
+    options = RoundOptions(scheduler=name, defragment_every_rounds=every)
+    mine = run(seed, options, wakeful=False, costly=costly)
+    whole = run(seed, options, wakeful=True, costly=costly)
+    assert mine.segments == whole.segments
+    assert (mine.state, mine.ended_s, mine.stuck) == (whole.state, whole.ended_s, whole.stuck)
+    np.testing.assert_array_equal(mine.end_s, whole.end_s)
+    np.testing.assert_array_equal(mine.first_start_s, whole.first_start_s)
+    for one, other in zip(mine.rounds, whole.rounds, strict=True):
+        assert other.decided
+        assert replace(one, decided=True, gap=0.0) == replace(other, gap=0.0)
+        assert one.decided or one.gap >= other.gap  # restarts cost more, the nearer the end
+
+
+def test_most_rounds_of_a_quiet_cluster_are_not_decided() -> None:
+    found = run(1, RoundOptions(scheduler="fcfs"), wakeful=False, costly=True)
+    asked = sum(row.decided for row in found.rounds)
+    assert 0 < asked < len(found.rounds)
+
+
+@pytest.mark.parametrize(
+    ("every", "number", "until"), [(12, 5, 12), (12, 11, 12), (12, 12, 24), (1, 5, 6)]
+)
+def test_a_round_that_changes_nothing_stands_until_fragmentation_is_looked_for(
+    every: int, number: int, until: int
+) -> None:
+    policy = Policy(defragment_every_rounds=every)
+    assert of_fcfs(all_run(number), policy).stands_until == until
+
+
+def test_a_round_stands_for_good_where_fragmentation_is_never_looked_for() -> None:
+    policy = Policy(defragment_every_rounds=0)
+    assert of_fcfs(all_run(5), policy).stands_until > 10**9
+
+
+def test_a_round_that_starts_a_job_does_not_stand() -> None:
+    waiting = a_snapshot(nodes=NODES, estimates=CELLS, jobs=[a_job("a"), a_job("b")])
+    assert of_fcfs(waiting, Policy()).stands_until == 0
+
+
+def test_a_round_in_which_a_job_lacks_blocks_does_not_stand() -> None:
+    together = an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)
+    torn = a_snapshot(
+        nodes=some_nodes((0, 2, 4)), estimates=[*CELLS, together], gangs={0: gang(0, 1), 1: gang(1, 1)},
+        jobs=[a_job("a", **RUNS), a_job("b", **RUNS), a_job("c", requested_gpus=4)],
+    )  # fmt: skip
+    found = of_fcfs(torn, Policy())
+    assert 2 in found.placed.unplaced
+    assert found.stands_until == 0
+
+
+def test_rounds_of_our_own_never_stand() -> None:
+    found = plan_round(all_run(5), Policy(), solver("greedy"), FOREVER)
+    assert found.decisions[0].kind is DecisionKind.KEEP
+    assert found.stands_until == 0
+
+
+NODES = some_nodes((0, 1, 4))
+CELLS = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
+RUNS: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1), "movable": False}
+
+
+def gang(node: int, *gpus: int) -> Gang:
+    return Gang(members=((node, gpus),))
+
+
+def all_run(number: int) -> Snapshot:
+    return a_snapshot(
+        nodes=NODES, estimates=CELLS, jobs=[a_job("a", **RUNS)], gangs={0: gang(0, 0)},
+        round_number=number,
+    )  # fmt: skip
+
+
+def of_fcfs(snapshot: Snapshot, policy: Policy) -> Outcome:
+    scheduler = Scheduler(published=published("fcfs"))
+    return plan_round(snapshot, policy, solver("greedy"), FOREVER, scheduler=scheduler)
