@@ -15,7 +15,7 @@ from formulation.decisions import DecisionKind
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
-from formulation.snapshot import Snapshot
+from formulation.snapshot import Estimates, Snapshot
 from formulation.tables import Ints
 from service.roundoptions import RoundOptions
 from service.rounds import Outcome, plan_round
@@ -141,7 +141,8 @@ def test_a_round_in_which_a_job_lacks_blocks_does_not_stand() -> None:
 
 
 def test_rounds_of_our_own_never_stand() -> None:
-    found = plan_round(all_run(5), Policy(), solver("greedy"), FOREVER)
+    one_count = replace(all_run(5), estimates=Estimates.from_rows([an_estimate()]))
+    found = plan_round(one_count, Policy(), solver("greedy"), FOREVER)
     assert found.decisions[0].kind is DecisionKind.KEEP
     assert found.stands_until == 0
 
