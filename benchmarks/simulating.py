@@ -22,7 +22,13 @@ from formulation.resources import EstimateRecord, NodeSpec
 from formulation.tables import Floats
 from service.importing.files import profiles_of, trace_of
 from service.importing.screening import screen
-from service.importing.shaping import first_hours, sampled, with_deadlines, without_deadlines
+from service.importing.shaping import (
+    first_hours,
+    looser_deadlines,
+    sampled,
+    with_deadlines,
+    without_deadlines,
+)
 from service.importing.speeds import Room, Speeds, load
 from service.importing.trace import Arrival
 from simulator.bounds import throughput_bound
@@ -84,7 +90,8 @@ class Work:
 
     ``gpus_share`` of the cluster's nodes of each type are there. ``jobs`` and ``load`` are of synthetic
     jobs; a ``seed`` draws those, or ``jobs_share`` of a trace's. ``tightness`` above 0 sets deadlines, at so
-    many times each job's duration as requested; else those of the trace hold, if ``deadlines``.
+    many times each job's duration as requested; else those of the trace hold, if ``deadlines``,
+    at ``deadline_factor`` times their distance from arrival.
     """
 
     trace: str = PHILLY
@@ -96,6 +103,7 @@ class Work:
     jobs: int = 400
     load: float = 1.0
     deadlines: bool = False
+    deadline_factor: float = 1.0
     tightness: float = 0.0
     on_bad: OnBad = "drop"
     seed: int = 0
@@ -142,6 +150,7 @@ def made(work: Work) -> Made:
     source = _source(work)
     whole, said, dropped = source.scenario, source.said, source.dropped
     kept = first_hours(whole.arrivals, work.rounds * ROUND_S / 3600)
+    kept = looser_deadlines(kept, work.deadline_factor)
     if not work.deadlines:
         kept = without_deadlines(kept)
     if work.on_bad != "keep":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ NEED: Final = 10**8
 """A job's remaining work in integers; rounding loses less than a millionth of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Lookahead:
     """Jobs with deadlines, what each could run on, and what is free in each slot.
 
@@ -55,7 +56,7 @@ class Lookahead:
         """Return the number of slots."""
         return len(self.boundary_s) - 1
 
-    @property
+    @cached_property
     def owner(self) -> Ints:
         """Return the job of each option, int64[options]."""
         return np.repeat(np.arange(len(self.job), dtype=np.int64), np.diff(self.option_start))
@@ -64,8 +65,9 @@ class Lookahead:
         """Return the options of ``job``."""
         return range(int(self.option_start[job]), int(self.option_start[job + 1]))
 
-    def trains(self) -> Floats:
-        """Return the samples of each option in each slot before the deadline (Eq. 25).
+    @cached_property
+    def gain(self) -> Floats:
+        """Return the samples that each option trains in each slot before the deadline (Eq. 25).
 
         float64[options, slots]; what is left of an earlier restart is taken off the first slot of those that
         stay, which may make it negative.
@@ -76,7 +78,8 @@ class Lookahead:
         seconds[:, 0] -= self.lag_s
         return self.rate[:, None] * seconds
 
-    def start_costs(self) -> Floats:
+    @cached_property
+    def cost(self) -> Floats:
         """Return the samples that a start of each option costs, float64[options]; 0 for those that stay."""
         return np.where(self.stays, 0.0, self.rate * self.restart_s[self.owner])
 
@@ -106,7 +109,7 @@ def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
 
     ``first`` leaves out the slots before it, but not that a leg which began there goes on.
     """
-    gain, cost = ahead.trains(), ahead.start_costs()
+    gain, cost = ahead.gain, ahead.cost
     total = 0.0
     for slot in range(first, ahead.slots):
         option = int(pick[slot])

@@ -29,7 +29,7 @@ from formulation.snapshot import NO_LEGS, Snapshot
 from formulation.tables import Bools, Floats
 from solvers.base import Budget
 from solvers.lookahead import exact
-from solvers.lookahead.firstfit import Room, fit_in, kept_promises
+from solvers.lookahead.firstfit import Room, arranged, fit_in, kept_promises
 from solvers.lookahead.integers import Whole, integers
 
 ADMISSION: Final = "admission"
@@ -83,7 +83,10 @@ def drafts(snapshot: Snapshot, policy: Policy) -> tuple[Draft, Draft]:
 
 
 def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
-    """Return the best of first fits: new jobs by deadline, by weight, by weight for GPU time."""
+    """Return the best of first fits: new jobs by deadline, by weight, by weight for GPU time.
+
+    Where these leave jobs out, promises are moved to make room: all are planned anew by deadline.
+    """
     new = np.flatnonzero(~ahead.promised)
     weigh = lambda room: float(ahead.weight[room.placed].sum())  # noqa: E731
     found: list[Room] = []
@@ -93,23 +96,30 @@ def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
         found.append(room)
         if room.placed[new].all() or len(new) > MANY_JOBS:
             break
+    if not any(room.placed[new].all() for room in found):
+        moved = arranged(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12))
+        if moved is not None:
+            left = np.flatnonzero(~moved.placed)
+            fit_in(moved, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
+            found.append(moved)
     return max(found, key=weigh)
 
 
 def _orders(ahead: Lookahead) -> Iterator[list[int]]:
     new = np.flatnonzero(~ahead.promised)
     weight, deadline = ahead.weight[new], ahead.deadline_s[new]
-    lean = np.full(len(ahead.job), np.inf)
-    some = ahead.rate > 0
-    np.minimum.at(
-        lean,
-        ahead.owner[some],
-        (ahead.cells.gpus[ahead.cell] / np.maximum(ahead.rate, 1e-12))[some],
-    )
-    gpu_s = (lean * ahead.work)[new]
+    gpu_s = _gpu_s(ahead)[new]
     yield np.lexsort((-weight, deadline, weight <= 0)).tolist()
     yield np.lexsort((deadline, -weight)).tolist()
     yield np.lexsort((deadline, -weight / np.maximum(gpu_s, 1e-9))).tolist()
+
+
+def _gpu_s(ahead: Lookahead) -> Floats:
+    """Return the GPU-seconds of each job's work on its leanest Cell, float64[jobs]."""
+    lean, some = np.full(len(ahead.job), np.inf), ahead.rate > 0
+    gpus = ahead.cells.gpus[ahead.cell]
+    np.minimum.at(lean, ahead.owner[some], gpus[some] / ahead.rate[some])
+    return lean * ahead.work
 
 
 def _searched(
@@ -205,7 +215,7 @@ def least_work(ahead: Lookahead, picks: Picks) -> Floats:
     With as many the legs from the second slot on suffice, a restart at its start included where the
     certificate goes on through it without one.
     """
-    cost, found = ahead.start_costs(), np.zeros(len(ahead.job))
+    cost, found = ahead.cost, np.zeros(len(ahead.job))
     anew = np.zeros(len(cost))
     np.maximum.at(anew, ahead.owner, ahead.rate * ahead.restart_s[ahead.owner])
     for job in range(len(ahead.job)):

@@ -22,7 +22,7 @@ class Room:
 
     def __init__(self, ahead: Lookahead) -> None:
         self.ahead = ahead
-        self.gain, self.cost, self.ok = ahead.trains(), ahead.start_costs(), ahead.allowed()
+        self.gain, self.cost, self.ok = ahead.gain, ahead.cost, ahead.allowed()
         self.gpus: Ints = ahead.cells.gpus[ahead.cell]
         self.kind: Ints = ahead.cells.gpu_type[ahead.cell]
         self.picks: Picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
@@ -40,6 +40,12 @@ class Room:
         self.free -= extra
         self.picks[job], self.placed[job] = pick, True
         return True
+
+    def take(self, job: int) -> None:
+        """Take back the schedule that ``job`` was given."""
+        none = np.full(self.ahead.slots, -1, dtype=np.int64)
+        self.free += usage_of(self.ahead, job, self.picks[job]) - usage_of(self.ahead, job, none)
+        self.picks[job], self.placed[job] = none, False
 
     def fits(self, job: int) -> Bools:
         """Return, bool[options of job, slots], where its options fit beside what was given out."""
@@ -190,6 +196,42 @@ def kept_promises(ahead: Lookahead, inherited: Picks) -> Room:
 def _in_place(room: Room, pick: Ints) -> bool:
     slots = np.flatnonzero(pick >= 0)
     return bool(room.ok[pick[slots], slots].all())
+
+
+def arranged(ahead: Lookahead, size: Floats) -> Room | None:
+    """Return the room in which all jobs are planned anew by deadline, promised ones among them.
+
+    Where a promise finds no room, new jobs placed before it give way, the largest ``size`` (float64[jobs])
+    first; where a new job finds none, the largest new one before it does if that makes room and is larger
+    (Moore and Hodgson's rule, which is optimal for one machine and equal weights). None: promises do not all
+    fit in this order.
+    """
+    room = Room(ahead)
+    for job in np.lexsort((size, ahead.deadline_s)).tolist():
+        if _placed(room, job):
+            continue
+        others = np.flatnonzero(room.placed & ~ahead.promised)
+        others = others[np.argsort(-size[others], kind="stable")]
+        if not ahead.promised[job]:
+            others = others[:1][size[others[:1]] > size[job]]
+        before = [(other, room.picks[other].copy()) for other in others.tolist()]
+        if any(_placed_without(room, job, other) for other, _ in before):
+            continue
+        if ahead.promised[job]:
+            return None
+        for other, pick in before:
+            room.give(other, pick)
+    return room
+
+
+def _placed(room: Room, job: int) -> bool:
+    pick = room.plan(job)
+    return pick is not None and room.give(job, pick)
+
+
+def _placed_without(room: Room, job: int, other: int) -> bool:
+    room.take(other)
+    return _placed(room, job)
 
 
 def fit_in(room: Room, jobs: Sequence[int]) -> None:

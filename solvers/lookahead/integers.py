@@ -31,12 +31,12 @@ class Whole:
 def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
     """Return the plan in integers; a schedule that a promise already has stays good enough."""
     owner = ahead.owner
-    start_cost = ahead.start_costs()
+    start_cost = ahead.cost
     dearest = np.zeros(len(ahead.job))
     np.maximum.at(dearest, owner, start_cost)
     unit = np.maximum(ahead.work, _LEAST_SHARE * dearest)[owner] / NEED
     cost = np.rint(start_cost / unit).astype(np.int64)
-    raw = np.rint(ahead.trains() / unit[:, None])
+    raw = np.rint(ahead.gain / unit[:, None])
     enough = NEED + cost + np.maximum(0, -raw[:, 0])
     gain = np.minimum(raw, enough[:, None]).astype(np.int64)
     need = np.full(len(ahead.job), NEED - ahead.slots - 2, dtype=np.int64)

@@ -110,7 +110,7 @@ def test_spacing_doubles_with_the_distance(distance: float, rounds: int) -> None
 def test_time_after_the_deadline_trains_nothing() -> None:
     ahead = stated(a_cluster(a_dated_job("a", 1000, 400)))
     one_gpu = int(np.flatnonzero(ahead.rate == 1.0)[0])
-    assert ahead.trains()[one_gpu, :2].tolist() == [300.0, 100.0]
+    assert ahead.gain[one_gpu, :2].tolist() == [300.0, 100.0]
 
 
 def test_each_start_costs_a_restart_and_going_on_does_not() -> None:
@@ -133,8 +133,8 @@ def a_running_pair() -> Snapshot:
 def test_what_runs_pays_only_what_is_left_of_its_restart() -> None:
     ahead = stated(a_running_pair())
     stays = int(np.flatnonzero(ahead.stays)[0])
-    assert ahead.trains()[stays, 0] == 2 * (300 - 30)
-    assert ahead.start_costs()[stays] == 0
+    assert ahead.gain[stays, 0] == 2 * (300 - 30)
+    assert ahead.cost[stays] == 0
 
 
 def test_what_runs_is_not_started_anew_on_the_cell_that_it_has() -> None:

@@ -1,0 +1,119 @@
+"""When promised schedules need the next round, if nothing happens before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from formulation.decisions import CHANGES_GPUS, Decision
+from formulation.rates import work_left
+from formulation.snapshot import Snapshot
+from service.rounds import Outcome
+
+_EXACT = 1e-9
+"""Share of a job's remaining work by which sums of floating-point numbers may be off."""
+
+_Leg = tuple[float, float, float, bool]
+"""Start, end (its job's deadline at the latest), samples/s, whether it is the Cell that the job has now."""
+
+
+def due_s(snapshot: Snapshot, outcome: Outcome) -> float:
+    """Return the last moment at which a round can still keep every promise, seconds since 1970; inf: any.
+
+    Equation (29) sees to the promises until the first slot ends. Beyond, as long as all jobs stay as they
+    were decided, a certificate holds at time t where
+
+        W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts included
+
+    so a job on its own leg lasts until the leg ends, and one that runs otherwise, or waits, until its
+    head start is used up.
+    """
+    admission = outcome.admission
+    if admission is None or not len(admission.legs):
+        return math.inf
+    legs, left = admission.legs, work_left(snapshot)
+    rates = _rates(outcome)
+    by_job: dict[int, list[int]] = {}
+    for leg in range(len(legs)):
+        by_job.setdefault(int(legs.job[leg]), []).append(leg)
+    found = math.inf
+    for decision in outcome.decisions:
+        mine = by_job.get(decision.job)
+        if mine is None:
+            continue
+        job = decision.job
+        has = _spec(decision)
+        deadline_s, workload = (
+            float(snapshot.jobs.deadline_s[job]), int(snapshot.jobs.workload[job])
+        )  # fmt: skip
+        planned: list[_Leg] = []
+        for leg in sorted(mine, key=lambda k: float(legs.start_s[k])):
+            spec = (int(legs.gpu_type[leg]), int(legs.gpus[leg]),
+                    int(legs.pipeline_degree[leg]), int(legs.plan[leg]))  # fmt: skip
+            end_s = min(float(legs.end_s[leg]), deadline_s)
+            rate = rates.get((workload, *spec), 0.0)
+            planned.append((float(legs.start_s[leg]), end_s, rate, spec == has))
+        found = min(
+            found, _lasts_s(snapshot, decision, float(left[job]), planned, admission.until_s)
+        )
+    return found
+
+
+def _spec(decision: Decision) -> tuple[int, int, int, int] | None:
+    if decision.gang is None:
+        return None
+    return decision.gpu_type, decision.gpus, decision.pipeline_degree, decision.plan
+
+
+def _rates(outcome: Outcome) -> dict[tuple[int, int, int, int, int], float]:
+    """Return (workload, GPU type, GPUs, degree, plan) -> samples/s."""
+    cells = outcome.problem.cells
+    keys = zip(
+        cells.workload.tolist(), cells.gpu_type.tolist(), cells.gpus.tolist(),
+        cells.pipeline_degree.tolist(), cells.plan.tolist(), strict=True,
+    )  # fmt: skip
+    return dict(zip(keys, cells.rate.tolist(), strict=True))
+
+
+def _lasts_s(
+    snapshot: Snapshot, decision: Decision, left: float, legs: list[_Leg], until_s: float
+) -> float:
+    """Return until when a job may stay as it was decided, never before ``until_s``."""
+    jobs, job = snapshot.jobs, decision.job
+    restart_s = float(jobs.restart_s[job])
+    rate = decision.rate if decision.gang is not None else 0.0
+    ready_s = snapshot.now_s + restart_s
+    if decision.gang is not None and decision.kind not in CHANGES_GPUS:
+        ready_s = max(snapshot.now_s, float(jobs.since_s[job]) + restart_s)
+
+    def short(at_s: float) -> bool:
+        trained = rate * max(0.0, at_s - ready_s)
+        return left - trained - _trains(legs, at_s, restart_s, ready_s) > _EXACT * left
+
+    bends = {ready_s, *(s for leg in legs for s in (leg[0], leg[1], leg[1] - restart_s))}
+    held_s = until_s
+    for at_s in sorted(s for s in bends if s > until_s):
+        if short(at_s):
+            return _last_s(short, held_s, at_s)
+        held_s = at_s
+    return math.inf  # it will have ended
+
+
+def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> float:
+    """Return the last whole second, or ``held_s``, at which a job is not ``short``."""
+    low, high = held_s, short_s
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if short(middle) else (middle, high)
+    return max(held_s, math.floor(low))
+
+
+def _trains(legs: list[_Leg], from_s: float, restart_s: float, ready_s: float) -> float:
+    """Return the samples that legs train from a moment on, by a job that stays as it is until then."""
+    total = 0.0
+    for start_s, end_s, rate, here in legs:
+        if end_s > from_s:
+            goes_on = here and start_s <= from_s
+            begins_s = max(from_s, ready_s) if goes_on else max(start_s, from_s) + restart_s
+            total += rate * max(0.0, end_s - begins_s)
+    return total
