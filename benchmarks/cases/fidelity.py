@@ -105,8 +105,15 @@ def fidelity(
     What explains the rest is measured by changing one thing at a time: ``searched`` pays a search at every
     start, as the testbed did (the simulator keeps a Cell's plan); ``refined`` takes speeds measured under the
     other policies; ``recorded`` each job's own recorded speeds; ``recorded-searched`` both, which leaves
-    the start-up table and the simulator. ``jct_part_search`` is what the first takes off ``jct_error``, and
-    ``jct_part_profile`` what recorded speeds take off after that; ``jct_part_simulator`` remains.
+    the start-up table and the simulator; that starts are found by recorded work keeps this part small.
+    ``jct_part_search`` is what the first takes off ``jct_error``, and ``jct_part_profile`` what recorded
+    speeds take off after that; ``jct_part_simulator`` remains. Throughput counts start-ups as if they
+    trained, so that searches, which differ by model and are charged by GPU count, weigh on it. The bounds
+    are of the papers' campaign.
+
+    Last, our own policies decide the same trace until the record's end (rows ``decided``): ``decided_*`` is
+    the error of mean JCT over the jobs that both ended. That tells how near policies are to the testbed's
+    schedulers more than it tells of the simulator: ours follow the papers, which the artifact does not.
     """
     inputs = read(runs, trace, profiles)
     groups = sorted({(j.campaign, j.policy) for j in inputs.recorded if j.name in inputs.requests})
