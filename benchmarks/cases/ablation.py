@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -208,11 +209,12 @@ def unfinished(runs: Runs, over: Runs) -> float:
 
 def _line(row: Row, ran: Ran_) -> dict[str, Figure | str]:
     jct, throughput = ratios(row, ran)
-    runs = ran[row]
+    runs, over = ran[row], reference(row, ran)
     ended = [one.jct_s[np.isfinite(one.jct_s)] for one in runs]
     return {
         "part": row.part, "x": row.x, "policy": row.policy, "variant": row.variant,
         "against": row.against, "workload": Path(row.run.asked.work.trace).name, "seeds": len(runs),
+        "unfinished": math.nan if over is None else unfinished(runs, over),
         "jct_ratio": jct.value, "jct_ratio_low": jct.low, "jct_ratio_high": jct.high,
         "throughput_ratio": throughput.value, "throughput_ratio_low": throughput.low,
         "throughput_ratio_high": throughput.high,
@@ -251,17 +253,24 @@ def _plots(ran: Ran_) -> Iterator[Plot]:
 
 
 def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
-    both = {row.name if row.part == "components" else row.policy: ratios(row, ran) for row in rows}
+    names = {row: row.name if row.part == "components" else row.policy for row in rows}
+    both = {name: ratios(row, ran) for row, name in names.items()}
+    alike = [
+        name for row, name in names.items()
+        if (over := reference(row, ran)) is not None and not unfinished(ran[row], over)
+    ]  # fmt: skip
     left = [
         f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in ran[row]))}"
         for row in rows
         if any(not np.isfinite(one.end_s).all() for one in ran[row])
     ]
     never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
+    if len(alike) < len(rows):
+        never += " Where the two runs finished different jobs there is no bar of JCT."
     return bars(
         title,
         {
-            "mean JCT (less is better)": {name: found[0] for name, found in both.items()},
+            "mean JCT (less is better)": {name: both[name][0] for name in alike},
             "throughput (more is better)": {name: found[1] for name, found in both.items()},
         },
         label=label,
@@ -273,7 +282,7 @@ def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
 def _curves(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Iterator[Plot]:
     names = list(dict.fromkeys(row.policy for row in rows))
     looks = styles(names)
-    over = "the least" if rows[0].part in ("depth", "queues") else "Arena's policy"
+    over = "the first point's" if rows[0].part in ("depth", "queues") else "Arena's policy's"
     for i, what in enumerate(("Mean JCT", "Normalised throughput")):
         series = {
             name: _curve([row for row in rows if row.policy == name], ran, i) for name in names

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ablations import Plan, Row
-from benchmarks.cases.ablation import _figures, first_queue_s, ratios, reference, unfinished
+from benchmarks.cases.ablation import _figures, _plots, first_queue_s, ratios, reference, unfinished
 from benchmarks.cases.load import Found, common_jct_s, figures
 from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work
 from benchmarks.variants import Shape, Variant, checked, queue_of
@@ -153,3 +153,20 @@ def test_means_of_a_point_are_over_the_jobs_that_all_finished() -> None:
     found = common_jct_s(by, "a")
     assert found[0] == pytest.approx(7.5)
     assert math.isnan(found[1])
+
+
+def test_pictures_have_no_jct_where_other_jobs_finished() -> None:
+    full = a_row("components", "arena", "full", "arena, full")
+    blind = a_row("components", "arena", "no planner", "arena, full")
+    slow = a_row("components", "arena", "no pruning", "arena, full")
+    deep = [a_row("depth", "arena", "all", "arena, all", x) for x in (1.0, 2.0)]
+    ran = {
+        full: [a_run([100, 300])], blind: [a_run([10, NEVER])], slow: [a_run([200, 300])],
+        **{row: [a_run([100, 100 * row.x])] for row in deep},
+    }  # fmt: skip
+    bars, jct, throughput = _plots(ran)
+    assert "arena, no pruning: 1.25" in bars.alt
+    assert bars.alt.count("no planner") == 1  # its throughput
+    assert "arena, no planner 1" in bars.caption
+    assert "arena 1 to 1.5" in jct.alt
+    assert "arena 1 to 1" in throughput.alt
