@@ -30,9 +30,6 @@ OURS: Final = (
 )
 """Ours that are compared by default: each objective alone, and even mixtures, which no data has chosen."""
 
-SLOW: Final = ("gavel",)
-"""Left out by default; ``tessera bench policies`` says how slow they were."""
-
 DATED: Final = ("arena-deadline", "edf")
 """Left out where there are no deadlines: the one is Arena's policy then, the other says nothing."""
 
@@ -46,7 +43,7 @@ def everyone() -> tuple[str, ...]:
 
 def compared() -> tuple[str, ...]:
     """Return the policies that are compared by default."""
-    return tuple(name for name in everyone() if name not in (*SLOW, *DATED))
+    return tuple(name for name in everyone() if name not in DATED)
 
 
 def is_ilp(policy: str) -> bool:

@@ -330,7 +330,7 @@ def run_in(
 def told_of(
     found: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
-    """Return what ``Ran`` reads of a run in ``world``; ``shares`` are those of ``Judged``, if it was there."""
+    """Return what ``Ran`` reads of a run in ``world``; ``shares`` are those of ``Judged``, where it was."""
     scenario, reference = found.scenario, reference_of(found.scenario)
     return {
         "figures": {

@@ -75,9 +75,10 @@ def simulator_speed(
     process, after a dozen rounds to warm up; ``*_cpu_s`` are the processor's, which other programs on the
     machine disturb less. ``*_decide_share`` is the share of the wall time that rounds took, and the world
     the rest. ``*_decided`` are the rounds that were decided: under first come, first served the others were
-    known to change nothing, because nothing had happened since a round that changed nothing. The limits are for two cores of a server; Arena's artifact takes 53 s for first come, first
-    served there. Without data sets the jobs are synthetic, and the table says so. Times at other options
-    than the defaults have no bounds.
+    known to change nothing, because nothing had happened since a round that changed nothing. The limits are
+    for two cores of a server; Arena's artifact takes 53 s for first come, first served there. Without data
+    sets the jobs are synthetic, and the table says so. Times at other options than the defaults have no
+    bounds.
     """
     work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
     scenario = made(work).scenario
