@@ -53,8 +53,8 @@ Ran_ = Mapping[Row, Runs]
 @case(
     "ablation",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 10, "seeds": 1, "workers": 1,
-        "depths": "1,2", "queues": "1,2", "types": "1", "ours": "greedy:throughput", "others": "fcfs",
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 6, "seeds": 1, "workers": 1,
+        "depths": "2", "queues": "2", "types": "1", "ours": "greedy:throughput", "others": "fcfs",
     },
 )  # fmt: skip
 def ablation(
