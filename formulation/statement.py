@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from formulation.goals import Goal, Linear
 from formulation.objectives import goals_of, with_needs
 from formulation.policy import Policy
 from formulation.problem import Problem, Row
-from formulation.promises import PHYSICAL, PROMISES
+from formulation.promises import PHYSICAL, PROMISES, Rule
 from formulation.reasons import Reason
 from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Ints
@@ -57,11 +57,29 @@ def state(
     Raises:
         ProblemTooLarge: a value or a row would overflow.
     """
-    draft = first_draft(snapshot, policy, admission, every_cell=published, waived=waived)
+    draft = offered(snapshot, policy, admission, waived=waived, every_cell=published)
+    return stated(draft, () if published else PROMISES)
+
+
+def offered(
+    snapshot: Snapshot,
+    policy: Policy,
+    admission: Admission | None = None,
+    *,
+    waived: frozenset[int] = frozenset(),
+    every_cell: bool = False,
+) -> Draft:
+    """Return every column that its job can physically run: nothing has been promised or judged yet."""
+    draft = first_draft(snapshot, policy, admission, every_cell=every_cell, waived=waived)
     for rule in PHYSICAL:
         draft = rule(draft)
+    return draft
+
+
+def stated(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
+    """State the round of what is ``offered``. Raises ProblemTooLarge."""
     draft = with_needs(draft)
-    for rule in () if published else PROMISES:
+    for rule in promises:
         draft = rule(draft)
     goals = goals_of(draft)
     return Statement(

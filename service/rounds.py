@@ -18,7 +18,7 @@ from formulation.policy import Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
-from formulation.statement import Statement, state
+from formulation.statement import Statement, offered, state, stated
 from service.keeping import keep_promises, promised_before, released
 from service.placing import defragmented, next_defragmented, place_answers
 from service.roundoptions import RoundOptions
@@ -152,9 +152,10 @@ def _scheduled(
 
     Its bound is the trivial one, since nothing was proven.
     """
-    statement = state(snapshot, policy, published=True)
+    draft = offered(snapshot, policy, every_cell=True)
+    statement = stated(draft, promises=())
     mark("build")
-    decided = scheduler.decide(snapshot, policy, statement.problem, budget.seed)
+    decided = scheduler.decide(draft, statement.problem, budget.seed)
     measured = solve_goals(statement, Known(decided.solution), budget, decided.solution)
     mark("solve")
     absent = {**statement.absent, **not_chosen(statement.problem, decided)}

@@ -7,15 +7,14 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from formulation.columns import first_draft
 from formulation.draft import Draft
 from formulation.information import Information, estimates
 from formulation.policy import Policy
 from formulation.problem import Problem
-from formulation.promises import PHYSICAL
 from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
+from formulation.statement import offered
 from formulation.tables import Bools, Ints, ranges
 from solvers.answers import answer, trivial_bound
 from solvers.base import Budget
@@ -36,10 +35,11 @@ class Seen:
 
 def seen(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
     """Return what a policy sees of ``snapshot``, whose estimates are those of its information."""
-    draft = first_draft(snapshot, policy, every_cell=True)
-    for rule in PHYSICAL:
-        draft = rule(draft)
-    return Seen(draft=draft, capacity=snapshot.schedulable_gpus(), seed=seed)
+    return _seen(offered(snapshot, policy, every_cell=True), seed)
+
+
+def _seen(draft: Draft, seed: int) -> Seen:
+    return Seen(draft=draft, capacity=draft.snapshot.schedulable_gpus(), seed=seed)
 
 
 class Published(Protocol):
@@ -152,14 +152,15 @@ class Scheduler:
         """Return whether the choice stays the same until a job comes, goes, or gets or loses GPUs."""
         return isinstance(self.published, Timeless) and self.published.lasts(policy)
 
-    def decide(
-        self, snapshot: Snapshot, policy: Policy, problem: Problem, seed: int = 0
-    ) -> Decided:
-        """Return what the policy chooses, carried over to ``problem``, which states the true snapshot.
+    def decide(self, draft: Draft, problem: Problem, seed: int = 0) -> Decided:
+        """Return what the policy chooses, carried over to ``problem``.
 
-        Its bound is the trivial one: the policy proves nothing.
+        ``draft`` is what the true snapshot offers on every Cell, and ``problem`` states it. The bound is the
+        trivial one: the policy proves nothing.
         """
-        view = seen(self.information(snapshot), policy, seed)
+        known = self.information(draft.snapshot)
+        sees_all = known is draft.snapshot
+        view = _seen(draft, seed) if sees_all else seen(known, draft.policy, seed)
         chosen = self.published.choose(view)
         choice = carried(view.draft, problem, chosen)
         return Decided(
