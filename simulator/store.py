@@ -85,6 +85,7 @@ class MemoryStore:
             profiles, self.gpu_types, self._nodes, self.workloads, self.plans
         )
         self._first_gpu = np.append(0, np.cumsum(self._nodes.gpus))
+        self._node_of = np.repeat(np.arange(len(self._nodes)), self._nodes.gpus)  # of each GPU
         self.owner = np.full(int(self._first_gpu[-1]), -1, dtype=np.int64)
         self._set_up_jobs(scenario, restart_s)
         self._avoids = self._set_up_avoids()
@@ -276,20 +277,11 @@ class MemoryStore:
         )  # fmt: skip
 
     def _allocations(self, local: Ints) -> Allocations:
-        held = list(self._gpus.items())
-        job = np.repeat(
-            np.array([local[j] for j, _ in held], dtype=np.int64), [len(g) for _, (g, _) in held]
-        )
-        none = np.zeros(0, dtype=np.int64)
-        node = np.concatenate([none, *(nodes for _, (nodes, _) in held)])
-        gpu = np.concatenate([none, *(gpus for _, (_, gpus) in held)])
-        order = np.lexsort((gpu, node))
+        held = np.flatnonzero(self.owner >= 0)  # GPUs lie by node, then by index
+        job, node = self.owner[held], self._node_of[held]
         return Allocations(
-            job=job[order], node=node[order], gpu=gpu[order],
-            hold=np.full(len(order), int(Hold.HELD), dtype=np.int64),
-            generation=self.generation[[j for j, _ in held]].repeat(
-                [len(g) for _, (g, _) in held]
-            )[order] if held else none,
+            job=local[job], node=node, gpu=held - self._first_gpu[node],
+            hold=np.full(len(held), int(Hold.HELD), dtype=np.int64), generation=self.generation[job],
         )  # fmt: skip
 
     # what a scenario says, as columns

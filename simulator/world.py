@@ -15,7 +15,7 @@ from formulation.decisions import Decision
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from formulation.snapshot import NO_LEGS, Legs, Snapshot
-from formulation.tables import Floats, Ints
+from formulation.tables import Bools, Floats, Ints
 from simulator.log import Segment
 from simulator.overheads import Overheads
 from simulator.scenario import Scenario
@@ -94,6 +94,27 @@ class _Run:
         return self.done[i] + speed * max(0.0, now_s - self.at_s[i])
 
 
+class _Pace:
+    """How far the jobs that run come from their last breakpoint on, arrays by job: as ``_Run`` has it."""
+
+    def __init__(self, jobs: int) -> None:
+        self.at_s, self.done = np.zeros(jobs), np.zeros(jobs)  # of the breakpoint
+        self.speed = np.zeros(jobs)
+        self.ready_s = np.zeros(jobs)
+        self.began = np.zeros(jobs)  # iterations trained before the segment that is not yet logged
+        self.gpus = np.zeros(jobs, dtype=np.int64)
+
+    def take(self, job: int, run: _Run) -> None:
+        """Take in where the run is from now on."""
+        self.at_s[job], self.done[job], self.speed[job] = run.at_s[-1], run.done[-1], run.speed
+        self.ready_s[job], self.began[job] = run.ready_s, run.done_at(run.start_s)
+        self.gpus[job] = run.change.gpus
+
+    def done_at(self, jobs: Ints, now_s: float) -> Floats:
+        """Return the iterations of jobs that run trained by ``now_s``, not before the breakpoints."""
+        return self.done[jobs] + self.speed[jobs] * np.maximum(0.0, now_s - self.at_s[jobs])
+
+
 class World:
     """The clock, the jobs' progress and the cluster's nodes.
 
@@ -123,6 +144,7 @@ class World:
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
         self._runs: dict[int, _Run] = {}
+        self._pace = _Pace(len(specs))
         self._last_cell: dict[int, _Cell] = {}
         self._saved = np.zeros(len(specs), dtype=np.bool_)
         self._logged = np.zeros(len(specs))  # iterations by segments, less what was lost
@@ -147,13 +169,12 @@ class World:
             self._pass_time(at_s)
             happen()
         self._pass_time(to_s)
-        iterations = self.store.iterations
-        for job, run in list(self._runs.items()):
-            done = run.done_at(to_s)
-            if to_s > run.ready_s and iterations[job] - done <= run.speed * MOMENT_S:
-                self._finish(job, run.stamp)
-            else:
-                self.store.done[job] = done
+        jobs = np.array(list(self._runs), dtype=np.int64)
+        done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
+        self.store.done[jobs] = done
+        ends = (to_s > self._pace.ready_s[jobs]) & (self.store.iterations[jobs] - done <= left)
+        for job in jobs[ends].tolist():
+            self._finish(job, self._runs[job].stamp)
         return self.events_handled - before
 
     def next_event_s(self) -> float:
@@ -278,6 +299,7 @@ class World:
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
         else:
             self._at(run.ready_s, partial(self._crash, job, run.stamp))
+        self._pace.take(job, run)
 
     def _finish(self, job: int, stamp: int) -> None:
         run = self._runs.get(job)
@@ -385,16 +407,15 @@ class World:
         held = np.bincount(store.owner[store.owner >= 0], minlength=len(store.specs))
         if not np.array_equal(held, store.current_gpus):
             raise InvariantBroken("a GPU is held by none or by two of the jobs that count it")
-        served = float(store.service_gpu_s.sum()) + sum(
-            run.change.gpus * (self.now_s - self._began_s(job)) for job, run in runs.items()
-        )
+        jobs = np.array(list(runs), dtype=np.int64)
+        held_s = self.now_s - store.began_s[jobs]
+        served = float(store.service_gpu_s.sum() + (self._pace.gpus[jobs] * held_s).sum())
         if abs(served - self._held_gpu_s) > TOLERANCE * (1.0 + self._held_gpu_s):
             raise InvariantBroken(
                 f"jobs were served {served} GPU-seconds, and {self._held_gpu_s} were held"
             )
         logged = np.array(self._logged)
-        for job, run in runs.items():
-            logged[job] += run.done_at(self.now_s) - run.done_at(run.start_s)
+        logged[jobs] += self._pace.done_at(jobs, self.now_s) - self._pace.began[jobs]
         wrong = np.abs(logged - store.done) > TOLERANCE * (1.0 + store.iterations)
         if wrong.any():
             name = store.specs[int(np.flatnonzero(wrong)[0])].name
@@ -404,18 +425,21 @@ class World:
     def _check_waiting(self) -> None:
         """No progress while not placed."""
         then, done, generation = self._seen_waiting
-        still = np.array([int(job) not in self._runs for job in then], dtype=np.bool_)
-        still &= self.store.generation[then] == generation
+        still = self._waits()[then] & (self.store.generation[then] == generation)
         if (self.store.done[then] != done)[still].any():
             raise InvariantBroken("a job made progress while it held no GPUs")
         self._seen_waiting = self._waiting()
 
     def _waiting(self) -> tuple[Ints, Floats, Ints]:
-        jobs = np.array([j for j in self.store.live if j not in self._runs], dtype=np.int64)
+        waits, live = self._waits(), np.array(self.store.live, dtype=np.int64)
+        jobs = live[waits[live]]
         return jobs, np.array(self.store.done[jobs]), np.array(self.store.generation[jobs])
 
-    def _began_s(self, job: int) -> float:
-        return float(self.store.began_s[job])
+    def _waits(self) -> Bools:
+        """Return which jobs hold no GPUs, bool[jobs]."""
+        waits = np.ones(len(self.store.specs), dtype=np.bool_)
+        waits[list(self._runs)] = False
+        return waits
 
 
 _Cell = tuple[int, int, int, int]
