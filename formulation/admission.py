@@ -21,7 +21,9 @@ class Admission:
     deadline that would have been met, seconds since 1970; inf: not known; NaN: not refused. ``given_up`` are
     jobs that were promised and cannot be served any more, because nodes were lost. ``proven``: no schedule
     on these slots admits more weight. ``work`` is the limit of deterministic seconds that the search ran
-    under; 0: it did not run, or a clock cut it short and its answer was dropped.
+    under; 0: it did not run, or a clock cut it short and its answer was dropped. ``reserve_s`` is
+    float64[jobs]: what certificates keep of each job's time for a move that may become necessary; and
+    ``bare_work`` is ``least_work`` without it, as such a move may spend it (None: nothing is kept).
     """
 
     admitted: Bools
@@ -32,6 +34,8 @@ class Admission:
     given_up: frozenset[int] = frozenset()
     proven: bool = False
     work: float = 0.0
+    reserve_s: Floats | None = None
+    bare_work: Floats | None = None
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""

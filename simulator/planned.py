@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from formulation.decisions import CHANGES_GPUS, Decision
 from formulation.rates import work_left
 from formulation.snapshot import Snapshot
@@ -14,25 +16,27 @@ _EXACT = 1e-9
 """Share of a job's remaining work by which sums of floating-point numbers may be off."""
 
 _Leg = tuple[float, float, float, bool]
-"""Start, end (its job's deadline at the latest), samples/s, whether it is the Cell that the job has now."""
+"""Start, end (the deadline at the latest), samples/s, whether the job has this Cell now."""
 
 
-def due_s(snapshot: Snapshot, outcome: Outcome) -> float:
-    """Return the last moment at which a round can still keep every promise, seconds since 1970; inf: any.
+def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
+    """Return the last whole round that can still keep every promise, seconds since 1970; inf: any.
 
     Equation (29) sees to the promises until the first slot ends. Beyond, as long as all jobs stay as they
     were decided, a certificate holds at time t where
 
-        W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts included
+        W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts and the reserve included
 
     so a job on its own leg lasts until the leg ends, and one that runs otherwise, or waits, until its
-    head start is used up.
+    head start is used up. Whole rounds leave a first slot in which a restart fits, so that jobs can be moved
+    to make room.
     """
     admission = outcome.admission
     if admission is None or not len(admission.legs):
         return math.inf
     legs, left = admission.legs, work_left(snapshot)
     rates = _rates(outcome)
+    reserve_s = np.zeros(len(left)) if admission.reserve_s is None else admission.reserve_s
     by_job: dict[int, list[int]] = {}
     for leg in range(len(legs)):
         by_job.setdefault(int(legs.job[leg]), []).append(leg)
@@ -53,10 +57,13 @@ def due_s(snapshot: Snapshot, outcome: Outcome) -> float:
             end_s = min(float(legs.end_s[leg]), deadline_s)
             rate = rates.get((workload, *spec), 0.0)
             planned.append((float(legs.start_s[leg]), end_s, rate, spec == has))
-        found = min(
-            found, _lasts_s(snapshot, decision, float(left[job]), planned, admission.until_s)
+        lasts_s = _lasts_s(
+            snapshot, decision, float(left[job]), planned, admission.until_s, float(reserve_s[job])
         )
-    return found
+        found = min(found, lasts_s)
+    if math.isinf(found):
+        return found
+    return max(admission.until_s, math.floor(found / round_s + 1e-9) * round_s)
 
 
 def _spec(decision: Decision) -> tuple[int, int, int, int] | None:
@@ -76,8 +83,9 @@ def _rates(outcome: Outcome) -> dict[tuple[int, int, int, int, int], float]:
 
 
 def _lasts_s(
-    snapshot: Snapshot, decision: Decision, left: float, legs: list[_Leg], until_s: float
-) -> float:
+    snapshot: Snapshot, decision: Decision, left: float, legs: list[_Leg], until_s: float,
+    reserve_s: float,
+) -> float:  # fmt: skip
     """Return until when a job may stay as it was decided, never before ``until_s``."""
     jobs, job = snapshot.jobs, decision.job
     restart_s = float(jobs.restart_s[job])
@@ -88,9 +96,12 @@ def _lasts_s(
 
     def short(at_s: float) -> bool:
         trained = rate * max(0.0, at_s - ready_s)
-        return left - trained - _trains(legs, at_s, restart_s, ready_s) > _EXACT * left
+        return left - trained - _trains(legs, at_s, restart_s, ready_s, reserve_s) > _EXACT * left
 
-    bends = {ready_s, *(s for leg in legs for s in (leg[0], leg[1], leg[1] - restart_s))}
+    bends = {
+        ready_s,
+        *(s for leg in legs for s in (leg[0], leg[1], leg[1] - restart_s - reserve_s)),
+    }
     held_s = until_s
     for at_s in sorted(s for s in bends if s > until_s):
         if short(at_s):
@@ -108,12 +119,14 @@ def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> fl
     return max(held_s, math.floor(low))
 
 
-def _trains(legs: list[_Leg], from_s: float, restart_s: float, ready_s: float) -> float:
+def _trains(
+    legs: list[_Leg], from_s: float, restart_s: float, ready_s: float, reserve_s: float
+) -> float:
     """Return the samples that legs train from a moment on, by a job that stays as it is until then."""
     total = 0.0
     for start_s, end_s, rate, here in legs:
         if end_s > from_s:
             goes_on = here and start_s <= from_s
             begins_s = max(from_s, ready_s) if goes_on else max(start_s, from_s) + restart_s
-            total += rate * max(0.0, end_s - begins_s)
+            total += rate * max(0.0, end_s - begins_s - reserve_s)
     return total

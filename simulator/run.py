@@ -177,7 +177,7 @@ def simulate(
         if world.store.live and (needed or not conditions.on_events):
             last_round_s = now_s
             if needed or last is None or world.store.rounds + 1 >= last.stands_until:
-                last = _round(world, decide, clock)
+                last = _round(world, decide, clock, conditions.round_s)
             else:
                 last = _repeated(world, last)
             rows.append(last.row)
@@ -223,7 +223,9 @@ class _Decided:
     stands_until: int  # number of the next round that may change something (``Outcome``)
 
 
-def _round(world: World, decide: Callable[[Snapshot], Outcome], clock: Clock) -> _Decided:
+def _round(
+    world: World, decide: Callable[[Snapshot], Outcome], clock: Clock, step_s: float
+) -> _Decided:
     """Decide a round and carry it out."""
     snapshot = world.snapshot()
     before_s = clock.monotonic_s()
@@ -245,7 +247,7 @@ def _round(world: World, decide: Callable[[Snapshot], Outcome], clock: Clock) ->
     )  # fmt: skip
     return _Decided(
         row=row, broken=broken, changed=bool(changes),
-        needed_s=due_s(snapshot, outcome) - EPOCH_S, stands_until=outcome.stands_until,
+        needed_s=due_s(snapshot, outcome, step_s) - EPOCH_S, stands_until=outcome.stands_until,
     )  # fmt: skip
 
 

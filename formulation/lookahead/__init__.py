@@ -18,7 +18,7 @@ from formulation.lookahead.plan import (
     usage,
     usage_of,
 )
-from formulation.lookahead.statement import look_ahead
+from formulation.lookahead.statement import look_ahead, scattered, without_reserve
 
 __all__ = [
     "MILLIONTH",
@@ -31,10 +31,12 @@ __all__ = [
     "picks_of",
     "reserved",
     "samples",
+    "scattered",
     "schedule_violations",
     "spacing",
     "spare_gpus",
     "staying",
     "usage",
     "usage_of",
+    "without_reserve",
 ]

@@ -35,7 +35,8 @@ class Lookahead:
     work: Floats  # samples left
     total_work: Floats  # samples of the whole job
     deadline_s: Floats
-    restart_s: Floats
+    restart_s: Floats  # with the reserve
+    reserve_s: Floats  # of that, kept for being moved
     weight: Floats
     promised: Bools
     steady: Bools

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from formulation.draft import Draft
+from formulation.lookahead.check import MILLIONTH
 from formulation.lookahead.grid import SAME_S, boundaries
 from formulation.lookahead.kept import reserved, staying
-from formulation.lookahead.plan import Lookahead
+from formulation.lookahead.plan import Lookahead, picks_of, samples
 from formulation.rates import work_left
+from formulation.snapshot import Legs, Nodes
 from formulation.tables import Floats, Ints
 
 
@@ -54,11 +58,12 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     rows = [row for row in draft.rows if not len(row.idle_job)]
     option_cell, option_owner = np.array(cell, np.int64), np.array(owner, np.int64)
     keeps = steady[taking]
-    return Lookahead(
+    ahead = Lookahead(
         boundary_s=boundary_s, names=tuple(jobs.name[j] for j in taking.tolist()), job=taking,
         work=work_left(snapshot)[taking],
         total_work=(jobs.iterations * snapshot.global_batch)[taking],
         deadline_s=jobs.deadline_s[taking], restart_s=jobs.restart_s[taking],
+        reserve_s=np.zeros(len(taking)),
         weight=draft.weight[taking], promised=jobs.admitted[taking], steady=keeps,
         held=np.where(keeps & draft.must_run[taking], jobs.current_type[taking], -1),
         option_start=np.searchsorted(option_owner, np.arange(len(taking) + 1)).astype(np.int64),
@@ -67,6 +72,43 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         use=_use(draft, taking, option_owner, option_cell),
         capacity=_free(draft, taking, boundary_s, [row.capacity for row in rows]),
     )  # fmt: skip
+    return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
+
+
+def scattered(nodes: Nodes) -> bool:
+    """Return whether free GPUs of a type may lie on several nodes, so that jobs may have to be moved."""
+    several = nodes.gpu_type[nodes.gpus > 1]
+    return len(np.unique(several)) < len(several)
+
+
+def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
+    """Return the plan in which each job that can has the time of one more restart in reserve.
+
+    So it can be moved once when another needs its block. Each start and what a job stays on are charged a
+    restart more. Who has been moved, and who could not have so much even alone, is planned without.
+    """
+    more = _charged(ahead, ahead.restart_s)
+    can = np.zeros(len(ahead.job), dtype=np.bool_)
+    pause_s = np.where(more.stays, more.lag_s, more.restart_s[more.owner])
+    left_s = (ahead.deadline_s - ahead.boundary_s[0])[ahead.owner] - pause_s
+    can[ahead.owner[ahead.rate * left_s >= ahead.work[ahead.owner]]] = True
+    picks = picks_of(more, legs)
+    for job in np.flatnonzero(can & ahead.promised).tolist():
+        short = ahead.work[job] - samples(more, job, picks[job])
+        can[job] = short <= MILLIONTH * ahead.total_work[job]
+    return _charged(ahead, np.where(can, ahead.restart_s, 0.0))
+
+
+def _charged(ahead: Lookahead, reserve_s: Floats) -> Lookahead:
+    return replace(
+        ahead, restart_s=ahead.restart_s + reserve_s, reserve_s=reserve_s,
+        lag_s=ahead.lag_s + np.where(ahead.stays, reserve_s[ahead.owner], 0.0),
+    )  # fmt: skip
+
+
+def without_reserve(ahead: Lookahead) -> Lookahead:
+    """Return the plan with restarts alone charged."""
+    return _charged(ahead, -ahead.reserve_s)
 
 
 def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:

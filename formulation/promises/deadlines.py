@@ -146,6 +146,10 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     if not keep.any():  # behind its certificate: as near to it as can be
         return _Need(columns=columns, keep=~keep, least_rate=0.0, movable=True)
     moves = current < 0 or bool(rate[current] >= other * (1 - ROUNDING))
+    if not moves and admission.bare_work is not None and keep[current] and after_s > 0:
+        bare = max(0.0, float(admission.bare_work[job])) / after_s
+        if rate[current] >= bare * (1 - ROUNDING):  # a move may spend what it has in reserve
+            moves, least = True, min(least, bare)
     return _Need(columns=columns, keep=keep, least_rate=least * (1 - ROUNDING), movable=moves)
 
 

@@ -19,6 +19,7 @@ from formulation.lookahead import (
     look_ahead,
     picks_of,
     samples,
+    without_reserve,
 )
 from formulation.objectives import with_needs
 from formulation.policy import Policy
@@ -200,29 +201,34 @@ def _admission(
     picks = np.where(room.placed[:, None], room.picks, -1)
     least = np.zeros(len(jobs))
     least[ahead.job] = np.where(room.placed, least_work(ahead, picks), 0.0)
+    bare, reserve_s = np.array(least), np.zeros(len(jobs))
+    if ahead.reserve_s.any():
+        reserve_s[ahead.job] = ahead.reserve_s
+        spent = least_work(without_reserve(ahead), picks, moved=True)
+        bare[ahead.job] = np.where(room.placed, spent, 0.0)
     dated = np.isfinite(jobs.deadline_s)
     return Admission(
         admitted=admitted, legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
         least_work=least, until_s=float(ahead.boundary_s[1]), earliest_s=_earliest(snapshot, room),
         given_up=frozenset(np.flatnonzero(jobs.admitted & dated & ~admitted).tolist()),
-        proven=proven, work=work,
+        proven=proven, work=work, reserve_s=reserve_s, bare_work=bare,
     )  # fmt: skip
 
 
-def least_work(ahead: Lookahead, picks: Picks) -> Floats:
+def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats:
     """Return the samples that each job must train in the first slot, float64[jobs] (Eq. 29).
 
     With as many the legs from the second slot on suffice, a restart at its start included where the
-    certificate goes on through it without one.
+    certificate goes on through it without one. ``moved``: jobs that go on keep their Cell all the same, on
+    other GPUs, so that there is no such restart.
     """
     cost, found = ahead.cost, np.zeros(len(ahead.job))
-    anew = np.zeros(len(cost))
-    np.maximum.at(anew, ahead.owner, ahead.rate * ahead.restart_s[ahead.owner])
     for job in range(len(ahead.job)):
         later = samples(ahead, job, picks[job], first=1)
         on = int(picks[job, 0])
         if ahead.slots > 1 and on >= 0 and int(picks[job, 1]) == on:
-            price = ahead.rate[on] * ahead.restart_s[job] if ahead.stays[on] else cost[on]
+            anew = 0.0 if moved else ahead.rate[on] * ahead.restart_s[job]
+            price = anew if ahead.stays[on] else cost[on]
             later -= float(price)
         found[job] = max(0.0, float(ahead.work[job]) - later)
     return found
