@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.contestants import options_of
-from benchmarks.registry import commit
+from benchmarks.registry import commit, json_number
 from benchmarks.report.write import write_report
 from benchmarks.simulate import view
 from benchmarks.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
@@ -34,6 +34,8 @@ from solvers.policies import registry
 
 POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
 """What runs where no policy is named."""
+JOBS: Final = 60
+"""Synthetic jobs where no number is named: a run takes seconds."""
 EPILOG: Final = f"""\
 Policies are our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on the
 same statement, `greedy:OBJECTIVE`, and published ones: {", ".join(registry.names())}. `@OPTION=VALUE` changes
@@ -95,6 +97,7 @@ def conditions(
         "A node lags each so long on average, e.g. 60d, by up to 2 times for 2 h; never.")] = None,
 ) -> Told:  # fmt: skip
     """Return under which conditions policies run. Raises InvalidInput."""
+    overheads_of(overheads)  # refuses a name that is not known
     hazards = None
     if failures or stragglers:
         hazards = Hazards(
@@ -102,7 +105,7 @@ def conditions(
             between_lags_s=_positive_s("--stragglers", stragglers),
         )
     return Told(
-        overheads=overheads_of(overheads), round_s=_positive_s("--round", round_length),
+        overheads=overheads, round_s=_positive_s("--round", round_length),
         on_events=on_events, horizon_s=_positive_s("--horizon", horizon), error=error,
         hazards=hazards,
     )  # fmt: skip
@@ -122,14 +125,15 @@ def simulate(
     wanted: traces.Wanted,
     told: Told,
     trace: Annotated[str | None, typer.Argument(
-        metavar="[TRACE]", show_default=False,
+        metavar="TRACE", show_default=False,
         help=f"A CSV of jobs (service/importing/README.md), or one of {', '.join(NAMES)}, which need the data"
         f" sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.")] = None,
     cluster: Annotated[str | None, _option(
         f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}.")] = None,
     policy: Annotated[list[str] | None, _option(
         f"Who decides; repeatable; by default {', '.join(POLICIES)}.", metavar="NAME")] = None,
-    jobs: Annotated[int, _option("How many synthetic jobs; 100.", min=1, max=1_000_000)] = 100,
+    jobs: Annotated[int | None, _option(
+        f"How many synthetic jobs; {JOBS}.", min=1, max=limits.MAX_ROWS)] = None,
     limit: Annotated[int | None, _option(
         "Only the first so many jobs of the trace.", "--limit", "-n", min=1, max=limits.MAX_ROWS)] = None,
     divide_iterations: Annotated[int, _option(
@@ -153,9 +157,11 @@ def simulate(
     names = list(dict.fromkeys(policy or POLICIES))
     for name in names:
         options_of(name)
+    if trace is not None and jobs is not None:
+        raise InvalidInput("--jobs", "is of synthetic jobs; --limit takes the first of a trace")
     _writable(*(path for path in (results, log) if path is not None))
     source = Source(
-        trace=trace, cluster=cluster, jobs=jobs, wanted=wanted,
+        trace=trace, cluster=cluster, jobs=jobs or JOBS, wanted=wanted,
         reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
     )  # fmt: skip
     world, seed = chosen(source), wanted.recipe.seed
@@ -165,7 +171,9 @@ def simulate(
     checks = {run.policy: replayed(run) for run in runs} if replay else {}
     about = {
         "command": shlex.join(["tessera", *sys.argv[1:]]), "commit": commit(), "seed": seed,
-        "trace": trace or "synthetic", "rounds": _rounds(told), "error": told.error,
+        "trace": trace or "synthetic", "rounds": _rounds(told), "overheads": told.overheads,
+        "error": told.error, "failures": len(under.failures), "stragglers": len(under.stragglers),
+        "horizon_s": json_number(told.horizon_s),
     }  # fmt: skip
     found = view.as_json(runs, table, world, about, checks, warned)
     if as_json:
@@ -209,8 +217,8 @@ def _say(checks: Mapping[str, Replayed]) -> None:
     """Say what the executor came to. Raises Exit: to something else."""
     for policy, check in checks.items():
         if not check.wrong:
-            note(f"{policy}: the executor comes to the same {check.jobs:,} completion times,"
-                 f" within {check.off:.1e}")  # fmt: skip
+            near = f", within {check.off:.0e}" if check.off else ""
+            note(f"{policy}: the executor comes to the same {check.jobs:,} completion times{near}")
     wrong = {policy: check.wrong for policy, check in checks.items() if check.wrong}
     for policy, text in wrong.items():
         complain(f"{policy}: the executor disagrees: {text}")

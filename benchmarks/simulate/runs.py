@@ -26,7 +26,7 @@ from service.clock import SystemClock
 from simulator.executor import ReplayFailed, replay
 from simulator.hazards import Hazards, failures, stragglers
 from simulator.logfile import lines_of, log_of
-from simulator.overheads import Overheads
+from simulator.overheads import overheads
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.truth import perturbed
 
@@ -38,7 +38,7 @@ AGREE: Final = 1e-6
 class Told:
     """Under which conditions policies run, as the command line says it. inf and 0: not at all."""
 
-    overheads: Overheads
+    overheads: str
     round_s: float
     on_events: bool
     horizon_s: float
@@ -70,7 +70,7 @@ def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
     nodes, hazards = chosen.scenario.nodes, told.hazards
     profiles = chosen.scenario.profiles
     return Conditions(
-        overheads=told.overheads, round_s=told.round_s, on_events=told.on_events,
+        overheads=overheads(told.overheads), round_s=told.round_s, on_events=told.on_events,
         horizon_s=told.horizon_s,
         visible=perturbed(profiles, told.error, seed) if told.error else None,
         failures=failures(nodes, until_s, seed, hazards) if hazards else (),

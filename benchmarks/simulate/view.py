@@ -48,14 +48,16 @@ def left(result: Result) -> list[str]:
 
 def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> list[str]:
     """Return what to know before the figures are believed."""
-    found = list(chosen.notes)
+    found, horizon_s = list(chosen.notes), conditions.horizon_s
+    if late := sum(one.arrival_s > horizon_s for one in chosen.scenario.arrivals):
+        found.append(f"{_jobs(late)} of {len(chosen.scenario.arrivals):,} arrive after the horizon")
     for run in runs:
         found += [f"{run.policy}: {text}" for text in _warned(run.result)]
     if conditions.failures or conditions.stragglers:
-        drawn_s = min(conditions.horizon_s, chosen.ample_s)
-        late = [run.policy for run in runs if run.result.ended_s > drawn_s]
-        if late:
-            found.append(f"{', '.join(late)}: no failures were drawn from {span(drawn_s)} on")
+        drawn_s = min(horizon_s, chosen.ample_s)
+        longer = [run.policy for run in runs if run.result.ended_s > drawn_s]
+        if longer:
+            found.append(f"{', '.join(longer)}: no failures were drawn from {span(drawn_s)} on")
     return found
 
 
@@ -65,8 +67,6 @@ def _warned(result: Result) -> Iterator[str]:
         yield f"stuck after {span(result.ended_s)}: nothing would ever start {_named(names)}"
     elif names:
         yield f"not over at the horizon of {span(result.ended_s)}: {_named(names)}"
-    if late := sum(one.arrival_s > result.ended_s for one in result.scenario.arrivals):
-        yield f"{_jobs(late)} had not arrived when it ended"
     rejected = [
         one.spec.name for one, state in zip(result.scenario.arrivals, result.state, strict=True)
         if state == JobState.REJECTED
@@ -101,10 +101,17 @@ def show(
         ("jobs", f"{len(scenario.arrivals):,} over {span(chosen.last_s)}{brought}"),
         ("dropped", f"{len(chosen.dropped):,}" if chosen.dropped else ""),
         ("rounds", str(told["rounds"])),
+        ("hazards", _hazards(told)),
         ("throughput", f"over the first {span(first['horizon_s'])}; 1 is a job at its requested GPUs"),
         ("JCT", _over(runs, table)),
     ])  # fmt: skip
     show_table(table, COLUMNS if any("deadlines" in one for one in table) else COLUMNS[:-1])
+
+
+def _hazards(told: Mapping[str, Any]) -> str:
+    """Return what was drawn; "": nothing was to be."""
+    drawn = [f"{told[key]:,} {key}" for key in ("failures", "stragglers") if told[key]]
+    return ", ".join(drawn)
 
 
 def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:

@@ -125,11 +125,11 @@ def _given(source: Source) -> _Given:
         return _Given(jobs=jobs, profiles=profiles, cluster=cluster)
     if source.trace in NAMES:
         return _published(source, profiles, cluster)
+    found = read_rows(lambda path: trace_of(path, source.reading), Path(source.trace))
     if not profiles:
         raise InvalidInput("--profiles", "is needed: a CSV of how fast the trace's models run")
     if cluster is None:
         raise InvalidInput("--cluster, --nodes", "one is needed: what the jobs run on")
-    found = read_rows(lambda path: trace_of(path, source.reading), Path(source.trace))
     return _Given(jobs=found, profiles=profiles, cluster=cluster)
 
 

@@ -1,0 +1,260 @@
+"""``tessera simulate``: a trace of one's own under policies, from files to table, log and report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from benchmarks.data import data_dir
+from benchmarks.simulate import runs
+from benchmarks.simulate.runs import differences
+from benchmarks.simulate.world import window_s
+from service.cli.main import app
+from simulator.logfile import read_log
+
+HEADER = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s\n"
+TWO = HEADER + "a,0,bert,1.3B,256,2000,4,a100,1300\nb,300,bert,1.3B,256,2000,4,a100,900\n"
+BAD = TWO + (
+    "zero,400,bert,1.3B,256,0,4,a100,\n"
+    "what,500,gpt9,1T,256,2000,4,a100,\n"
+    "wide,600,bert,1.3B,256,2000,64,a100,\n"
+    "odd,700,bert,1.3B,256,2000,3,a100,\n"
+)
+DURATIONS = "job_id,submit_time_s,duration_s,num_gpus\nd1,0,3600,1\nd2,100,7200,4\n"
+PROFILES = """\
+model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status
+bert,1.3B,256,a100,1,1,2.0,ok
+bert,1.3B,256,a100,1,4,0.6,ok
+"""
+SMALL = ("--nodes", "a100=1x4")
+FREE = ("--overheads", "none", "--policy", "fcfs")
+
+Simulate = Callable[..., Result]
+
+
+def invoked(*arguments: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(app, ["simulate", *arguments])
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    return done
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Simulate:
+    """Return a function that runs the command on a trace and the profiles of this file."""
+    profiles = tmp_path / "profiles.csv"
+    profiles.write_text(PROFILES)
+
+    def run(text: str, *options: str, code: int = 0) -> Result:
+        trace = tmp_path / "trace.csv"
+        trace.write_text(text)
+        return invoked(str(trace), "--profiles", str(profiles), *options, code=code)
+
+    return run
+
+
+def told(done: Result) -> Any:
+    """Return the JSON on stdout, which must be all that is there."""
+    return json.loads(done.stdout)
+
+
+def test_the_figures_are_those_that_one_finds_by_hand(simulate: Simulate) -> None:
+    found = told(simulate(TWO, *SMALL, *FREE, "--json"))
+    (fcfs,) = found["policies"]
+    assert fcfs["policy"] == "fcfs"
+    assert fcfs["completed"] == found["jobs"] == 2
+    assert fcfs["jct_mean_s"] == pytest.approx(
+        (1200 + 2100) / 2
+    )  # b begins when a ends, at 1,200 s
+    assert fcfs["queue_mean_s"] == pytest.approx(900 / 2)
+    assert (fcfs["deadlines_met"], fcfs["deadlines"]) == (1, 2)
+    assert found["warnings"] == []
+
+
+def test_starts_are_charged_and_iterations_divided_as_asked(simulate: Simulate) -> None:
+    text = TWO.replace("iterations", "num_iterations")
+    found = told(simulate(text, *SMALL, "--policy", "fcfs", "--json"))
+    assert found["policies"][0]["jct_p50_s"] == pytest.approx(((240 + 129) + (240 + 300 + 129)) / 2)
+    whole = told(simulate(text, *SMALL, *FREE, "--divide-iterations", "1", "--json"))
+    assert whole["policies"][0]["jct_mean_s"] == pytest.approx(1650)
+
+
+def test_a_row_is_printed_for_each_policy_and_progress_goes_to_stderr(simulate: Simulate) -> None:
+    done = simulate(TWO, *SMALL, "--policy", "fcfs", "--policy", "ilp:jct", "--policy", "fcfs")
+    rows = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert ["fcfs", "2/2"] in rows
+    assert ["ilp:jct", "2/2"] in rows
+    assert "DEADLINES MET" in done.stdout
+    assert "4 GPUs on 1 nodes: 4 a100" in done.stdout
+    assert done.stderr.splitlines() == ["1/2 fcfs", "2/2 ilp:jct"]
+
+
+def test_with_no_trace_synthetic_jobs_run_on_the_tiny_cluster() -> None:
+    options = ("--jobs", "5", "--policy", "fcfs", "--on-events", "--json")
+    found = told(invoked(*options, "--seed", "1"))
+    assert (found["trace"], found["gpus"], found["jobs"]) == ("synthetic", 64, 5)
+    assert found["policies"][0]["completed"] == 5
+    again, other = told(invoked(*options, "--seed", "1")), told(invoked(*options, "--seed", "2"))
+    times = [one["policies"][0]["jct_mean_s"] for one in (found, again, other)]
+    assert times[0] == times[1] != times[2]
+
+
+def test_bad_jobs_are_refused_by_default_with_all_reasons(simulate: Simulate) -> None:
+    refused = simulate(BAD, *SMALL, code=2).stderr
+    for text in ("zero (0 iterations)", "what (gpt9 1T 256)", "wide (64 a100)", "odd (bert 1.3B"):
+        assert text in refused
+
+
+def test_bad_jobs_are_dropped_where_that_is_asked_for_and_counted(simulate: Simulate) -> None:
+    done = simulate(BAD, *SMALL, *FREE, "--on-bad", "drop", "--json")
+    found = told(done)
+    assert found["jobs"] == 2
+    assert sorted(one["job"] for one in found["dropped"]) == ["odd", "what", "wide", "zero"]
+    assert done.stderr.count("warning: dropped 1 job with") == 4
+    assert found["policies"][0]["jct_mean_s"] == pytest.approx(1650)
+
+
+def test_a_cluster_too_small_for_every_job_is_said_so(simulate: Simulate) -> None:
+    small = ("--nodes", "a100=1x2")
+    assert "2 jobs with more GPUs than the cluster has of the type" in (
+        simulate(TWO, *small, code=2).stderr
+    )
+    dropped = simulate(TWO, *small, "--on-bad", "drop", code=2).stderr
+    assert dropped == "error: trace: has no jobs left\n"
+
+
+def test_jobs_that_nothing_would_ever_start_are_named(simulate: Simulate) -> None:
+    quota = ("--guaranteed", "1", "--quota", "2", "--on-events")
+    done = simulate(TWO, *SMALL, *quota, "--policy", "ilp:jct", "--json")
+    assert "warning: ilp:jct: stuck after 7d: nothing would ever start 2 jobs: a, b" in done.stderr
+    (found,) = told(done)["policies"]
+    assert found["stuck_jobs"] == ["a", "b"]
+    assert found["jct_mean_s"] is None
+
+
+def test_what_a_horizon_cuts_off_is_counted(simulate: Simulate) -> None:
+    late = TWO + "c,9000,bert,1.3B,256,2000,4,a100,\n"
+    done = simulate(late, *SMALL, *FREE, "--horizon", "30m", "--json")
+    (found,) = told(done)["policies"]
+    assert (found["completed"], found["ended_s"]) == (1, 1800)
+    assert "1 job of 3 arrive after the horizon" in done.stderr
+    assert "fcfs: not over at the horizon of 30m: 1 job: b" in done.stderr
+
+
+def test_what_was_run_is_logged_replayed_reported_and_kept(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    log, results, folder = (tmp_path / name for name in ("log.jsonl", "results.json", "report"))
+    done = simulate(
+        TWO, *SMALL, "--policy", "fcfs", "--policy", "ilp:jct", "--replay", "--log", str(log),
+        "--results", str(results), "--report", str(folder),
+    ).stderr  # fmt: skip
+    for policy in ("fcfs", "ilp:jct"):
+        assert f"{policy}: the executor comes to the same 2 completion times" in done
+    for k in (1, 2):
+        assert [job.name for job in read_log(tmp_path / f"log-{k}.jsonl").jobs] == ["a", "b"]
+    assert not log.exists()
+    fcfs, ours = json.loads(results.read_text())["policies"]
+    assert [one["state"] for one in fcfs["outcomes"]] == ["succeeded"] * 2
+    assert ours["replay"]["wrong"] == ""
+    assert "GPUs over time under ilp:jct" in (folder / "report.html").read_text()
+    assert len(list(folder.glob("*.png"))) >= 7
+
+
+def test_an_executor_that_comes_to_other_times_fails_the_command(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "replay", lambda _lines: {"a": 1200.0, "b": 2000.0})
+    failed = simulate(TWO, *SMALL, *FREE, "--replay", code=1).stderr
+    assert "fcfs: the executor disagrees: b takes 2000 s by the executor, 2100 s here" in failed
+
+
+def test_a_trace_of_durations_runs_once_its_models_are_drawn(simulate: Simulate) -> None:
+    assert "--redraw: is needed" in simulate(DURATIONS, *SMALL, code=2).stderr
+    found = told(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
+    assert found["policies"][0]["completed"] == 2
+
+
+def test_failures_and_wrong_estimates_are_drawn_by_the_seed(simulate: Simulate) -> None:
+    hard = (*SMALL, *FREE, "--failures", "10m", "--stragglers", "30m", "--error", "0.2", "--json")
+    found = told(simulate(TWO, *hard, "--replay"))
+    assert found["failures"] > 0
+    assert found["policies"][0]["jct_mean_s"] > 1650
+    assert found["policies"][0]["replay"]["wrong"] == ""
+    again = told(simulate(TWO, *hard))
+    assert again["policies"][0]["jct_mean_s"] == found["policies"][0]["jct_mean_s"]
+    other = told(simulate(TWO, *hard, "--seed", "5"))
+    assert other["policies"][0]["jct_mean_s"] != found["policies"][0]["jct_mean_s"]
+
+
+def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
+    done = simulate(TWO, *SMALL, "--nodes", "tpu=2x4", *FREE)
+    assert "warning: nothing is known to run on tpu: these GPUs stay idle" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policy", "fifo"), "policies: unknown 'fifo'; choose from fcfs"),
+        (("--policy", "ilp:speed"), "'speed' is none of throughput"),
+        (("--policy", "ilp:jct@x=1"), "'x=1' is not an option of a round"),
+        (("--cluster", "moon"), "cluster: 'moon' is not known; there are arena-1280"),
+        (("--cluster", "tiny", "--nodes", "a100=1x4"), "--cluster: cannot be with --nodes"),
+        (("--nodes", "a100=4"), "--nodes: 'a100=4': write each type once, as in a100=80x4"),
+        (("--nodes", "tpu=1x4"), "--profiles: is needed: there are samples of a10"),
+        (("--overheads", "cheap"), "overheads: unknown 'cheap'; choose one of default"),
+        (("--horizon", "soon"), "--horizon: 'soon' is no duration"),
+        (("--round", "0"), "--round: must be longer than 0"),
+        (("--failures", "0s"), "--failures: must be longer than 0"),
+        (("--log", "absent/log.jsonl"), "absent/log.jsonl: cannot be written: its folder"),
+        (("absent.csv",), "absent.csv: cannot be read: No such file or directory"),
+        (("absent.csv", "--jobs", "3"), "--jobs: is of synthetic jobs"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(options: tuple[str, ...], said: str) -> None:
+    refused = invoked(*options, code=2).stderr
+    assert said in refused
+    assert len(refused.splitlines()) == 1
+
+
+def test_a_trace_needs_profiles_and_a_cluster(tmp_path: Path) -> None:
+    trace, profiles = tmp_path / "trace.csv", tmp_path / "profiles.csv"
+    trace.write_text(TWO)
+    assert "--profiles: is needed" in invoked(str(trace), *SMALL, code=2).stderr
+    profiles.write_text(PROFILES)
+    named = (str(trace), "--profiles", str(profiles))
+    assert "--cluster, --nodes: one is needed" in invoked(*named, code=2).stderr
+    profiles.write_text(PROFILES.replace("2.0", "0"))
+    assert (
+        "profiles.csv line 2, column iter_time_s: must be" in invoked(*named, *SMALL, code=2).stderr
+    )
+
+
+def test_a_published_trace_brings_its_cluster_and_needs_the_data_sets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if data_dir() is not None:
+        options = ("--on-bad", "drop", "--limit", "5", "--horizon", "1h", "--on-events", "--json")
+        found = told(invoked("arena-testbed-a", "--policy", "fcfs", *options))
+        assert (found["gpus"], found["jobs"], len(found["dropped"])) == (64, 5, 25)
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "absent"))
+    assert "set TESSERA_DATA" in invoked("arena-testbed-a", code=2).stderr
+
+
+def test_throughput_is_measured_while_jobs_arrive_else_until_the_first_policy_is_done() -> None:
+    never = math.inf
+    assert window_s(1000.0, 300.0, [5000.0, 4000.0], never) == 1200.0
+    assert window_s(300.0, 300.0, [5000.0, 4000.0], never) == 4000.0
+    assert window_s(0.0, 300.0, [90.0], never) == 300.0
+    assert window_s(1000.0, 300.0, [5000.0], 700.0) == 700.0
+
+
+def test_completion_times_differ_by_shares_and_wholly_where_one_never_came() -> None:
+    ours, theirs = np.array([100.0, math.inf, 5.0]), np.array([110.0, math.inf, math.inf])
+    assert differences(ours, theirs).tolist() == [pytest.approx(10 / 110), 0.0, math.inf]
