@@ -96,7 +96,7 @@ class Problem:
             ("job_start", columns), ("usage_start", len(self.row)), ("idle_start", len(self.idle_row)),
         ):  # fmt: skip
             starts = getattr(self, name)
-            if starts[0] != 0 or starts[-1] != total or np.any(np.diff(starts) < 0):
+            if starts[0] != 0 or starts[-1] != total or (starts[1:] < starts[:-1]).any():
                 raise InvalidInput(name, f"must rise from 0 to {total}")
         for name, index in (("amount", self.row), ("idle_amount", self.idle_row)):
             if len(getattr(self, name)) != len(index):
@@ -109,18 +109,17 @@ class Problem:
                 raise InvalidInput(name, "amounts must not be negative")
         if any(r.capacity < 0 for r in self.rows):
             raise InvalidInput("rows", "capacities must not be negative")
-        if np.any((np.diff(self.idle_start) > 0) & (np.diff(self.job_start) == 0)):
+        idles = len(self.idle_row) and np.diff(self.idle_start) > 0
+        if np.any(idles & (self.job_start[1:] == self.job_start[:-1])):
             raise InvalidInput("idle_start", "a job without columns cannot use anything by waiting")
         if columns and not (self.cell.min() >= 0 and self.cell.max() < len(self.cells)):
             raise InvalidInput("cell", f"must lie in [0, {len(self.cells)})")
-        column = self.usage_column
-        if np.any((column[1:] == column[:-1]) & (self.row[1:] <= self.row[:-1])):
+        if not _rise_within(self.usage_start, self.row):
             raise InvalidInput("row", "the rows that a column uses must rise, each named once")
-        if np.any((self.idle_job[1:] == self.idle_job[:-1]) & (np.diff(self.idle_row) <= 0)):
+        if not _rise_within(self.idle_start, self.idle_row):
             raise InvalidInput("idle_row", "the rows that a job uses must rise, each named once")
-        running = self.current >= 0
-        if np.any((self.column_job[self.current[running]] if columns else self.current[running])
-                  != np.flatnonzero(running)):  # fmt: skip
+        own = (self.current >= self.job_start[:-1]) & (self.current < self.job_start[1:])
+        if not (own | (self.current < 0)).all():
             raise InvalidInput("current", "must be a column of its own job, or -1")
         self._check_sums()
 
@@ -130,10 +129,9 @@ class Problem:
             raise ProblemTooLarge(
                 "value", f"the objective may exceed 2^53; lower scale {self.scale}"
             )
-        use = np.bincount(
-            np.append(self.row, self.idle_row), weights=np.append(self.amount, self.idle_amount),
-            minlength=1,
-        )  # fmt: skip
+        use = np.bincount(self.row, weights=self.amount, minlength=len(self.rows) + 1)
+        if len(self.idle_row):
+            use += np.bincount(self.idle_row, weights=self.idle_amount, minlength=len(use))
         largest = max([use.max(), *(r.capacity for r in self.rows)])
         if largest >= MAX_TOTAL:
             raise ProblemTooLarge("amount", "a row's total may exceed 2^53; use larger units")
@@ -187,6 +185,13 @@ class Problem:
         row = np.append(self.row[picked], self.idle_row[waits])
         amount = np.append(self.amount[picked], self.idle_amount[waits])
         return np.bincount(row, weights=amount, minlength=len(self.rows)).astype(np.int64)
+
+
+def _rise_within(start: Ints, values: Ints) -> bool:
+    """Return whether ``values`` rise within each span of ``start``."""
+    begins = np.zeros(len(values) + 1, dtype=np.bool_)
+    begins[start] = True
+    return bool(begins[1:-1][values[1:] <= values[:-1]].all())
 
 
 def restricted(

@@ -105,8 +105,9 @@ def _changes_nothing(outcome: Outcome) -> bool:
 
     Whether to make room for such a job by moving others depends on what moves cost by then.
     """
-    stays = all(d.kind in (DecisionKind.KEEP, DecisionKind.WAIT) for d in outcome.decisions)
-    return stays and not (outcome.violations or outcome.placed.unplaced)
+    if outcome.violations or outcome.placed.unplaced:
+        return False
+    return {d.kind for d in outcome.decisions} <= {DecisionKind.KEEP, DecisionKind.WAIT}
 
 
 def _solved(

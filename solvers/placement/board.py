@@ -21,7 +21,7 @@ Seat = tuple[int, Spots]
 
 def spots_of(gang: Gang) -> Spots:
     """Return the gang as masks."""
-    return tuple((node, mask_of(indices)) for node, indices in gang.members)
+    return tuple([(node, mask_of(indices)) for node, indices in gang.members])
 
 
 def gang_of(spots: Spots) -> Gang:

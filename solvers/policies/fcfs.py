@@ -31,8 +31,9 @@ class Fcfs:
         for job, mine in enumerate(wanted):
             if packing.option[job] >= 0:
                 continue
-            if not packing.take_first(o for o in mine if kind[o] not in blocked):
-                blocked.update(kind[o] for o in mine)
+            possible = [o for o in mine if kind[o] not in blocked]
+            if not packing.take_first(possible):
+                blocked.update([kind[o] for o in possible])
         return packing.choice
 
     def lasts(self, policy: Policy) -> bool:

@@ -157,7 +157,16 @@ class Packing:
 
     def keep_running(self) -> None:
         """Let jobs keep what they run on, first come first served where nodes were lost."""
-        for option in self._options.current[self._options.runs].tolist():
+        options = self._options
+        now = options.current[options.runs]
+        held = np.bincount(options.gpu_type[now], options.gpus[now], len(self.free)).astype(
+            np.int64
+        )
+        if max(self.option, default=-1) < 0 and (held <= self.free).all():  # all at once
+            self.free = (np.array(self.free) - held).tolist()
+            self.option = options.current.tolist()
+            return
+        for option in now.tolist():
             self.take(option)
 
     def grow(self, gain: Gain) -> None:
