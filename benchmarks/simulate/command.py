@@ -20,8 +20,9 @@ from benchmarks.simulate import view
 from benchmarks.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
 from benchmarks.simulate.world import SMALL, Source, chosen
 from formulation.errors import InvalidInput
+from formulation.grammar import parse
 from service.cli import limits, traces
-from service.cli.options import seconds, with_options
+from service.cli.options import label, seconds, with_options
 from service.cli.render import complain, line, note
 from service.importing.trace import TraceOptions
 from simulator.clusters import PRESETS as CLUSTERS
@@ -132,6 +133,8 @@ def simulate(
         f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}.")] = None,
     policy: Annotated[list[str] | None, _option(
         f"Who decides; repeatable; by default {', '.join(POLICIES)}.", metavar="NAME")] = None,
+    price: Annotated[list[str] | None, _option(
+        "Dollars an hour of one GPU, for the objective `cost`; repeatable.", metavar="TYPE=DOLLARS")] = None,
     jobs: Annotated[int | None, _option(
         f"How many synthetic jobs; {JOBS}.", min=1, max=limits.MAX_ROWS)] = None,
     limit: Annotated[int | None, _option(
@@ -155,14 +158,16 @@ def simulate(
     Decisions are made by the same rounds as the service's, on the simulator's clock; progress goes to stderr.
     """
     names = list(dict.fromkeys(policy or POLICIES))
+    prices = dict(_price(text) for text in price or ())
     for name in names:
-        options_of(name)
+        _decidable(name, prices)
     if trace is not None and jobs is not None:
         raise InvalidInput("--jobs", "is of synthetic jobs; --limit takes the first of a trace")
     _writable(*(path for path in (results, log) if path is not None))
     source = Source(
         trace=trace, cluster=cluster, jobs=jobs or JOBS, wanted=wanted,
         reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
+        prices=prices,
     )  # fmt: skip
     world, seed = chosen(source), wanted.recipe.seed
     under = conditions_of(world, told, seed)
@@ -190,6 +195,32 @@ def simulate(
         page = write_report(view.report(runs, table, world, about, warned), report)
         note(f"report written to {page}")
     _say(checks)
+
+
+def _price(text: str) -> tuple[str, float]:
+    """Return a GPU type and its dollars an hour."""
+    name, dollars = label("--price", text)
+    try:
+        found = float(dollars)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise InvalidInput(
+            "--price", f"{text!r}: write a type and a positive number, as in a100=3.5"
+        )
+    return name, found
+
+
+def _decidable(policy: str, prices: Mapping[str, float]) -> None:
+    """Refuse a policy that is not known, or that minimises what nobody has named."""
+    options = options_of(policy)
+    terms = [term.objective for stage in parse(options.objective) for term in stage.terms]
+    if "cost" not in terms or options.scheduler:
+        return
+    if options.cost_of != "dollars":
+        raise InvalidInput("--policy", f"{policy} counts watts, which no GPU type has here")
+    if not prices:
+        raise InvalidInput("--price", f"is needed by {policy}, e.g. a100=3.5")
 
 
 def _rounds(told: Told) -> str:

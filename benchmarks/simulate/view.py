@@ -29,9 +29,14 @@ UNTOLD: Final = frozenset({"ours", "stuck", "stuck_runs", "optimum_share", "opti
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Return each policy's figures. ``jct`` is over the jobs that all policies finished (``jobs_of_all``)."""
-    by_policy = {run.policy: [run.ran] for run in runs}
-    every = ({**run.ran.figures, **row(run.policy, by_policy, "")} for run in runs)
+    """Return each policy's figures. ``jct`` is over the jobs that all policies finished (``jobs_of_all``).
+
+    Policies that finished none do not count for that.
+    """
+    able = {run.policy: [run.ran] for run in runs if run.ran.figures["completed"]}
+    every = (
+        {**run.ran.figures, **row(run.policy, {**able, run.policy: [run.ran]}, "")} for run in runs
+    )
     found = [{key: value for key, value in one.items() if key not in UNTOLD} for one in every]
     return [{"policy": one.pop("policy"), **one} for one in found]
 
@@ -115,11 +120,13 @@ def _hazards(told: Mapping[str, Any]) -> str:
 
 
 def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
-    count = int(float(table[0]["jobs_of_all"]))
-    if all(float(one["completed"]) == count for one in table):
+    """Return over which jobs JCT is; "": over all that each policy finished."""
+    able = [one for one in table if one["completed"]]
+    count = max((int(float(one["jobs_of_all"])) for one in able), default=0)
+    if all(float(one["completed"]) == count for one in able):
         return ""
-    who = "all policies finished" if len(runs) > 1 else "finished"
-    return f"over the {count:,} jobs that {who}"
+    none = "" if len(able) == len(runs) else ", but those that finished none,"
+    return f"over the {_jobs(count)} that all policies{none} finished"
 
 
 def _time(key: str) -> Column[Row]:

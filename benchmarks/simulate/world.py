@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +39,8 @@ class Source:
     jobs: int
     wanted: traces.Wanted
     reading: TraceOptions
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """GPU type -> dollars an hour of one GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def chosen(source: Source) -> Chosen:
             dropped.
     """
     given = _given(source)
-    gpu_types, nodes = given.cluster
+    gpu_types, nodes = _priced(given.cluster[0], source.prices), given.cluster[1]
     target = traces.Target(profiles=given.profiles, gpu_types=gpu_types, nodes=nodes)
     found = traces.shaped(source.wanted, given.jobs, target)
     if found.speeds is None:
@@ -166,6 +168,13 @@ def _types(nodes: Sequence[NodeSpec]) -> list[GpuType]:
     sheets = {kind.name: kind.gpu_type for kind in CATALOGUE}
     names = dict.fromkeys(node.gpu_type for node in nodes)
     return [sheets.get(name, GpuType(name=name, memory_bytes=0)) for name in names]
+
+
+def _priced(gpu_types: Sequence[GpuType], prices: Mapping[str, float]) -> list[GpuType]:
+    """Return the types with their prices. Raises InvalidInput: the cluster lacks one that is named."""
+    if strange := sorted(set(prices) - {kind.name for kind in gpu_types}):
+        raise InvalidInput("--price", f"names {', '.join(strange)}, which the cluster lacks")
+    return [replace(kind, dollars_per_hour=prices.get(kind.name, 0.0)) for kind in gpu_types]
 
 
 def _samples(cluster: Cluster) -> list[EstimateRecord]:

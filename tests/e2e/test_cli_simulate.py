@@ -138,6 +138,20 @@ def test_jobs_that_nothing_would_ever_start_are_named(simulate: Simulate) -> Non
     assert found["jct_mean_s"] is None
 
 
+def test_jct_is_over_the_jobs_of_all_policies_that_finished_any(simulate: Simulate) -> None:
+    one_late = TWO.replace(",1300", ",1").replace(",900\n", ",9000\n")
+    both_late = TWO.replace(",1300", ",1").replace(",900\n", ",301\n")
+    policies = ("--policy", "edf", "--policy", "srt", "--on-events", "--overheads", "none")
+
+    def rows(text: str, said: bool) -> list[list[str]]:
+        shown = simulate(text, *SMALL, *policies).stdout
+        assert ("over the 1 job that all policies finished" in shown) == said
+        return [line.split()[1:3] for line in shown.splitlines()[-2:]]
+
+    assert rows(one_late, said=True) == [["1/2", "20m"], ["2/2", "35m"]]  # b alone, of both
+    assert rows(both_late, said=False) == [["0/2", "-"], ["2/2", "27m"]]
+
+
 def test_what_a_horizon_cuts_off_is_counted(simulate: Simulate) -> None:
     late = TWO + "c,9000,bert,1.3B,256,2000,4,a100,\n"
     done = simulate(late, *SMALL, *FREE, "--horizon", "30m", "--json")
@@ -193,6 +207,12 @@ def test_failures_and_wrong_estimates_are_drawn_by_the_seed(simulate: Simulate) 
     assert other["policies"][0]["jct_mean_s"] != found["policies"][0]["jct_mean_s"]
 
 
+def test_cost_is_minimised_once_gpus_have_prices(simulate: Simulate) -> None:
+    priced = ("--policy", "ilp:cost", "--price", "a100=3.5", "--json")
+    (cost,) = told(simulate(TWO, *SMALL, *priced))["policies"]
+    assert (cost["completed"], cost["stuck_jobs"]) == (2, [])
+
+
 def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
     done = simulate(TWO, *SMALL, "--nodes", "tpu=2x4", *FREE)
     assert "warning: nothing is known to run on tpu: these GPUs stay idle" in done.stderr
@@ -204,6 +224,13 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
         (("--policy", "fifo"), "policies: unknown 'fifo'; choose from fcfs"),
         (("--policy", "ilp:speed"), "'speed' is none of throughput"),
         (("--policy", "ilp:jct@x=1"), "'x=1' is not an option of a round"),
+        (
+            ("--policy", "ilp:throughput then cost"),
+            "--price: is needed by ilp:throughput then cost",
+        ),
+        (("--policy", "ilp:cost@cost_of=watts"), "--policy: ilp:cost@cost_of=watts counts watts"),
+        (("--price", "a100=free"), "--price: 'a100=free': write a type and a positive number"),
+        (("--price", "tpu=1"), "--price: names tpu, which the cluster lacks"),
         (("--cluster", "moon"), "cluster: 'moon' is not known; there are arena-1280"),
         (("--cluster", "tiny", "--nodes", "a100=1x4"), "--cluster: cannot be with --nodes"),
         (("--nodes", "a100=4"), "--nodes: 'a100=4': write each type once, as in a100=80x4"),
