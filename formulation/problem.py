@@ -131,7 +131,7 @@ class Problem:
             )
         use = np.bincount(self.row, weights=self.amount, minlength=len(self.rows) + 1)
         if len(self.idle_row):
-            use += np.bincount(self.idle_row, weights=self.idle_amount, minlength=len(use))
+            use = use + np.bincount(self.idle_row, weights=self.idle_amount, minlength=len(use))
         largest = max([use.max(), *(r.capacity for r in self.rows)])
         if largest >= MAX_TOTAL:
             raise ProblemTooLarge("amount", "a row's total may exceed 2^53; use larger units")
