@@ -10,29 +10,55 @@ from solvers.kernels.jit import jitted
 
 @jitted
 def changes(
-    group_start: Ints, loss: Floats, more: Ints, allowed: float, total: Floats, used: Ints,
-    parent: Ints, column: Ints,
-) -> int:  # fmt: skip
+    group_start: Ints, loss: Floats, more: Ints, factor: Ints, allowed: float, total: Floats,
+    used: Ints, parent: Ints, column: Ints, alive: Ints, table: Ints,
+) -> tuple[int, int]:  # fmt: skip
     """Enumerate the ways to change at most one column a group whose losses add up to ``allowed`` at most.
 
     ``loss`` (float64[columns]) and ``more`` (int64[columns, rows]) are what each costs and uses beyond the
     column that it takes the place of. Way s is way ``parent[s]`` and ``column[s]`` (-1: none); it loses
-    ``total[s]`` and uses ``used[s]`` more. Return how many there are, -1: more than there is room for.
+    ``total[s]`` and uses ``used[s]`` more. Of ways that use the same only the one of least loss is gone on
+    with: ``alive`` are these. ``table`` (a power of two long, at least twice as many as ways; all -1) finds
+    them by ``factor``. Return how many ways were made and how many of them are alive; -1: more than there is
+    room for.
     """
     total[0], used[0, :], parent[0], column[0] = 0.0, 0, -1, -1
-    count = 1
+    count, living, mask, rows = 1, 1, len(table) - 1, more.shape[1]
+    alive[0], table[0] = 0, 0  # whose factors add up to 0
+    sums = np.empty(rows, np.int64)
     for g in range(len(group_start) - 1):
-        for s in range(count):
+        before = alive[:living].copy()
+        for s in before:
             for c in range(group_start[g], group_start[g + 1]):
-                if total[s] + loss[c] <= allowed:
-                    if count == len(total):
-                        return -1
-                    total[count] = total[s] + loss[c]
-                    for r in range(more.shape[1]):
-                        used[count, r] = used[s, r] + more[c, r]
-                    parent[count], column[count] = s, c
-                    count += 1
-    return count
+                new = total[s] + loss[c]
+                if new > allowed:
+                    continue
+                key = 0
+                for r in range(rows):
+                    sums[r] = used[s, r] + more[c, r]
+                    key += factor[r] * sums[r]
+                slot, place = (key ^ (key >> 32)) & mask, -1
+                while table[slot] >= 0:
+                    same, place = alive[table[slot]], table[slot]
+                    for r in range(rows):
+                        if used[same, r] != sums[r]:
+                            place = -1
+                            break
+                    if place >= 0:
+                        break
+                    slot = (slot + 1) & mask
+                if place >= 0 and total[alive[place]] <= new:
+                    continue
+                if count == len(total):
+                    return -1, -1
+                total[count], parent[count], column[count] = new, s, c
+                used[count, :] = sums
+                if place < 0:
+                    place, table[slot] = living, living
+                    living += 1
+                alive[place] = count
+                count += 1
+    return count, living
 
 
 @jitted

@@ -4,8 +4,10 @@ Let every job have its best column at prices. An answer that changes some of the
 by what it loses: ``best - margin`` for each change, and the price of what it leaves of each row. In a row
 that costs more than may be lost nothing is left at all. So all answers that lose no more than some amount
 are found by listing the changes of either half of the jobs and joining those that fill such rows exactly
-(Horowitz and Sahni, 1974, for knapsacks). If there are any, the best is optimal; if there are none, that
-lowers the bound. The amount is raised until there is one, the gap is met, or there are too many ways.
+(Horowitz and Sahni, 1974, for knapsacks). Of the ways of a half that use the same only the one of least
+loss is kept, which leaves few: GPU counts are round numbers. If there are any answers, the best is optimal;
+if there are none, that lowers the bound. The amount is raised until there is one, the gap is met, or there
+are too many ways.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from solvers.kernels.core import changes, joined, keys
 from solvers.prices import Priced
 
 MOST_WAYS: Final = 50_000
-"""Ways listed for a half: together with joining them some milliseconds."""
+"""Ways made for a half: together with joining them some 20 ms."""
 MOST_CHANGES: Final = 400
 """Changes looked at: with more there are too many ways."""
 MOST_PAIRS: Final = 200_000
@@ -93,18 +95,18 @@ def _least(
     more = _use(problem, few.column) - _use(problem, priced.choice[few.job])
     free = problem.capacity - problem.used(priced.choice)
     half = np.unique(few.job, return_inverse=True)[1] % 2 == 0
-    one = _ways(few.those(half), more[half], allowed)
-    other = _ways(few.those(~half), more[~half], allowed)
+    factor = np.array([pow(_FACTOR, r + 1, 2**64) for r in range(len(free))], dtype=np.uint64)
+    one = _ways(few.those(half), more[half], factor.view(np.int64), allowed)
+    other = _ways(few.those(~half), more[~half], factor.view(np.int64), allowed)
     if one is None or other is None:
         return None
-    factor = np.array([pow(_FACTOR, r + 1, 2**64) for r in range(len(free))], dtype=np.uint64)
     tight = np.where(priced.prices > allowed, factor.view(np.int64), 0)
-    key, rest = keys(one[1], tight), keys(other[1], tight)
-    rank = np.lexsort((other[0], rest))
+    key, rest = keys(one.used, tight), keys(other.used, tight)
+    rank = np.lexsort((other.loss, rest))
     with np.errstate(over="ignore"):
         wanted = int((free * tight).sum())
     least, first, second = joined(
-        (key, one[0], one[1]), (rest[rank], other[0][rank], other[1][rank]), free, wanted,
+        (key, one.loss, one.used), (rest[rank], other.loss[rank], other.used[rank]), free, wanted,
         priced.prices, allowed, MOST_PAIRS,
     )  # fmt: skip
     if first == -2:
@@ -113,7 +115,7 @@ def _least(
         return None, 0.0
     choice = priced.choice.copy()
     for ways, at, side in ((one, first, half), (other, int(rank[second]), ~half)):
-        picked = _picked(ways[2], ways[3], at)
+        picked = ways.picked(at)
         mine = few.those(side)
         choice[mine.job[picked]] = mine.column[picked]
     return choice, least
@@ -132,20 +134,36 @@ def _use(problem: Problem, column: Ints) -> Ints:
     return out
 
 
-def _ways(few: _Changes, more: Ints, allowed: float) -> tuple[Floats, Ints, Ints, Ints] | None:
-    """Return loss, usage, parent and column of each way to take some of these; None: too many."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ways:
+    """Ways to change choices, by rows: what each loses and uses more. The last three lead to its changes."""
+
+    loss: Floats
+    used: Ints
+    alive: Ints
+    parent: Ints
+    column: Ints
+
+    def picked(self, way: int) -> list[int]:
+        found: list[int] = []
+        at = int(self.alive[way])
+        while at > 0:
+            found.append(int(self.column[at]))
+            at = int(self.parent[at])
+        return found
+
+
+def _ways(few: _Changes, more: Ints, factor: Ints, allowed: float) -> _Ways | None:
+    """Return the least loss of all ways to take some of these, one for each usage; None: too many."""
     start = np.append(np.flatnonzero(np.diff(few.job, prepend=-1)), len(few.job))
     total, used = np.empty(MOST_WAYS), np.empty((MOST_WAYS, more.shape[1]), np.int64)
     parent, column = np.empty(MOST_WAYS, np.int64), np.empty(MOST_WAYS, np.int64)
-    count = changes(start, few.loss, more, allowed, total, used, parent, column)
+    alive = np.empty(MOST_WAYS, np.int64)
+    table = np.full(1 << (2 * MOST_WAYS - 1).bit_length(), -1)
+    count, living = changes(
+        start, few.loss, more, factor, allowed, total, used, parent, column, alive, table
+    )
     if count < 0:
         return None
-    return total[:count], used[:count], parent[:count], column[:count]
-
-
-def _picked(parent: Ints, column: Ints, way: int) -> list[int]:
-    found: list[int] = []
-    while way > 0:
-        found.append(int(column[way]))
-        way = int(parent[way])
-    return found
+    kept = alive[:living]
+    return _Ways(loss=total[kept], used=used[kept], alive=kept, parent=parent, column=column)
