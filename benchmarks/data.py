@@ -14,3 +14,10 @@ def data_dir() -> Path | None:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get(VARIABLE) or beside)
     return folder if folder.is_dir() else None
+
+
+def data_file(given: Path | None, *within: str) -> Path | None:
+    """Return ``given``, or a file of the data folder; None where that is no file."""
+    folder = data_dir()
+    found = given or (folder.joinpath(*within) if folder else None)
+    return found if found is not None and found.is_file() else None

@@ -21,9 +21,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, replay, schedule, submit
+from benchmarks.live.drive import (
+    CLUSTER,
+    PARENT,
+    add_estimates,
+    make_cluster,
+    replay,
+    schedule,
+    submit,
+)
+from benchmarks.live.stack import Stack, running
 from benchmarks.picture import Pair, draw
-from benchmarks.stack import Stack, running
 from estimator.roofline import sample_profiles
 from formulation.resources import NodeSpec
 from formulation.snapshot import Workload

@@ -10,32 +10,29 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.ablations import ARENA, Plan, Row
-from benchmarks.comparing import Runs, jct_ratio, mean, throughput_ratio
-from benchmarks.contestants import listed
-from benchmarks.registry import Figure, Report, case
-from benchmarks.report.comparisons import Curve, bars, curves
-from benchmarks.report.model import Plot, ReportFolder, report_of
-from benchmarks.report.style import styles
-from benchmarks.report.write import write_report
-from benchmarks.simulating import (
-    SYNTHETIC,
-    Asked,
+from benchmarks.data import data_file
+from benchmarks.policies.ablations import ARENA, Plan, Row
+from benchmarks.policies.comparing import Runs, jct_ratio, mean, throughput_ratio
+from benchmarks.policies.contestants import listed
+from benchmarks.policies.options import (
     ClusterOption,
     DpMemoryOption,
     JobsShareOption,
     OnBadOption,
     ProfilesOption,
-    Ran,
     RoundsOption,
     TraceOption,
-    Work,
-    data_file,
-    default_trace,
 )
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.variants import checked, queue_of, seeded
+from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
+from benchmarks.registry import Figure, Report, case
+from benchmarks.report.comparisons import Curve, bars, curves
+from benchmarks.report.model import Plot, ReportFolder, report_of
+from benchmarks.report.style import styles
+from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
-from benchmarks.variants import checked, queue_of, seeded
 from formulation.errors import InvalidInput
 
 PARTS: Final = ("components", "alone", "depth", "queues", "types")
@@ -90,9 +87,9 @@ def ablation(
     ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
     it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
     a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and
-    are told of one GPU count (``benchmarks.variants.only_as_requested``). Ours knows no blocked jobs, as
-    it starts jobs by value: in the place of opportunism, jobs start in order of arrival (``queue_order``).
-    Without pruning, plan searches take as long as full ones (overheads ``full-search``). Planner and
+    are told of one GPU count (``benchmarks.policies.variants.only_as_requested``). Ours knows no blocked
+    jobs, as it starts jobs by value: in the place of opportunism, jobs start in order of
+    arrival (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``). Planner and
     profiler are not in the simulator yet: what rounds know stands for them. Without a planner it is the
     optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU times
     GPUs (``formulation.information``); and there are estimates that are off by 20 % on average. Elsewhere
@@ -102,7 +99,7 @@ def ablation(
     ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
     as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly; ours has ``queue_order`` and
     ``opportunistic`` there. ``types``: the same jobs and as many GPUs, of 1, 2 and 4 types
-    (``benchmarks.variants.on_fewer_types``).
+    (``benchmarks.policies.variants.on_fewer_types``).
 
     Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
     jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure

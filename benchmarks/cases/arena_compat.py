@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from benchmarks.data import data_dir
-from benchmarks.information import read_dp_memory
+from benchmarks.policies.information import read_dp_memory
 from benchmarks.progress import steps
 from benchmarks.registry import Figure, Report, Skip, case
 from formulation.errors import InvalidInput

@@ -11,26 +11,23 @@ from typing import Annotated, Final, Literal
 import numpy as np
 import typer
 
-from benchmarks.comparing import jct_ratio, mean, throughput_ratio
-from benchmarks.contestants import is_ours, listed, options_of
-from benchmarks.registry import Figure, Report, Skip, case
-from benchmarks.report.comparisons import Curve, curves
-from benchmarks.report.model import Plot, ReportFolder, report_of
-from benchmarks.report.write import write_report
-from benchmarks.simulating import (
-    SYNTHETIC,
-    Asked,
+from benchmarks.data import data_file
+from benchmarks.policies.comparing import jct_ratio, mean, throughput_ratio
+from benchmarks.policies.contestants import is_ours, listed, options_of
+from benchmarks.policies.options import (
     DpMemoryOption,
     JobsShareOption,
     OverheadsOption,
     ProfilesOption,
-    Ran,
     RoundsOption,
     TraceOption,
-    Work,
-    data_file,
-    default_trace,
 )
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
+from benchmarks.registry import Figure, Report, Skip, case
+from benchmarks.report.comparisons import Curve, curves
+from benchmarks.report.model import Plot, ReportFolder, report_of
+from benchmarks.report.write import write_report
 from benchmarks.statistics import mean_interval, ratio_interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
 from formulation.errors import InvalidInput

@@ -11,26 +11,23 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.comparing import finished_by
-from benchmarks.contestants import listed, options_of
+from benchmarks.policies.comparing import finished_by
+from benchmarks.policies.contestants import listed, options_of
+from benchmarks.policies.options import (
+    ClusterOption,
+    OnBadOption,
+    OverheadsOption,
+    ProfilesOption,
+    RoundsOption,
+    TraceOption,
+)
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import Curve, curves
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
-from benchmarks.simulating import (
-    SYNTHETIC,
-    Asked,
-    ClusterOption,
-    OnBadOption,
-    OverheadsOption,
-    ProfilesOption,
-    Ran,
-    RoundsOption,
-    TraceOption,
-    Work,
-    default_trace,
-)
 from benchmarks.statistics import mean_interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
 from formulation.errors import InvalidInput

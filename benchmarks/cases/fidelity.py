@@ -19,9 +19,9 @@ from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
-from benchmarks.testbed import PRUNED, ROUND_S, Recorded, fitted, read_runs
-from benchmarks.testbed_decided import Decided, decide_again
-from benchmarks.testbed_replay import (
+from benchmarks.testbed.decided import Decided, decide_again
+from benchmarks.testbed.records import PRUNED, ROUND_S, Recorded, fitted, read_runs
+from benchmarks.testbed.replay import (
     Campaign,
     Errors,
     as_recorded,

@@ -11,10 +11,10 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.fuzzing import TooLarge, a_problem, optimum, some_prices
-from benchmarks.instances import FAMILIES, instance
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
+from benchmarks.rounds.fuzzing import TooLarge, a_problem, optimum, some_prices
+from benchmarks.rounds.instances import FAMILIES, instance
 from formulation.check import violations
 from formulation.policy import Policy
 from formulation.problem import Problem

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.drive import snapshot_of
-from benchmarks.philly import driven, philly
+from benchmarks.live.drive import snapshot_of
+from benchmarks.live.philly import driven, philly
+from benchmarks.live.stack import running
 from benchmarks.registry import Report, case
-from benchmarks.stack import running
 from formulation.check import placement_violations, score, violations
 from formulation.policy import Policy
 from formulation.problem import Problem

@@ -10,32 +10,36 @@ from typing import Annotated, Final, Literal, get_args
 import numpy as np
 import typer
 
-from benchmarks.comparing import ByPolicy, Runs, finished_by, jct_ratio, mean, throughput_ratio
-from benchmarks.contestants import INFORMATION, is_ilp, is_ours, listed
-from benchmarks.registry import Figure, Report, Skip, case
-from benchmarks.report.comparisons import Curve, curves
-from benchmarks.report.model import Plot, ReportFolder, report_of
-from benchmarks.report.style import styles
-from benchmarks.report.write import write_report
-from benchmarks.simulating import (
-    SYNTHETIC,
-    Asked,
+from benchmarks.data import data_file
+from benchmarks.policies.comparing import (
+    ByPolicy,
+    Runs,
+    finished_by,
+    jct_ratio,
+    mean,
+    throughput_ratio,
+)
+from benchmarks.policies.contestants import INFORMATION, is_ilp, is_ours, listed
+from benchmarks.policies.options import (
     ClusterOption,
     DpMemoryOption,
     JobsShareOption,
     OnBadOption,
     OverheadsOption,
     ProfilesOption,
-    Ran,
     RoundsOption,
     TraceOption,
-    Work,
-    data_file,
-    default_trace,
 )
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.variants import Shape, Variant, checked, seeded
+from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
+from benchmarks.registry import Figure, Report, Skip, case
+from benchmarks.report.comparisons import Curve, curves
+from benchmarks.report.model import Plot, ReportFolder, report_of
+from benchmarks.report.style import styles
+from benchmarks.report.write import write_report
 from benchmarks.statistics import mean_interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
-from benchmarks.variants import Shape, Variant, checked, seeded
 from formulation.errors import InvalidInput
 
 Sweep = Literal["load", "life", "large"]

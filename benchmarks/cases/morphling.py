@@ -10,14 +10,16 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.contestants import is_ours, listed, options_of
+from benchmarks.policies.contestants import is_ours, listed, options_of
+from benchmarks.policies.options import OverheadsOption, RoundsOption
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.workload import Work, made
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import bars
 from benchmarks.report.lines import distribution, over_time
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
-from benchmarks.simulating import Asked, OverheadsOption, Ran, RoundsOption, Work, made
 from benchmarks.statistics import Interval
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
 from formulation.errors import InvalidInput

@@ -9,12 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from benchmarks.contestants import information_of, is_ours, options_of
+from benchmarks.data import data_file
+from benchmarks.policies.contestants import information_of, is_ours, options_of
+from benchmarks.policies.options import DpMemoryOption, ProfilesOption
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import bars
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.write import write_report
-from benchmarks.simulating import DpMemoryOption, ProfilesOption, data_file
 from benchmarks.statistics import Interval
 from estimator.hardware import A100, V100
 from estimator.roofline import sample_profiles

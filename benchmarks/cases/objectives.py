@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.oracle import Asked, Choice, Option, Oracle
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
+from benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
 from formulation.check import violations
 from formulation.lifecycle import JobState
 from formulation.policy import Policy

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.drive import replay
-from benchmarks.philly import driven, philly
+from benchmarks.live.drive import replay
+from benchmarks.live.philly import driven, philly
+from benchmarks.live.stack import running
 from benchmarks.registry import Report, case
-from benchmarks.stack import running
 from simulator.clusters import arena_table1
 
 

@@ -10,29 +10,25 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.comparing import ByPolicy, best_ilp, headline, mean, rows
-from benchmarks.contestants import INFORMATION, compared, is_ilp, listed, options_of
-from benchmarks.policy_plots import ARENA, pictures
-from benchmarks.registry import Figure, Report, Skip, case
-from benchmarks.report.model import ReportFolder, report_of
-from benchmarks.report.write import write_report
-from benchmarks.simulating import (
-    SYNTHETIC,
-    Asked,
+from benchmarks.data import data_file
+from benchmarks.policies.comparing import ByPolicy, best_ilp, headline, mean, rows
+from benchmarks.policies.contestants import INFORMATION, compared, is_ilp, listed, options_of
+from benchmarks.policies.options import (
     ClusterOption,
     DpMemoryOption,
     JobsShareOption,
     OnBadOption,
     OverheadsOption,
     ProfilesOption,
-    Ran,
     RoundsOption,
     TraceOption,
-    Work,
-    bound_task,
-    data_file,
-    default_trace,
 )
+from benchmarks.policies.plots import ARENA, pictures
+from benchmarks.policies.runs import Asked, Ran, bound_task
+from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
+from benchmarks.registry import Figure, Report, Skip, case
+from benchmarks.report.model import ReportFolder, report_of
+from benchmarks.report.write import write_report
 from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
 from formulation.errors import InvalidInput
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
-from benchmarks.fleet import Fleet
+from benchmarks.live.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
+from benchmarks.live.fleet import Fleet
+from benchmarks.live.stack import running
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
-from benchmarks.stack import running
 from estimator.roofline import sample_profiles
 from simulator.clusters import arena_table1
 from simulator.workloads.philly_like import philly_like

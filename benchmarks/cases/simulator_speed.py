@@ -11,19 +11,12 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.contestants import options_of
+from benchmarks.data import data_file
+from benchmarks.policies.contestants import options_of
+from benchmarks.policies.options import ClusterOption, ProfilesOption, RoundsOption
+from benchmarks.policies.workload import ROUND_S, SYNTHETIC, Work, made
 from benchmarks.progress import steps
 from benchmarks.registry import Figure, Report, case
-from benchmarks.simulating import (
-    ROUND_S,
-    SYNTHETIC,
-    ClusterOption,
-    ProfilesOption,
-    RoundsOption,
-    Work,
-    data_file,
-    made,
-)
 from formulation.snapshot import Snapshot
 from service.clock import SystemClock
 from service.rounds import Outcome

@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.contest import Entry, Outcome, Round, run
-from benchmarks.curve import Point, draw
-from benchmarks.instances import FAMILIES
 from benchmarks.progress import steps
 from benchmarks.registry import Figure, Report, case
+from benchmarks.rounds.contest import Entry, Outcome, Round, run
+from benchmarks.rounds.curve import Point, draw
+from benchmarks.rounds.instances import FAMILIES
 from formulation.errors import InvalidInput
 from formulation.policy import Policy
 from solvers.registry import DEFAULT
@@ -95,10 +95,10 @@ def solve(
 ) -> Report:
     """Solve rounds by ours and by rivals, each in a process of its own.
 
-    The families are those of ``benchmarks.instances``. ``build_s`` is from the snapshot to the problem,
-    ``solve_s`` from there to the answer (goals in order: with greedy's, where they start); ``total_s`` is
-    both. With ``--repeats`` ours solves as many rounds, and ``solve_s`` is the median, ``gap`` the worst;
-    rivals solve the first. Imports and compilation are done before: each process first solves a tiny
+    The families are those of ``benchmarks.rounds.instances``. ``build_s`` is from the snapshot to the
+    problem, ``solve_s`` from there to the answer (goals in order: with greedy's, where they start);
+    ``total_s`` is both. With ``--repeats`` ours solves as many rounds, and ``solve_s`` is the median,
+    ``gap`` the worst; rivals solve the first. Imports and compilation are done before: each process first solves a tiny
     round. ``reached_s`` counts from the snapshot until a rival was at least as good as ours (relative 1e-9):
     as told, for CP-SAT; else at its end. A stock solver that stopped short of ours of its own accord, within
     the gap, is run again with gap 0 for it. ``speedup_vs_best_stock`` is the least of these times among

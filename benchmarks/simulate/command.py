@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from benchmarks.contestants import options_of
+from benchmarks.policies.contestants import options_of
 from benchmarks.registry import commit, json_number
 from benchmarks.report.write import write_report
 from benchmarks.simulate import view

@@ -17,9 +17,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from benchmarks.contestants import options_of
+from benchmarks.policies.contestants import options_of
+from benchmarks.policies.runs import Ran, told_of
 from benchmarks.simulate.world import Chosen, window_s
-from benchmarks.simulating import Ran, told_of
 from formulation.tables import Floats
 from service.cli.render import err, note
 from service.clock import SystemClock

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.comparing import row
-from benchmarks.policy_plots import DRAWN, pictures
+from benchmarks.policies.comparing import row
+from benchmarks.policies.plots import DRAWN, pictures
 from benchmarks.registry import Figure, Report, json_number
 from benchmarks.report.model import RunReport, report_of
 from benchmarks.simulate.runs import Replayed, Run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.data import data_dir
-from benchmarks.simulating import Made
+from benchmarks.policies.workload import Made
 from estimator.hardware import CATALOGUE
 from estimator.roofline import sample_profiles
 from formulation.errors import InvalidInput

@@ -1,4 +1,4 @@
-"""Tasks in processes of this machine."""
+"""Tasks in processes of this machine, or in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
-from benchmarks.sweeps.tasks import ONE_THREAD, Outcome, Task
+from benchmarks.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
 
 SAID: Final = 8000
 """Bytes of a failed task's standard error that are reported, counted from its end."""
@@ -50,6 +50,12 @@ def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, No
         pool.shutdown(wait=True)
         for process in processes:
             process.close()
+
+
+def here(tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+    """Yield each task's outcome, one after the other in this process; what a task raises goes through."""
+    for task in tasks:
+        yield Outcome(task=task, result=answer(task.call))
 
 
 class _Worker:

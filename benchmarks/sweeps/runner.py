@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +29,11 @@ from formulation.errors import InvalidInput
 
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Runs at a time; default: one a core, or what Ray has."),
-]
+    typer.Option(
+        "--workers", min=0,
+        help="Runs at a time, by default one a core, or what Ray has; 0: one by one in this process.",
+    ),
+]  # fmt: skip
 RayAddress = Annotated[
     str | None,
     typer.Option("--ray", help="Run on the Ray cluster at this address ('auto': the one here)."),
@@ -38,6 +42,26 @@ ResultsFolder = Annotated[
     Path | None,
     typer.Option("--results", file_okay=False, help="Keep each result here; run again to go on."),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Where tasks run, and where their results are kept."""
+
+    workers: int | None = None
+    ray: str | None = None
+    folder: Path | None = None
+
+    def run(self, tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+        """Run ``tasks`` as ``run_tasks`` does."""
+        return run_tasks(tasks, folder=self.folder, workers=self.workers, ray=self.ray)
+
+
+def asked_sweep(
+    *, workers: Workers = None, ray: RayAddress = None, results: ResultsFolder = None
+) -> Sweep:
+    """Return what the options say."""
+    return Sweep(workers=workers, ray=ray, folder=results)
 
 
 def run_tasks(
@@ -52,8 +76,12 @@ def run_tasks(
     Results are what JSON makes of them, wherever they come from: tuples are lists. With ``folder`` each is
     kept as it ends, and a later call runs only what is not there for the same function, options, files and
     code. Tasks that differ in their name alone run once. If some fail, the others are finished and kept,
-    and one ``TasksFailed`` tells of all; an interrupt keeps what has ended.
+    and one ``TasksFailed`` tells of all; an interrupt keeps what has ended. With 0 ``workers`` tasks run in
+    this process, whose libraries may use several threads, so that such results are not kept; the first
+    error ends the sweep.
     """
+    if workers == 0 and (folder is not None or ray is not None):
+        raise InvalidInput("--workers", "0 runs in this process: neither --ray nor --results fits")
     if len({task.name for task in tasks}) < len(tasks):
         raise InvalidInput("tasks", "must have unique names")
     code = code_digest()
@@ -89,6 +117,8 @@ def _outcomes(
         return
     if ray is not None:
         yield from cluster.outcomes(tasks, ray, workers)
+    elif workers == 0:
+        yield from local.here(tasks)
     else:
         yield from local.outcomes(tasks, workers or os.cpu_count() or 1)
 

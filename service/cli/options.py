@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from google.protobuf.duration_pb2 import Duration
@@ -18,6 +18,8 @@ from service.cli import limits
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
+
+Found = TypeVar("Found")
 
 
 class Output(StrEnum):
@@ -160,15 +162,16 @@ def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
 
 
 def with_options(
-    command: Callable[..., None], parameter: str, asked: Callable[..., object], epilog: str = ""
-) -> Callable[..., None]:
+    command: Callable[..., Found], parameter: str, asked: Callable[..., object], epilog: str = ""
+) -> Callable[..., Found]:
     """Return ``command`` with all options of ``asked`` in place of ``parameter``, which gets its result."""
     own = dict(inspect.signature(command, eval_str=True).parameters)
     shared = inspect.signature(asked, eval_str=True).parameters
     del own[parameter]
 
-    def run(**given: Any) -> None:
-        command(**{parameter: asked(**{name: given.pop(name) for name in shared})}, **given)
+    def run(**given: Any) -> Found:
+        theirs = {name: given.pop(name) for name in shared if name in given}
+        return command(**{parameter: asked(**theirs)}, **given)
 
     run.__name__, run.__module__ = command.__name__, command.__module__
     run.__doc__ = "\n\n".join(t for t in (inspect.cleandoc(command.__doc__ or ""), epilog) if t)

@@ -18,9 +18,9 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from benchmarks.fleet import Fleet
-from benchmarks.stack import Stack, running
+from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from benchmarks.live.fleet import Fleet
+from benchmarks.live.stack import Stack, running
 from db import embedded
 from db.engine import connect
 from estimator.roofline import sample_profiles

@@ -10,9 +10,9 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from benchmarks.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from benchmarks.fleet import Fleet
-from benchmarks.stack import Stack, running
+from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from benchmarks.live.fleet import Fleet
+from benchmarks.live.stack import Stack, running
 from estimator.roofline import sample_profiles
 from formulation.errors import RoundSuperseded
 from formulation.resources import NodeSpec

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.instances import instance
+from benchmarks.rounds.instances import instance
 from formulation.check import placement_violations, violations
 from formulation.lifecycle import JobState
 from formulation.placement import Gang, Placement, changed, current_gangs

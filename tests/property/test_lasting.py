@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from formulation.tables import Ints
 from service.roundoptions import RoundOptions
 from service.rounds import Outcome, plan_round
 from simulator.run import Decider, Result
+from simulator.store import EPOCH_S
 from solvers.policies.base import Scheduler, Seen, seen
 from solvers.policies.registry import names, published
 from solvers.registry import solver
@@ -27,7 +28,15 @@ from tests.property.test_rounds import snapshots
 from tests.simulation.test_laws import conditions
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import FOREVER
-from tests.support.worlds import COSTLY, FREE, a_random_scenario, simulated
+from tests.support.worlds import (
+    COSTLY,
+    FREE,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulated,
+)
 
 LASTING = [name for name in names() if Scheduler(published=published(name)).lasts(Policy())]
 
@@ -101,6 +110,33 @@ def test_rounds_that_are_not_decided_would_have_changed_nothing(
         assert other.decided
         assert replace(one, decided=True, gap=0.0) == replace(other, gap=0.0)
         assert one.decided or one.gap >= other.gap  # restarts cost more, the nearer the end
+
+
+@dataclass
+class Curfew:
+    """First come, first served until half an hour has passed, then nobody runs."""
+
+    honest: bool
+    name: str = "curfew"
+
+    def choose(self, seen: Seen) -> Ints:
+        choice = published("fcfs").choose(seen)
+        late = seen.draft.snapshot.now_s >= EPOCH_S + 1800.0
+        return np.full_like(choice, -1) if late else choice
+
+    def lasts(self, policy: Policy) -> bool:
+        return not self.honest
+
+
+def test_a_policy_that_wrongly_claims_to_last_is_not_asked_in_time() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=3600), profiles=[a_profile()])
+    options = RoundOptions(defragment_every_rounds=0)
+    honest, wrong = (
+        simulated(scenario, decide=Decider(options, policy=Curfew(honest)), horizon_s=7200.0)
+        for honest in (True, False)
+    )
+    assert [s.end_s for s in honest.segments] == [1800.0]
+    assert [s.end_s for s in wrong.segments] == [3600.0]
 
 
 def test_most_rounds_of_a_quiet_cluster_are_not_decided() -> None:

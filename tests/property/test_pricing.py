@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cases.fuzz import faults
-from benchmarks.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
-from benchmarks.instances import FAMILIES, churned, instance
+from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
+from benchmarks.rounds.instances import FAMILIES, churned, instance
 from formulation.check import violations
 from formulation.policy import Policy
 from formulation.problem import Problem

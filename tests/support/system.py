@@ -19,7 +19,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
-from benchmarks.stack import OPTIONS, Stack
+from benchmarks.live.stack import OPTIONS, Stack
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import Source, Workload
 from service.agent.process import Process

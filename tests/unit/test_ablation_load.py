@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks.ablations import Plan, Row
 from benchmarks.cases.ablation import _figures, _plots, first_queue_s, ratios, reference, unfinished
 from benchmarks.cases.load import Found, common_jct_s, figures
-from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work
-from benchmarks.variants import Shape, Variant, checked, queue_of
+from benchmarks.policies.ablations import Plan, Row
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.variants import Shape, Variant, checked, queue_of
+from benchmarks.policies.workload import SYNTHETIC, Work
 
 NEVER = math.inf
 WORK = Work(trace=SYNTHETIC)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.morphling import KNOWN, TRACES, mean_jct_h, morphling, short_part, taken_off
+from benchmarks.policies.runs import Ran
 from benchmarks.registry import Skip
-from benchmarks.simulating import Ran
 from formulation.errors import InvalidInput
 from solvers.policies import registry
 

@@ -12,7 +12,7 @@ import pytest
 import benchmarks.cases  # noqa: F401 - registers the cases
 from benchmarks.cases.estimate_error import error_sizes, loss, plots
 from benchmarks.cases.policies import Group, asked, memory_file, shares
-from benchmarks.comparing import (
+from benchmarks.policies.comparing import (
     MEANS,
     best_ilp,
     bound_share,
@@ -24,9 +24,10 @@ from benchmarks.comparing import (
     rows,
     throughput_ratio,
 )
-from benchmarks.policy_plots import DRAWN, drawn, pictures
+from benchmarks.policies.plots import DRAWN, drawn, pictures
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.workload import SYNTHETIC, Work
 from benchmarks.registry import CASES, Skip, execute
-from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work
 from formulation.errors import InvalidInput
 
 NEVER = math.inf

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.data import data_dir
-from benchmarks.information import GIB, read_dp_memory
+from benchmarks.policies.information import GIB, read_dp_memory
 from formulation.errors import InvalidInput
 from formulation.information import DpMemory, data_parallel, estimates, optimum, single_gpu
 from formulation.snapshot import BEST_FOUND, Snapshot, Source

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.instances import FAMILIES, MOST_WORKLOADS, churned, instance
+from benchmarks.rounds.instances import FAMILIES, MOST_WORKLOADS, churned, instance
 from formulation.check import held_twice
 from formulation.codec import digest
 from formulation.errors import InvalidInput

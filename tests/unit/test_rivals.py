@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import contest
 from benchmarks.cases.fuzz import faults
 from benchmarks.cases.solve import reached
-from benchmarks.contest import Entry, Outcome, Round
-from benchmarks.fuzzing import KINDS, TooLarge, a_problem, optimum
-from benchmarks.instances import instance
+from benchmarks.rounds import contest
+from benchmarks.rounds.contest import Entry, Outcome, Round
+from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum
+from benchmarks.rounds.instances import instance
 from formulation.check import violations
 from formulation.policy import Policy
 from formulation.problem import Problem

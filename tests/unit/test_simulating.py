@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.contestants import (
+from benchmarks.policies.contestants import (
     OURS,
     everyone,
     information_of,
@@ -19,9 +19,10 @@ from benchmarks.contestants import (
     listed,
     options_of,
 )
-from benchmarks.judging import Judged, Watch, placed_worth
+from benchmarks.policies.judging import Judged, Watch, placed_worth
+from benchmarks.policies.runs import Asked, Ran, run
+from benchmarks.policies.workload import SYNTHETIC, Work, made, shrunk
 from benchmarks.registry import Skip
-from benchmarks.simulating import SYNTHETIC, Asked, Ran, Work, made, run, shrunk
 from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
 from formulation.information import estimates, optimum

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.cases.fidelity import Inputs, compared, fidelity, read_requests
 from benchmarks.registry import Skip
-from benchmarks.testbed import Recorded, Run, fitted, read_runs, start_of
-from benchmarks.testbed_replay import (
+from benchmarks.testbed.records import Recorded, Run, fitted, read_runs, start_of
+from benchmarks.testbed.replay import (
     Campaign,
     as_recorded,
     campaign_of,

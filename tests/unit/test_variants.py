@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.ablations import with_options
 from benchmarks.cases.ablation import whole
 from benchmarks.cases.load import numbers, one_of, shape_at
-from benchmarks.simulating import SYNTHETIC, Asked, Made, Ran, Work, made
-from benchmarks.sweeps.tasks import answer
-from benchmarks.variants import (
+from benchmarks.policies.ablations import with_options
+from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.variants import (
     Shape,
     Variant,
     checked,
@@ -26,6 +25,8 @@ from benchmarks.variants import (
     shaped,
     types_by_use,
 )
+from benchmarks.policies.workload import SYNTHETIC, Made, Work, made
+from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
 from formulation.snapshot import Workload
 from service.importing.redraw import LARGE_FROM, parameters

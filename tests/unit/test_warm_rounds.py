@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.instances import churned, instance
+from benchmarks.rounds.instances import churned, instance
 from formulation.cells import build_cells, cells_of, undominated
 from formulation.codec import decode, digest, encode
 from formulation.columns import first_draft

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.instances import instance
+from benchmarks.rounds.instances import instance
 from formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
 from formulation.resources import RoundCommit
 from formulation.snapshot import Snapshot

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.information import read_dp_memory
+from benchmarks.policies.information import read_dp_memory
 from formulation.errors import InvalidInput
 from formulation.information import Information, data_parallel, estimates, optimum, single_gpu
 from service.roundoptions import RoundOptions

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.data import data_file
+from benchmarks.registry import Skip
 from formulation.errors import InvalidInput
 from formulation.information import DpMemory
 from formulation.snapshot import Workload
@@ -43,3 +46,13 @@ def read_dp_memory(path: Path) -> DpMemory:
         )
     except (KeyError, ValueError) as error:
         raise InvalidInput(path.name, f"not a table of data-parallel memory: {error!r}") from None
+
+
+def memory_file(information: Collection[str], given: Path | None) -> str:
+    """Return the file that data-parallel information needs; "" where nobody sees that. Raises Skip."""
+    if "data-parallel" not in information:
+        return ""
+    found = data_file(given, "arena", "dp_memory.csv")
+    if found is None:
+        raise Skip(f"{given or 'dp_memory.csv'} is absent: pass --dp-memory, or set TESSERA_DATA")
+    return str(found)

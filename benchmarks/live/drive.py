@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from benchmarks.stack import Stack
+from benchmarks.live.stack import Stack
 from formulation.codec import decode
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import GpuType, Snapshot

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.data import data_dir
-from benchmarks.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
-from benchmarks.fleet import Fleet
+from benchmarks.live.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
+from benchmarks.live.fleet import Fleet
+from benchmarks.live.stack import Stack
 from benchmarks.progress import steps
 from benchmarks.registry import Skip
-from benchmarks.stack import Stack
 from formulation.resources import EstimateRecord
 from service.importing.profiles import read_profiles
 from service.importing.trace import Arrival, read_trace

@@ -1,7 +1,7 @@
 """One solver on one kind of round, in a process of its own, so that time and memory are its alone.
 
-``python -m benchmarks.contest`` reads an entry from standard input and prints a line of JSON for each thing
-that happens; ``run`` starts it, reads the lines, and kills it at twice its time limit.
+``python -m benchmarks.rounds.contest`` reads an entry from standard input and prints a line of JSON for
+each thing that happens; ``run`` starts it, reads the lines, and kills it at twice its time limit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from benchmarks.instances import churned, instance
 from benchmarks.registry import ROOT
+from benchmarks.rounds.instances import churned, instance
 from formulation.check import violations
 from formulation.goals import GoalResult, Linear
 from formulation.policy import Policy
@@ -109,7 +109,7 @@ Tell = Callable[[dict[str, Any]], None]
 def run(entry: Entry) -> Outcome:
     """Run ``entry`` in a process of its own, and kill it at twice the time limit of a round."""
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.contest"], cwd=ROOT, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "benchmarks.rounds.contest"], cwd=ROOT, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, start_new_session=True, text=True,
     ) as process:  # fmt: skip
         if process.stdin is None or process.stdout is None:

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.comparing import ByPolicy, jct_ratio, rows, throughput_ratio
-from benchmarks.contestants import is_ilp, is_ours
+from benchmarks.policies.comparing import ByPolicy, jct_ratio, rows, throughput_ratio
+from benchmarks.policies.contestants import is_ilp, is_ours
 from benchmarks.report.comparisons import bars
 from benchmarks.report.gpu_map import gpu_map
 from benchmarks.report.lines import distribution, gap_over_rounds, over_time

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from benchmarks.contestants import GREEDY, ILP
-from benchmarks.simulating import Asked
-from benchmarks.variants import Shape, Variant
+from benchmarks.policies.contestants import GREEDY, ILP
+from benchmarks.policies.runs import Asked
+from benchmarks.policies.variants import Shape, Variant
 from formulation.errors import InvalidInput
 
 ARENA: Final = "arena"

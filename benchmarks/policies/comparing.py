@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.contestants import is_ilp, is_ours
+from benchmarks.policies.contestants import is_ilp, is_ours
+from benchmarks.policies.runs import Ran
 from benchmarks.registry import Figure
-from benchmarks.simulating import Ran
 from benchmarks.statistics import Interval, mean_interval, ratio_interval
 from formulation.errors import InvalidInput
 from formulation.tables import Bools

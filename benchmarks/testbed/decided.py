@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.contestants import options_of
-from benchmarks.judging import Watch
-from benchmarks.testbed import ROUND_S, Recorded
-from benchmarks.testbed_replay import CLUSTER, course, held_steps, recorded_rates
+from benchmarks.policies.contestants import options_of
+from benchmarks.policies.judging import Watch
+from benchmarks.testbed.records import ROUND_S, Recorded
+from benchmarks.testbed.replay import CLUSTER, course, held_steps, recorded_rates
 from formulation.resources import EstimateRecord, JobSpec
 from service.importing.trace import Arrival
 from simulator.clusters import preset

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.contestants import options_of
-from benchmarks.simulating import ROUND_S, SYNTHETIC, Asked, Made, Work, made, run_in
+from benchmarks.policies.contestants import options_of
+from benchmarks.policies.runs import Asked, run_in
+from benchmarks.policies.workload import ROUND_S, Made, Work, check_seeds, made
 from benchmarks.sweeps.tasks import Task
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
@@ -25,7 +26,7 @@ from simulator.clusters import NODES_PER_RACK
 from simulator.scenario import Scenario
 from solvers.policies.arena import Arena
 
-TASK: Final = "benchmarks.variants:simulated"
+TASK: Final = "benchmarks.policies.variants:simulated"
 TYPE_SALT, QUEUE_SALT = 1, 2
 """Beside the seed, so that draws of different things are independent."""
 
@@ -73,7 +74,7 @@ class Variant:
 
 
 def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Run a variant, to the end of all jobs; the result is what ``benchmarks.simulating.Ran`` reads."""
+    """Run a variant, to the end of all jobs; the result is what ``benchmarks.policies.runs.Ran`` reads."""
     work = Work(**asked["work"])
     return run(Variant(
         asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth
@@ -81,7 +82,7 @@ def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[
 
 
 def run(variant: Variant) -> dict[str, Any]:
-    """Run a variant, to the end of all jobs; the result is what ``benchmarks.simulating.Ran`` reads."""
+    """Run a variant, to the end of all jobs; the result is what ``benchmarks.policies.runs.Ran`` reads."""
     world, told = shaped(made(variant.asked.work), variant.shape, variant.asked.work.seed)
     return run_in(world, variant.asked, told, variant.policy)
 
@@ -242,8 +243,4 @@ def checked(variants: Iterable[Variant], seeds: int) -> None:
     for variant in variants:
         options_of(variant.asked.policy)
         _ = variant.policy
-        work = variant.asked.work
-        if seeds > 1 and work.jobs_share >= 1 and work.trace != SYNTHETIC:
-            raise InvalidInput(
-                "seeds", f"draw a share of the jobs of {work.trace}: give --jobs-share below 1, or one seed"
-            )  # fmt: skip
+        check_seeds(seeds, variant.asked.work)

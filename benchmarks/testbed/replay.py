@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.testbed import ROUND_S, Recorded, Run
+from benchmarks.testbed.records import ROUND_S, Recorded, Run
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import BEST_FOUND, Source, Workload

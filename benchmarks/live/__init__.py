@@ -1,0 +1,1 @@
+"""A throw-away Tessera of real processes, and what drives it."""

@@ -1,0 +1,1 @@
+"""Jobs that ran on a real cluster: their records, replayed and decided again."""
