@@ -15,25 +15,25 @@ from benchmarks.policies.ablations import ARENA, Plan, Row
 from benchmarks.policies.comparing import Runs, jct_ratio, mean, throughput_ratio
 from benchmarks.policies.contestants import listed
 from benchmarks.policies.options import (
-    ClusterOption,
     DpMemoryOption,
+    GpusShareOption,
+    JobsOption,
     JobsShareOption,
-    OnBadOption,
-    ProfilesOption,
-    RoundsOption,
-    TraceOption,
+    SeedsOption,
+    in_sweep,
+    numbers,
+    on_work,
 )
-from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.runs import Asked, runs_of
 from benchmarks.policies.variants import checked, queue_of, seeded
-from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
+from benchmarks.policies.workload import SYNTHETIC, Work, sized
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import Curve, bars, curves
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
-from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
-from formulation.errors import InvalidInput
+from benchmarks.sweeps.runner import Sweep
 
 PARTS: Final = ("components", "alone", "depth", "queues", "types")
 OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
@@ -44,25 +44,24 @@ MEANS: Final = (
 )  # fmt: skip
 
 
-Ran_ = Mapping[Row, Runs]
+Found = Mapping[Row, Runs]
 
 
 @case(
     "ablation",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 6, "seeds": 1, "workers": 1,
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 6, "seeds": 1, "workers": 0,
         "depths": "2", "queues": "2", "types": "1", "ours": "greedy:throughput", "others": "fcfs",
     },
 )  # fmt: skip
+@on_work
+@in_sweep
 def ablation(
-    trace: TraceOption = None,
-    profiles: ProfilesOption = None,
-    cluster: ClusterOption = None,
-    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 0.25,
+    *,
+    work: Work,
+    gpus_share: GpusShareOption = 0.25,
     jobs_share: JobsShareOption = 0.25,
-    rounds: RoundsOption = 2000,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 200,
-    on_bad: OnBadOption = "drop",
+    jobs: JobsOption = 200,
     parts: Annotated[str, typer.Option(help="With commas.")] = ",".join(PARTS),
     ours: Annotated[str, typer.Option(help="Which of ours.")] = "ilp:jct",
     others: Annotated[
@@ -75,25 +74,22 @@ def ablation(
         float, typer.Option(help="How many times as fast jobs arrive under depths and queues.")
     ] = 4.0,
     dp_memory: DpMemoryOption = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with other jobs.")] = 3,
-    seed: int = 0,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    results: ResultsFolder = None,
+    seeds: SeedsOption = 3,
+    sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
     """Take one thing away at a time, from Arena's policy and from ours; all else stays, truth included.
 
     ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
     it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
-    a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and
-    are told of one GPU count (``benchmarks.policies.variants.only_as_requested``). Ours knows no blocked
-    jobs, as it starts jobs by value: in the place of opportunism, jobs start in order of
-    arrival (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``). Planner and
-    profiler are not in the simulator yet: what rounds know stands for them. Without a planner it is the
-    optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU times
-    GPUs (``formulation.information``); and there are estimates that are off by 20 % on average. Elsewhere
-    rounds know the truth.
+    a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and are
+    told of one GPU count (``benchmarks.policies.variants.only_as_requested``). Ours knows no blocked jobs,
+    as it starts jobs by value: in the place of opportunism, jobs start in order of arrival
+    (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``).
+    Planner and profiler are not in the simulator yet: what rounds know stands for them. Without a planner
+    it is the optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU
+    times GPUs (``formulation.information``); and there are estimates that are off by 20 % on average.
+    Elsewhere rounds know the truth.
 
     ``alone``: policies that all see data-parallel information and all search in full. ``depth`` and
     ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
@@ -110,11 +106,7 @@ def ablation(
     these are absent; ``left_out`` counts them.
     """
     chosen = listed(parts, PARTS)
-    work = Work(
-        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
-        gpus_share=gpus_share, jobs_share=jobs_share if default_trace(trace) != SYNTHETIC else 1.0,
-        rounds=rounds, jobs=jobs, on_bad=on_bad, seed=seed,
-    )  # fmt: skip
+    work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
     memory = data_file(dp_memory, "arena", "dp_memory.csv")
     plan = Plan(
         base=Asked(work=work, policy=ARENA), ours=ours, others=tuple(listed(others)), heavy=heavy,
@@ -122,25 +114,25 @@ def ablation(
         dp_memory=str(memory or ""), measured=work.trace != SYNTHETIC,
     )  # fmt: skip
     rows = [row for row in plan.rows() if row.part in chosen]
-    checked((row.run for row in rows), seeds)
+    checked([row.run for row in rows], seeds)
     drawn = range(seed, seed + seeds)
     tasks = {
         (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
         for row in rows for k in drawn
     }  # fmt: skip
-    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
-    ran = {row: [Ran.read(found[tasks[row, k].name]) for k in drawn] for row in rows}
+    found = runs_of(tasks, sweep)
+    runs = {row: [found[row, k] for k in drawn] for row in rows}
     made = Report(
-        seed=seed, figures={**_figures(ran), "left_out": plan.left_out(chosen)},
-        table=[_line(row, ran) for row in rows],
+        seed=seed, figures={**_figures(runs), "left_out": plan.left_out(chosen)},
+        table=[_line(row, runs) for row in rows],
     )  # fmt: skip
     if report is not None:
         options = {
-            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share, "rounds": rounds,
-            "parts": chosen, "ours": ours, "heavy": heavy,
+            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share,
+            "rounds": work.rounds, "parts": chosen, "ours": ours, "heavy": heavy,
         }  # fmt: skip
         page = report_of(
-            made, title="Ablation", options=options, seeds=list(drawn), plots=list(_plots(ran)),
+            made, title="Ablation", options=options, seeds=list(drawn), plots=list(_plots(runs)),
             summary="What each part of Arena's policy and of ours is worth.",
         )  # fmt: skip
         write_report(page, report)
@@ -149,47 +141,42 @@ def ablation(
 
 def whole(text: str) -> tuple[int, ...]:
     """Return the whole numbers of a list with commas, rising. Raises InvalidInput."""
-    try:
-        found = sorted({int(part) for part in listed(text)})
-    except ValueError:
-        found = [0]
-    if found[0] < 1:
-        raise InvalidInput("list", f"{text!r} must be whole numbers from 1 on, with commas")
-    return tuple(found)
+    found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "whole numbers from 1 on")
+    return tuple(map(int, found))
 
 
-def reference(row: Row, ran: Ran_) -> Runs | None:
+def reference(row: Row, every: Found) -> Runs | None:
     """Return the runs that ``row`` is set against; None: they are not there.
 
     Under depths and queues that is the first of the sweep, else the same ``x``.
     """
     swept = row.part in ("depth", "queues")
-    same = [r for r in ran if r.part == row.part and r.name == row.against]
+    same = [r for r in every if r.part == row.part and r.name == row.against]
     found = [r for r in same if swept or r.x == row.x]
-    return ran[min(found, key=lambda r: r.x)] if found else None
+    return every[min(found, key=lambda r: r.x)] if found else None
 
 
-def ratios(row: Row, ran: Ran_) -> tuple[Interval, Interval]:
+def ratios(row: Row, every: Found) -> tuple[Interval, Interval]:
     """Return mean JCT and throughput over those that ``row`` is set against."""
-    over = reference(row, ran)
+    over = reference(row, every)
     if over is None:
         nothing = Interval(value=np.nan, low=np.nan, high=np.nan)
         return nothing, nothing
-    return jct_ratio(ran[row], over), throughput_ratio(ran[row], over)
+    return jct_ratio(every[row], over), throughput_ratio(every[row], over)
 
 
-def _figures(ran: Ran_) -> dict[str, Figure]:
+def _figures(every: Found) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
-    for row in ran:
-        over = reference(row, ran)
-        if over is None or over is ran[row]:
+    for row in every:
+        over = reference(row, every)
+        if over is None or over is every[row]:
             continue
         what = row.variant if row.part == "components" else row.part
         x = f"_{row.x:g}" if row.x else ""
         policy = row.policy.partition("@")[0]
         name = f"{policy}_{what.replace(' ', '_')}{x}"
-        jct, throughput = ratios(row, ran)
-        if fewer := unfinished(ran[row], over):
+        jct, throughput = ratios(row, every)
+        if fewer := unfinished(every[row], over):
             figures[f"unfinished_{name}"] = fewer
         else:
             figures[f"jct_loss_{name}"] = jct.value - 1
@@ -204,9 +191,9 @@ def unfinished(runs: Runs, over: Runs) -> float:
     return either / sum(len(a.end_s) for a in runs)
 
 
-def _line(row: Row, ran: Ran_) -> dict[str, Figure | str]:
-    jct, throughput = ratios(row, ran)
-    runs, over = ran[row], reference(row, ran)
+def _line(row: Row, every: Found) -> dict[str, Figure | str]:
+    jct, throughput = ratios(row, every)
+    runs, over = every[row], reference(row, every)
     ended = [one.jct_s[np.isfinite(one.jct_s)] for one in runs]
     return {
         "part": row.part, "x": row.x, "policy": row.policy, "variant": row.variant,
@@ -231,35 +218,35 @@ def first_queue_s(row: Row, runs: Runs) -> float:
     return float(np.mean(of_seeds))
 
 
-def _plots(ran: Ran_) -> Iterator[Plot]:
+def _plots(every: Found) -> Iterator[Plot]:
     for title, part, label in (
         ("Without each component", "components", "over the full policy"),
         ("The scheduler alone", "alone", "over Arena's policy"),
     ):
-        rows = [row for row in ran if row.part == part]
+        rows = [row for row in every if row.part == part]
         if rows:
-            yield _bars(title, rows, ran, label)
+            yield _bars(title, rows, every, label)
     for title, part, label in (
         ("Search depth at heavy load", "depth", "search depth"),
         ("Priority queues at heavy load", "queues", "priority queues"),
         ("GPU types", "types", "GPU types of the cluster"),
     ):
-        rows = [row for row in ran if row.part == part]
+        rows = [row for row in every if row.part == part]
         if rows:
-            yield from _curves(title, rows, ran, label)
+            yield from _curves(title, rows, every, label)
 
 
-def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
+def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     names = {row: row.name if row.part == "components" else row.policy for row in rows}
-    both = {name: ratios(row, ran) for row, name in names.items()}
+    both = {name: ratios(row, every) for row, name in names.items()}
     alike = [
         name for row, name in names.items()
-        if (over := reference(row, ran)) is not None and not unfinished(ran[row], over)
+        if (over := reference(row, every)) is not None and not unfinished(every[row], over)
     ]  # fmt: skip
     left = [
-        f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in ran[row]))}"
+        f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in every[row]))}"
         for row in rows
-        if any(not np.isfinite(one.end_s).all() for one in ran[row])
+        if any(not np.isfinite(one.end_s).all() for one in every[row])
     ]
     never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
     if len(alike) < len(rows):
@@ -276,13 +263,13 @@ def _bars(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Plot:
     )
 
 
-def _curves(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Iterator[Plot]:
+def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterator[Plot]:
     names = list(dict.fromkeys(row.policy for row in rows))
     looks = styles(names)
     over = "the first point's" if rows[0].part in ("depth", "queues") else "Arena's policy's"
     for i, what in enumerate(("Mean JCT", "Normalised throughput")):
         series = {
-            name: _curve([row for row in rows if row.policy == name], ran, i) for name in names
+            name: _curve([row for row in rows if row.policy == name], every, i) for name in names
         }
         yield curves(
             f"{title}: {what.lower()}", series, x_label=label, y_label=f"{what} over {over}",
@@ -290,8 +277,8 @@ def _curves(title: str, rows: Sequence[Row], ran: Ran_, label: str) -> Iterator[
         )  # fmt: skip
 
 
-def _curve(rows: Iterable[Row], ran: Ran_, which: int) -> Curve:
-    found = [(row.x, ratios(row, ran)[which]) for row in rows]
+def _curve(rows: Iterable[Row], every: Found, which: int) -> Curve:
+    found = [(row.x, ratios(row, every)[which]) for row in rows]
     return Curve(
         x=np.array([x for x, _ in found]), value=np.array([i.value for _, i in found]),
         low=np.array([i.low for _, i in found]), high=np.array([i.high for _, i in found]),

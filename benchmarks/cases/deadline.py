@@ -13,23 +13,30 @@ import typer
 
 from benchmarks.data import data_file
 from benchmarks.policies.comparing import jct_ratio, mean, throughput_ratio
-from benchmarks.policies.contestants import is_ours, listed, options_of
+from benchmarks.policies.contestants import is_ours, listed
 from benchmarks.policies.options import (
     DpMemoryOption,
+    GpusShareOption,
+    JobsOption,
     JobsShareOption,
+    LoadOption,
     OverheadsOption,
+    PoliciesOption,
     ProfilesOption,
     RoundsOption,
+    SeedsOption,
     TraceOption,
+    in_sweep,
+    numbers,
 )
-from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.runs import Asked, Ran, check, runs_of
 from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
 from benchmarks.registry import Figure, Report, Skip, case
 from benchmarks.report.comparisons import Curve, curves
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.write import write_report
 from benchmarks.statistics import mean_interval, ratio_interval
-from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from benchmarks.sweeps.runner import Sweep
 from formulation.errors import InvalidInput
 
 LOOK_AHEAD: Final = "ilp:deadline@deadlines=look-ahead"
@@ -40,6 +47,7 @@ PAPER: Final = "elasticflow (data parallel)"
 POLICIES: Final = (
     LOOK_AHEAD, MYOPIC, ELASTICFLOW, "arena-deadline", "edf", "fcfs", "srt", "arena",
 )  # fmt: skip
+LISTED: Final = ",".join(POLICIES)
 NAMES: Final = {LOOK_AHEAD: "look-ahead", MYOPIC: "myopic", "arena-deadline": "crius-ddl"}
 TIGHTNESS: Final = "1,1.2,1.5,2,3,5"
 TRACE_FACTOR: Final = 5.0
@@ -76,19 +84,21 @@ class Swept:
 @case(
     "deadline",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.03, "jobs": 12, "tightness": "1.5,3", "workers": 1,
+        "trace": SYNTHETIC, "gpus_share": 0.03, "jobs": 12, "tightness": "1.5,3", "workers": 0,
         "policies": f"{LOOK_AHEAD},{MYOPIC},{ELASTICFLOW},edf",
     },
     admitted_missed=("==", 0),
 )  # fmt: skip
+@in_sweep
 def deadline(
+    *,
     trace: TraceOption = None,
     profiles: ProfilesOption = None,
-    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 0.0625,
+    gpus_share: GpusShareOption = 0.0625,
     jobs_share: JobsShareOption = 1.0,
     rounds: RoundsOption = 300,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 60,
-    load: Annotated[float, typer.Option(help="Load of synthetic jobs on the GPUs.")] = 2.0,
+    jobs: JobsOption = 60,
+    load: LoadOption = 2.0,
     tightness: Annotated[
         str, typer.Option(help="With commas: times a job's duration as it was requested.")
     ] = TIGHTNESS,
@@ -98,14 +108,12 @@ def deadline(
             help="'trace': the trace's own, at five times their distance as Arena has them."
         ),
     ] = "tightness",
-    policies: Annotated[str, typer.Option(help="With commas.")] = ",".join(POLICIES),
+    policies: PoliciesOption = LISTED,
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with other jobs.")] = 1,
+    seeds: SeedsOption = 1,
     seed: int = 0,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    results: ResultsFolder = None,
+    sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
     """Sweep how tight deadlines are, and count who meets them, over all submitted jobs.
@@ -136,15 +144,12 @@ def deadline(
     promised when it comes if it fits, and its room is missing later. So the margin has no bound.
     """
     base = Work(
-        trace=trace or default_trace(None), profiles=str(profiles or ""), gpus_share=gpus_share,
+        trace=default_trace(trace), profiles=str(profiles or ""), gpus_share=gpus_share,
         jobs_share=jobs_share, rounds=rounds, jobs=jobs, load=load,
     )  # fmt: skip
     names, values = listed(policies), _values(tightness, deadlines)
-    for name in names:
-        options_of(name)
-    if seeds > 1 and jobs_share >= 1 and base.trace != SYNTHETIC:
-        raise InvalidInput("seeds", "draw a share of a trace's jobs: give --jobs-share below 1")
     costs = Asked(work=base, policy="", overheads=overheads)
+    check((replace(costs, policy=name) for name in names), seeds)
     memory = _memory(base.trace, dp_memory)
     asked = {name: replace(costs, policy=name) for name in names}
     if memory and ELASTICFLOW in names:
@@ -158,10 +163,10 @@ def deadline(
         )
         for name, one in asked.items() for value in values for k in drawn
     }  # fmt: skip
-    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
+    found = runs_of(tasks, sweep)
     swept = Swept(
         runs={
-            (name, value): [Ran.read(found[tasks[name, value, k].name]) for k in drawn]
+            (name, value): [found[name, value, k] for k in drawn]
             for name in asked for value in values
         },
         names=tuple(asked), tightness=values,
@@ -309,13 +314,7 @@ def _values(tightness: str, deadlines: str) -> tuple[float, ...]:
     """Return the values of the sweep, rising; (0,): the trace's own. Raises InvalidInput."""
     if deadlines == "trace":
         return (0.0,)
-    try:
-        values = sorted({float(part) for part in listed(tightness)})
-    except ValueError:
-        raise InvalidInput("tightness", f"{tightness!r} must be numbers with commas") from None
-    if not all(0 < value < math.inf for value in values):
-        raise InvalidInput("tightness", "must be positive numbers")
-    return tuple(values)
+    return numbers("tightness", tightness, lambda x: 0 < x < math.inf, "positive numbers")
 
 
 def _work(base: Work, tightness: float, seed: int) -> Work:

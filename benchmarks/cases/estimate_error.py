@@ -12,27 +12,29 @@ import numpy as np
 import typer
 
 from benchmarks.policies.comparing import finished_by
-from benchmarks.policies.contestants import listed, options_of
+from benchmarks.policies.contestants import listed
 from benchmarks.policies.options import (
-    ClusterOption,
-    OnBadOption,
+    GpusShareOption,
+    JobsOption,
     OverheadsOption,
-    ProfilesOption,
-    RoundsOption,
-    TraceOption,
+    PoliciesOption,
+    in_sweep,
+    numbers,
+    on_work,
 )
-from benchmarks.policies.runs import Asked, Ran
-from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
+from benchmarks.policies.runs import Asked, Ran, check, runs_of
+from benchmarks.policies.workload import SYNTHETIC, Work
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import Curve, curves
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
 from benchmarks.statistics import mean_interval
-from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from benchmarks.sweeps.runner import Sweep
 from formulation.errors import InvalidInput
 
 POLICIES: Final = ("ilp:balanced", "ilp:jct", "ilp:throughput", "arena")
+LISTED: Final = ",".join(POLICIES)
 ERRORS: Final = (0.05, 0.1, 0.2)
 
 Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
@@ -42,28 +44,24 @@ Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
 @case(
     "estimate-error",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 15, "errors": "0.2", "seeds": 1, "workers": 1,
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 15, "errors": "0.2", "seeds": 1, "workers": 0,
         "policies": "ilp:jct,arena",
     },
 )  # fmt: skip
+@on_work
+@in_sweep
 def estimate_error(
-    trace: TraceOption = None,
-    profiles: ProfilesOption = None,
-    cluster: ClusterOption = None,
-    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 1.0,
-    rounds: RoundsOption = 2000,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 400,
-    on_bad: OnBadOption = "drop",
-    policies: Annotated[str, typer.Option(help="With commas.")] = ",".join(POLICIES),
+    *,
+    work: Work,
+    gpus_share: GpusShareOption = 1.0,
+    jobs: JobsOption = 400,
+    policies: PoliciesOption = LISTED,
     errors: Annotated[
         str, typer.Option(help="Mean relative errors, with commas; 0 is always run.")
     ] = ",".join(map(str, ERRORS)),
     overheads: OverheadsOption = "default",
     seeds: Annotated[int, typer.Option(min=1, help="Draws of each error.")] = 5,
-    seed: int = 0,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    results: ResultsFolder = None,
+    sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
     """Decide on estimates that are off by 5, 10 and 20 % on average, and measure what that costs.
@@ -76,31 +74,27 @@ def estimate_error(
     95 % intervals.
     """
     names = listed(policies)
-    for name in names:
-        options_of(name)  # before anything runs
-    base = Work(
-        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
-        gpus_share=gpus_share, rounds=rounds, jobs=jobs, on_bad=on_bad, seed=seed,
-    )  # fmt: skip
+    base, seed = replace(work, gpus_share=gpus_share, jobs=jobs), work.seed
     sizes, drawn = error_sizes(errors), range(seed, seed + seeds)
     cases = [(name, 0.0, seed) for name in names]
     cases += [(name, size, k) for name in names for size in sizes for k in drawn]
     costs = Asked(work=base, policy="", overheads=overheads)
+    check((replace(costs, policy=name) for name in names), seeds=1)
     tasks = {
         key: replace(costs, policy=key[0], error=key[1], error_seed=key[2]).task(
             f"{key[0]} with {key[1]:.0%} error, seed {key[2]}"
         )
         for key in cases
     }
-    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
-    ran = {key: Ran.read(found[task.name]) for key, task in tasks.items()}
+    found = runs_of(tasks, sweep)
     losses = {
         name: {
-            size: [loss(ran[name, 0.0, seed], ran[name, size, k]) for k in drawn] for size in sizes
+            size: [loss(found[name, 0.0, seed], found[name, size, k]) for k in drawn]
+            for size in sizes
         }
         for name in names
     }
-    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, ran, seed))
+    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, found, seed))
     if report is not None:
         options = {"policies": names, "errors": sizes, "overheads": overheads, "trace": base.trace}
         page = report_of(
@@ -113,13 +107,10 @@ def estimate_error(
 
 def error_sizes(text: str) -> list[float]:
     """Return the errors of a list with commas, rising, without 0. Raises InvalidInput."""
-    try:
-        sizes = sorted({float(part) for part in listed(text)} - {0.0})
-    except ValueError:
-        sizes = []
-    if not sizes or not all(0 < size < 1 for size in sizes):
-        raise InvalidInput("errors", f"{text!r} must be numbers from 0 to below 1, with commas")
-    return sizes
+    found = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
+    if found == (0.0,):
+        raise InvalidInput("errors", "must have numbers above 0")
+    return [size for size in found if size]
 
 
 def loss(truth: Ran, told: Ran) -> tuple[float, float]:
@@ -144,12 +135,12 @@ def _figures(losses: Losses) -> dict[str, Figure]:
 
 
 def _table(
-    work: Work, losses: Losses, ran: Mapping[tuple[str, float, int], Ran], seed: int
+    work: Work, losses: Losses, found: Mapping[tuple[str, float, int], Ran], seed: int
 ) -> list[dict[str, Figure | str]]:  # fmt: skip
     table: list[dict[str, Figure | str]] = []
     for name, by_size in losses.items():
         for size, of_seeds in {0.0: [(0.0, 0.0)], **by_size}.items():
-            runs = [ran[name, size, seed + k] for k in range(len(of_seeds))]
+            runs = [found[name, size, seed + k] for k in range(len(of_seeds))]
             jct, throughput = (mean_interval([one[i] for one in of_seeds]) for i in (0, 1))
             table.append({
                 "policy": name, "workload": Path(work.trace).name, "error": size, "seeds": len(of_seeds),

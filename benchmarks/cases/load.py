@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Annotated, Final, Literal, get_args
 import numpy as np
 import typer
 
-from benchmarks.data import data_file
 from benchmarks.policies.comparing import (
     ByPolicy,
     Runs,
@@ -20,75 +20,74 @@ from benchmarks.policies.comparing import (
     throughput_ratio,
 )
 from benchmarks.policies.contestants import INFORMATION, is_ilp, is_ours, listed
+from benchmarks.policies.information import memory_file
 from benchmarks.policies.options import (
-    ClusterOption,
     DpMemoryOption,
+    GpusShareOption,
+    InformationOption,
+    JobsOption,
     JobsShareOption,
-    OnBadOption,
     OverheadsOption,
-    ProfilesOption,
-    RoundsOption,
-    TraceOption,
+    PoliciesOption,
+    SeedsOption,
+    in_sweep,
+    numbers,
+    on_work,
 )
-from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.runs import Asked, runs_of
 from benchmarks.policies.variants import Shape, Variant, checked, seeded
-from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
-from benchmarks.registry import Figure, Report, Skip, case
+from benchmarks.policies.workload import SYNTHETIC, Work, sized
+from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import Curve, curves
 from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
 from benchmarks.statistics import mean_interval
-from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from benchmarks.sweeps.runner import Sweep
 from formulation.errors import InvalidInput
 
-Sweep = Literal["load", "life", "large"]
-SWEEPS: Final[tuple[Sweep, ...]] = get_args(Sweep)
-LABELS: Final[Mapping[Sweep, str]] = {
+Varied = Literal["load", "life", "large"]
+SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)
+LABELS: Final[Mapping[Varied, str]] = {
     "load": "times as many arrivals an hour",
     "life": "times as many iterations",
     "large": "share of jobs with large models",
 }
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
+LISTED: Final = ",".join(POLICIES)
 MEANS: Final = (
     "throughput", "samples_per_s", "makespan_s", "completed", "queue_mean_s", "restarts",
     "restart_share", "utilisation", "stuck", "decide_p50_s",
 )  # fmt: skip
 
-Found = Mapping[Sweep, Mapping[float, ByPolicy]]
+Found = Mapping[Varied, Mapping[float, ByPolicy]]
 
 
 @case(
     "load",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 10, "seeds": 1, "workers": 1, "loads": "0.5,2",
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 10, "seeds": 1, "workers": 0, "loads": "0.5,2",
         "lives": "0.5", "larges": "0.5", "policies": "fcfs,arena,greedy:throughput",
     },
 )  # fmt: skip
+@on_work
+@in_sweep
 def load(
-    trace: TraceOption = None,
-    profiles: ProfilesOption = None,
-    cluster: ClusterOption = None,
-    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 0.1,
+    *,
+    work: Work,
+    gpus_share: GpusShareOption = 0.1,
     jobs_share: JobsShareOption = 0.1,
-    rounds: RoundsOption = 2000,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 100,
-    on_bad: OnBadOption = "drop",
-    policies: Annotated[
-        str, typer.Option(help="With commas; ilp:OBJECTIVE and greedy:OBJECTIVE are ours.")
-    ] = ",".join(POLICIES),
+    jobs: JobsOption = 100,
+    policies: PoliciesOption = LISTED,
     sweeps: Annotated[str, typer.Option(help="What is varied, with commas.")] = ",".join(SWEEPS),
     loads: Annotated[str, typer.Option(help="Factors on arrivals an hour.")] = "0.25,0.5,1,2",
     lives: Annotated[str, typer.Option(help="Factors on iterations.")] = "0.25,0.5,1,2",
     larges: Annotated[str, typer.Option(help="Shares of large models.")] = "0,0.25,0.5,0.75",
-    information: Annotated[str, typer.Option(help="What all policies see.")] = "estimates",
+    information: InformationOption = "estimates",
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with other jobs.")] = 3,
-    seed: int = 0,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    results: ResultsFolder = None,
+    seeds: SeedsOption = 3,
+    sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
     """Run policies while jobs come faster, last longer, or are of larger models; all else stays.
@@ -110,47 +109,41 @@ def load(
     ``SWEEP_worst_throughput_margin`` the least of our throughput over the best other's, less 1; ours is the
     integer program that is best by that metric at that point. None is a law.
     """
-    points: dict[Sweep, tuple[float, ...]] = {
-        "load": numbers("loads", loads), "life": numbers("lives", lives),
-        "large": numbers("larges", larges),
+    points: dict[Varied, tuple[float, ...]] = {
+        "load": points_of("loads", loads), "life": points_of("lives", lives),
+        "large": points_of("larges", larges),
     }  # fmt: skip
     chosen = [name for name in SWEEPS if name in listed(sweeps, SWEEPS)]
     names = listed(policies)
     told = one_of("information", information, INFORMATION)
-    work = Work(
-        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
-        gpus_share=gpus_share, jobs_share=jobs_share if default_trace(trace) != SYNTHETIC else 1.0,
-        rounds=rounds, jobs=jobs, on_bad=on_bad, seed=seed,
-    )  # fmt: skip
+    work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
     base = Asked(
         work=work, policy="", information=told, overheads=overheads,
-        dp_memory=_memory(told, dp_memory),
+        dp_memory=memory_file([told], dp_memory),
     )  # fmt: skip
     runs = {
-        (sweep, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(sweep, x))
-        for sweep in chosen for x in points[sweep] for name in names
+        (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
+        for varied in chosen for x in points[varied] for name in names
     }  # fmt: skip
-    checked(runs.values(), seeds)
+    checked(list(runs.values()), seeds)
     drawn = range(seed, seed + seeds)
     tasks = {
         (*key, k): seeded(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
         for key, run in runs.items() for k in drawn
     }  # fmt: skip
-    ran = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
+    one = runs_of(tasks, sweep)
     found: Found = {
-        sweep: {
-            x: {
-                name: [Ran.read(ran[tasks[sweep, x, name, k].name]) for k in drawn]
-                for name in names
-            }
-            for x in points[sweep]
+        varied: {
+            x: {name: [one[varied, x, name, k] for k in drawn] for name in names}
+            for x in points[varied]
         }
-        for sweep in chosen
+        for varied in chosen
     }
     made = Report(seed=seed, figures=figures(found), table=list(_table(found, work)))
     if report is not None:
         options = {
-            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share, "rounds": rounds,
+            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share,
+            "rounds": work.rounds,
             "policies": names, "information": told, "overheads": overheads,
         }  # fmt: skip
         page = report_of(
@@ -162,25 +155,18 @@ def load(
     return made
 
 
-def shape_at(sweep: Sweep, x: float) -> Shape:
+def shape_at(sweep: Varied, x: float) -> Shape:
     """Return the shape of the workload at a point of a sweep."""
     if sweep == "load":
         return Shape(arrival_factor=x)
     return Shape(life_factor=x) if sweep == "life" else Shape(large_share=x)
 
 
-def numbers(where: str, text: str) -> tuple[float, ...]:
-    """Return the numbers of a list with commas, rising, each once. Raises InvalidInput."""
-    try:
-        found = sorted({float(part) for part in listed(text)})
-    except ValueError:
-        found = [-1.0]
-    least, most = (0.0, 1.0) if where == "larges" else (1e-9, float("inf"))
-    if not all(least <= one <= most for one in found):
-        raise InvalidInput(
-            where, f"{text!r} must be numbers with commas: shares, or factors above 0"
-        )
-    return tuple(found)
+def points_of(where: str, text: str) -> tuple[float, ...]:
+    """Return the points of a sweep, rising: shares of large models, else factors. Raises InvalidInput."""
+    if where == "larges":
+        return numbers(where, text, lambda x: 0 <= x <= 1, "shares from 0 to 1")
+    return numbers(where, text, lambda x: 0 < x < math.inf, "factors above 0")
 
 
 def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
@@ -188,15 +174,6 @@ def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
     if text not in known:
         raise InvalidInput(where, f"{text!r} is not known; choose one of {', '.join(known)}")
     return text
-
-
-def _memory(information: str, given: Path | None) -> str:
-    if information != "data-parallel":
-        return ""
-    found = data_file(given, "arena", "dp_memory.csv")
-    if found is None:
-        raise Skip(f"{given or 'dp_memory.csv'} is absent: pass --dp-memory, or set TESSERA_DATA")
-    return str(found)
 
 
 def figures(found: Found, rival: str = "arena") -> dict[str, Figure]:

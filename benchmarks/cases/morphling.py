@@ -11,8 +11,8 @@ import numpy as np
 import typer
 
 from benchmarks.policies.contestants import is_ours, listed, options_of
-from benchmarks.policies.options import OverheadsOption, RoundsOption
-from benchmarks.policies.runs import Asked, Ran
+from benchmarks.policies.options import OverheadsOption, PoliciesOption, RoundsOption, in_sweep
+from benchmarks.policies.runs import Asked, Ran, runs_of
 from benchmarks.policies.workload import Work, made
 from benchmarks.registry import Figure, Report, case
 from benchmarks.report.comparisons import bars
@@ -21,7 +21,7 @@ from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.style import styles
 from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
-from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from benchmarks.sweeps.runner import Sweep
 from formulation.errors import InvalidInput
 from formulation.tables import Bools, Floats
 
@@ -32,6 +32,7 @@ POLICIES: Final = (
     "ilp:jct", "ilp:throughput", "ilp:0.5*throughput + jct", "ilp:jct within 5% then throughput",
     "ilp:finish-time-fairness", "greedy:jct",
 )  # fmt: skip
+LISTED: Final = ",".join(POLICIES)
 TICK_S: Final = 60.0
 """Morphling's simulator decides so often."""
 SHORT_S: Final = 300.0
@@ -85,16 +86,18 @@ Runs = Mapping[tuple[str, str], Ran]
 
 @case(
     "morphling",
-    smoke={"rounds": 24, "policies": "synergy,morphling", "ours": "greedy:jct", "workers": 1},
+    smoke={"rounds": 24, "policies": "synergy,morphling", "ours": "greedy:jct", "workers": 0},
     jct_gain_vs_morphling=(">=", 0.0), jct_gain_vs_synergy=(">=", 0.0),
     mt_jct_gain_vs_morphling=(">=", 0.0), mt_jct_gain_vs_antman=(">=", 0.0), refused=("==", 0),
     unfinished=("==", 0),
 )  # fmt: skip
+@in_sweep
 def morphling(
+    *,
     traces: Annotated[str, typer.Option(help=f"With commas: {', '.join(TRACES)}.")] = (
         "morphling-base,morphling-mt"
     ),
-    policies: Annotated[str, typer.Option(help="With commas.")] = ",".join(POLICIES),
+    policies: PoliciesOption = LISTED,
     ours: Annotated[str, typer.Option(help="The policy of ours that the figures are of.")] = (
         "ilp:jct"
     ),
@@ -102,9 +105,7 @@ def morphling(
     tick_s: Annotated[float, typer.Option(help="Least seconds between rounds.")] = TICK_S,
     rounds: RoundsOption = 2000,
     seed: int = 0,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    results: ResultsFolder = None,
+    sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
     """Run Morphling's traces on 64 A800 under every policy, to the end of all jobs.
@@ -141,17 +142,16 @@ def morphling(
         for trace, work in works.items()
         for policy in contestants
     }  # fmt: skip
-    found = run_tasks(list(tasks.values()), folder=results, workers=workers, ray=ray)
-    ran = {key: Ran.read(found[task.name]) for key, task in tasks.items()}
+    found = runs_of(tasks, sweep)
     waived = frozenset(_GAINS) if rounds < 2000 else frozenset()
     made_here = Report(
-        seed=seed, figures=_figures(ran, names, ours, guaranteed), table=_table(ran, guaranteed),
+        seed=seed, figures=_figures(found, names, ours, guaranteed), table=_table(found, guaranteed),
         waived=waived,
     )  # fmt: skip
     if report is not None:
         options = {"traces": names, "ours": ours, "overheads": overheads, "tick_s": tick_s}
         page = report_of(
-            made_here, title="Morphling's traces", options=options, plots=_plots(ran, names, ours),
+            made_here, title="Morphling's traces", options=options, plots=_plots(found, names, ours),
             summary="JCT and makespan on 64 A800, with GPUs counted and restarts charged.",
             notes=_notes(made_here.figures, ours),
         )  # fmt: skip

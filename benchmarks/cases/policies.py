@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy as np
 import typer
 
-from benchmarks.data import data_file
 from benchmarks.policies.comparing import ByPolicy, best_ilp, headline, mean, rows
-from benchmarks.policies.contestants import INFORMATION, compared, is_ilp, listed, options_of
+from benchmarks.policies.contestants import INFORMATION, compared, is_ilp, listed
+from benchmarks.policies.information import memory_file
 from benchmarks.policies.options import (
-    ClusterOption,
     DpMemoryOption,
+    JobsOption,
     JobsShareOption,
-    OnBadOption,
+    LoadOption,
     OverheadsOption,
-    ProfilesOption,
-    RoundsOption,
-    TraceOption,
+    PoliciesOption,
+    SeedsOption,
+    in_sweep,
+    numbers,
+    on_work,
 )
 from benchmarks.policies.plots import ARENA, pictures
-from benchmarks.policies.runs import Asked, Ran, bound_task
-from benchmarks.policies.workload import SYNTHETIC, Work, default_trace
-from benchmarks.registry import Figure, Report, Skip, case
+from benchmarks.policies.runs import Asked, Ran, bound_task, check
+from benchmarks.policies.workload import SYNTHETIC, Work
+from benchmarks.registry import Figure, Report, case
 from benchmarks.report.model import ReportFolder, report_of
 from benchmarks.report.write import write_report
-from benchmarks.sweeps.runner import RayAddress, ResultsFolder, Workers, run_tasks
+from benchmarks.sweeps.runner import Sweep
 from formulation.errors import InvalidInput
+
+LISTED: Final = ",".join(compared())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +55,22 @@ class Group:
 @case(
     "policies",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": "0.05", "jobs": 20, "workers": 1,
+        "trace": SYNTHETIC, "gpus_share": "0.05", "jobs": 20, "workers": 0,
         "policies": "fcfs,arena,greedy:throughput,ilp:jct",
     },
 )  # fmt: skip
+@on_work
+@in_sweep
 def policies(
-    trace: TraceOption = None,
-    profiles: ProfilesOption = None,
-    cluster: ClusterOption = None,
+    *,
+    work: Work,
     gpus_share: Annotated[
         str, typer.Option(help="Shares of the cluster's GPUs, with commas: loads.")
     ] = "1",
     jobs_share: JobsShareOption = 1.0,
-    rounds: RoundsOption = 2000,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 400,
-    load: Annotated[float, typer.Option(help="Load of synthetic jobs on the GPUs.")] = 1.0,
-    on_bad: OnBadOption = "drop",
-    policies: Annotated[
-        str, typer.Option(help="With commas; ilp:OBJECTIVE and greedy:OBJECTIVE are ours.")
-    ] = ",".join(compared()),
+    jobs: JobsOption = 400,
+    load: LoadOption = 1.0,
+    policies: PoliciesOption = LISTED,
     information: Annotated[
         str, typer.Option(help=f"What all policies see, with commas: {', '.join(INFORMATION)}.")
     ] = "estimates",
@@ -79,11 +80,8 @@ def policies(
         int,
         typer.Option(min=0, help="Rounds from one that the ILP decides too to the next; 0: none."),
     ] = 20,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs, each with other jobs.")] = 1,
-    seed: int = 0,
-    workers: Workers = None,
-    ray: RayAddress = None,
-    results: ResultsFolder = None,
+    seeds: SeedsOption = 1,
+    sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
     """Run every policy on the same jobs and cluster, to the end of all jobs, under one table of overheads.
@@ -111,23 +109,22 @@ def policies(
     are not bounds. Of the policies Gavel is the slowest, with six and a half minutes of a processor; most
     take half a minute.
     """
-    base = Work(
-        profiles=str(profiles or ""), cluster=cluster or "", jobs_share=jobs_share, rounds=rounds,
-        jobs=jobs, load=load, on_bad=on_bad,
-    )  # fmt: skip
+    base, seed = replace(work, jobs_share=jobs_share, jobs=jobs, load=load), work.seed
     told = listed(information, INFORMATION)
     groups = [
         Group(trace=one, information=what, gpus_share=share)
-        for one in (listed(trace) if trace else [default_trace(None)])
+        for one in listed(work.trace)
         for what in told
         for share in shares(gpus_share)
     ]
     names, drawn = listed(policies), range(seed, seed + seeds)
-    _sound(names, groups, base, seeds)
-    costs = Asked(
-        work=base, policy="", overheads=overheads, dp_memory=memory_file(told, dp_memory),
-        judge_every=judge_every,
-    )  # fmt: skip
+    if not any(is_ilp(name) for name in names):
+        raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
+    costs = Asked(work=base, policy="", overheads=overheads, judge_every=judge_every)
+    check(
+        (asked(costs, group, name, seed, mapped=False) for group in groups for name in names), seeds
+    )
+    costs = replace(costs, dp_memory=memory_file(told, dp_memory))
     tasks = {
         (group, name, k): asked(costs, group, name, k, mapped=k == seed).task(
             f"{name} on {group.name}, seed {k}"
@@ -141,7 +138,7 @@ def policies(
         )
         for group in groups for k in drawn
     }  # fmt: skip
-    found = run_tasks([*tasks.values(), *limits.values()], folder=results, workers=workers, ray=ray)
+    found = sweep.run([*tasks.values(), *limits.values()])
     by_group = {
         group: {
             name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
@@ -181,35 +178,9 @@ def work_of(base: Work, group: Group, seed: int) -> Work:
 
 
 def shares(text: str) -> list[float]:
-    """Return the shares of a list with commas. Raises InvalidInput."""
-    try:
-        return [float(part) for part in listed(text)]
-    except ValueError:
-        raise InvalidInput("gpus_share", f"{text!r} must be numbers with commas") from None
-
-
-def memory_file(information: Sequence[str], given: Path | None) -> str:
-    """Return the file that data-parallel information needs; "" where nobody sees that. Raises Skip."""
-    if "data-parallel" not in information:
-        return ""
-    found = data_file(given, "arena", "dp_memory.csv")
-    if found is None:
-        raise Skip(f"{given or 'dp_memory.csv'} is absent: pass --dp-memory, or set TESSERA_DATA")
-    return str(found)
-
-
-def _sound(names: Sequence[str], groups: Sequence[Group], base: Work, seeds: int) -> None:
-    """Refuse, before anything runs, policies that are not known and seeds that change nothing."""
-    for name in names:
-        options_of(name)
-    if not any(is_ilp(name) for name in names):
-        raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
-    fixed = [group.trace for group in groups if group.trace != SYNTHETIC]
-    if seeds > 1 and base.jobs_share >= 1 and fixed:
-        raise InvalidInput(
-            "seeds", f"draw a share of the jobs of {fixed[0]}: give --jobs-share below 1, or every seed"
-            " is the same run",
-        )  # fmt: skip
+    """Return the shares of a list with commas, as they come. Raises InvalidInput."""
+    numbers("gpus_share", text, lambda share: share > 0, "numbers above 0")
+    return [float(part) for part in listed(text)]
 
 
 def _table(

@@ -98,14 +98,14 @@ def solve(
     The families are those of ``benchmarks.rounds.instances``. ``build_s`` is from the snapshot to the
     problem, ``solve_s`` from there to the answer (goals in order: with greedy's, where they start);
     ``total_s`` is both. With ``--repeats`` ours solves as many rounds, and ``solve_s`` is the median,
-    ``gap`` the worst; rivals solve the first. Imports and compilation are done before: each process first solves a tiny
-    round. ``reached_s`` counts from the snapshot until a rival was at least as good as ours (relative 1e-9):
-    as told, for CP-SAT; else at its end. A stock solver that stopped short of ours of its own accord, within
-    the gap, is run again with gap 0 for it. ``speedup_vs_best_stock`` is the least of these times among
-    CP-SAT, CBC and HiGHS, or the limit where it did not get there, over ``total_s`` of ours. Goals in order
-    are compared by the first alone. ``speedup_warm`` compares the round after some churn without and with
-    the last answer and prices as a hint (``first_s`` is the round before). A rival is killed at twice the
-    limit. ``peak_mib`` is a process's.
+    ``gap`` the worst; rivals solve the first. Imports and compilation are done before: each process first
+    solves a tiny round. ``reached_s`` counts from the snapshot until a rival was at least as good as ours
+    (relative 1e-9): as told, for CP-SAT; else at its end. A stock solver that stopped short of ours of its
+    own accord, within the gap, is run again with gap 0 for it. ``speedup_vs_best_stock`` is the least of
+    these times among CP-SAT, CBC and HiGHS, or the limit where it did not get there, over ``total_s`` of
+    ours. Goals in order are compared by the first alone. ``speedup_warm`` compares the round after some
+    churn without and with the last answer and prices as a hint (``first_s`` is the round before). A rival
+    is killed at twice the limit. ``peak_mib`` is a process's.
 
     Bounds: the gap is 1e-4, and 1e-3 on the hard families (``hard_gap``) and for levels (``levels_gap``);
     at 4,096 jobs stock solvers are 100 times slower; warm is 5 times faster than cold from 10,000 jobs (7 to

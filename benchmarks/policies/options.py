@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.policies.contestants import INFORMATION, listed
-from benchmarks.policies.workload import SYNTHETIC, OnBad, Work, checked_trace, default_trace
+from benchmarks.policies.workload import SYNTHETIC, OnBad, Work, default_trace
 from benchmarks.registry import Report
 from benchmarks.sweeps.runner import asked_sweep
 from formulation.errors import InvalidInput
@@ -70,14 +70,9 @@ def asked_work(
     on_bad: OnBadOption = "drop",
     seed: int = 0,
 ) -> Work:
-    """Return the workload that the options say, its sizes left at their defaults.
-
-    Raises:
-        Skip: the trace is absent.
-        InvalidInput: it has no models.
-    """
+    """Return the workload that the options say, its sizes left at their defaults."""
     return Work(
-        trace=checked_trace(default_trace(trace)), profiles=str(profiles or ""), cluster=cluster or "",
+        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
         rounds=rounds, on_bad=on_bad, seed=seed,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.policies.contestants import information_of, options_of
 from benchmarks.policies.judging import Judged, Watch
-from benchmarks.policies.workload import ROUND_S, Made, Work, made
+from benchmarks.policies.workload import ROUND_S, Made, Work, check_seeds, check_trace, made
 from benchmarks.sweeps.runner import Sweep
 from benchmarks.sweeps.tasks import Task
 from formulation.resources import EstimateRecord
@@ -201,7 +201,23 @@ class Ran:
         return self.end_s - self.arrival_s
 
 
-def ran(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, Ran]:
+def check(asked: Iterable[Asked], seeds: int) -> None:
+    """Refuse, before anything runs, what would fail later.
+
+    Raises:
+        Skip: a trace is absent.
+        InvalidInput: a policy is not known, a trace has no models, or all seeds draw the same jobs.
+    """
+    every = list(asked)
+    for name in dict.fromkeys(one.policy for one in every):
+        options_of(name)
+    for work in dict.fromkeys(one.work for one in every):
+        check_seeds(seeds, work)
+    for trace in dict.fromkeys(one.work.trace for one in every):
+        check_trace(trace)
+
+
+def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, Ran]:
     """Run the tasks and return each run under the key of its task."""
     found = sweep.run(list(tasks.values()))
     return {key: Ran.read(found[task.name]) for key, task in tasks.items()}

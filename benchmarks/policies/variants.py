@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.policies.contestants import options_of
-from benchmarks.policies.runs import Asked, run_in
-from benchmarks.policies.workload import ROUND_S, Made, Work, check_seeds, made
+from benchmarks.policies.runs import Asked, check, run_in
+from benchmarks.policies.workload import ROUND_S, Made, Work, made
 from benchmarks.sweeps.tasks import Task
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
@@ -234,13 +233,8 @@ def seeded(variant: Variant, seed: int) -> Variant:
     return replace(variant, asked=replace(variant.asked, work=work, error_seed=seed))
 
 
-def checked(variants: Iterable[Variant], seeds: int) -> None:
-    """Refuse, before anything runs, unknown policies and depths, and seeds that draw the same jobs.
-
-    Raises:
-        InvalidInput: one of these.
-    """
+def checked(variants: Sequence[Variant], seeds: int) -> None:
+    """Refuse, before anything runs, what would fail later. Raises as ``benchmarks.policies.runs.check``."""
+    check((variant.asked for variant in variants), seeds)
     for variant in variants:
-        options_of(variant.asked.policy)
         _ = variant.policy
-        check_seeds(seeds, variant.asked.work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,7 +13,7 @@ from benchmarks.data import data_dir, data_file
 from benchmarks.registry import Skip
 from estimator.roofline import sample_profiles
 from formulation.errors import InvalidInput
-from formulation.resources import NodeSpec
+from formulation.resources import EstimateRecord, NodeSpec
 from service.importing.files import profiles_of, trace_of
 from service.importing.screening import screen
 from service.importing.shaping import (
@@ -85,22 +86,27 @@ def default_trace(trace: str | None) -> str:
     return trace or (PHILLY if data_dir() else SYNTHETIC)
 
 
-def checked_trace(trace: str) -> str:
-    """Return the trace if it is there and has jobs that can be simulated; else say so before anything runs.
+def sized(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
+    """Return the workload at a size: so many synthetic jobs, or a share of a trace's."""
+    share = 1.0 if work.trace == SYNTHETIC else jobs_share
+    return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
+
+
+def check_trace(trace: str) -> None:
+    """Say what is missing before anything runs.
 
     Raises:
-        Skip: it is absent.
+        Skip: the trace is absent.
         InvalidInput: it cannot be read, or has no models.
     """
     if trace in NAMES and data_dir() is None:
         raise Skip(f"the data sets are absent, and {trace} with them: set TESSERA_DATA")
     if trace not in (*NAMES, SYNTHETIC):
         jobs_of(Path(trace))
-    return trace
 
 
 def jobs_of(trace: Path) -> list[Arrival]:
-    """Return the jobs of a file. Raises as ``checked_trace`` does."""
+    """Return the jobs of a file. Raises as ``check_trace`` does."""
     if not trace.is_file():
         raise Skip(f"{trace} is absent: pass it, or set TESSERA_DATA")
     jobs = trace_of(trace)
@@ -185,11 +191,15 @@ def _source(work: Work) -> _Source:
 def _synthetic(work: Work) -> Scenario:
     cluster = work.cluster or CLUSTER
     gpu_types, nodes = preset(cluster, work.gpus_share)
-    profiles = (
-        profiles_of(Path(work.profiles)) if work.profiles else sample_profiles(hardware_of(cluster))
-    )
+    profiles = profiles_of(Path(work.profiles)) if work.profiles else list(samples(cluster))
     drawn = Synthetic(jobs=work.jobs, load=work.load).draw(profiles, nodes, work.seed)
     return Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=drawn)
+
+
+@cache
+def samples(cluster: str) -> tuple[EstimateRecord, ...]:
+    """Return sample profiles of a cluster's types; they take a second, and every task of a sweep needs them."""
+    return tuple(sample_profiles(hardware_of(cluster)))
 
 
 def _published(work: Work) -> _Source:

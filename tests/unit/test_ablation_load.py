@@ -88,7 +88,7 @@ def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
     assert plan.left_out(("components", "alone")) == 0
     ran = {row: [a_run([1.0])] for row in rows}
     assert all(reference(row, ran) is not None for row in rows)
-    checked((row.run for row in rows), seeds=1)
+    checked([row.run for row in rows], seeds=1)
 
 
 def test_one_thing_differs_from_the_full_policy() -> None:

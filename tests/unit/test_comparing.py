@@ -11,7 +11,7 @@ import pytest
 
 import benchmarks.cases  # noqa: F401 - registers the cases
 from benchmarks.cases.estimate_error import error_sizes, loss, plots
-from benchmarks.cases.policies import Group, asked, memory_file, shares
+from benchmarks.cases.policies import Group, asked, shares
 from benchmarks.policies.comparing import (
     MEANS,
     best_ilp,
@@ -24,6 +24,7 @@ from benchmarks.policies.comparing import (
     rows,
     throughput_ratio,
 )
+from benchmarks.policies.information import memory_file
 from benchmarks.policies.plots import DRAWN, drawn, pictures
 from benchmarks.policies.runs import Asked, Ran
 from benchmarks.policies.workload import SYNTHETIC, Work

@@ -8,21 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases.motivation import (
-    NONE,
-    NORMALISED,
-    OPENINGS,
-    RAW,
-    Opening,
-    Scene,
-    decided,
-    gain,
-    inversion,
-    judged,
-    motivation,
-    seen_rates,
-    short,
-)
+from benchmarks.cases.motivation import NORMALISED, RAW, gain, inversion, judged, motivation, short
+from benchmarks.policies.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
 from benchmarks.registry import CASES
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source

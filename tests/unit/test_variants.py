@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.cases.ablation import whole
-from benchmarks.cases.load import numbers, one_of, shape_at
+from benchmarks.cases.load import one_of, points_of, shape_at
 from benchmarks.policies.ablations import with_options
 from benchmarks.policies.runs import Asked, Ran
 from benchmarks.policies.variants import (
@@ -210,7 +211,10 @@ def test_depth_is_arenas_alone_and_tells() -> None:
     assert not np.array_equal(ends[0], ends[1])
 
 
-def test_seeds_that_draw_nothing_are_refused() -> None:
+def test_seeds_that_draw_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))  # nothing reads it
     fixed = Variant(asked=Asked(work=Work(trace="arena-philly"), policy="fcfs"))
     checked([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
@@ -231,11 +235,11 @@ def test_a_variant_is_the_same_as_a_task() -> None:
 
 def test_lists_of_options_are_read_or_refused() -> None:
     assert whole("4,1,2,2") == (1, 2, 4)
-    assert numbers("loads", "2,0.5") == (0.5, 2.0)
-    assert numbers("larges", "0,1") == (0.0, 1.0)
+    assert points_of("loads", "2,0.5") == (0.5, 2.0)
+    assert points_of("larges", "0,1") == (0.0, 1.0)
     for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
         with pytest.raises(InvalidInput, match=where):
-            numbers(where, text)
+            points_of(where, text)
     assert one_of("information", "b", ("a", "b")) == "b"
     with pytest.raises(InvalidInput, match="information"):
         one_of("information", "a,b", ("a", "b"))
