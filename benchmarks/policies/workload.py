@@ -198,7 +198,7 @@ def _synthetic(work: Work) -> Scenario:
 
 @cache
 def samples(cluster: str) -> tuple[EstimateRecord, ...]:
-    """Return sample profiles of a cluster's types; they take a second, and every task of a sweep needs them."""
+    """Return sample profiles of a cluster's types: they take a second, and every task needs them."""
     return tuple(sample_profiles(hardware_of(cluster)))
 
 
