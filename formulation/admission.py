@@ -24,6 +24,7 @@ class Admission:
     under; 0: it did not run, or a clock cut it short and its answer was dropped. ``reserve_s`` is
     float64[jobs]: what certificates keep of each job's time for a move that may become necessary; and
     ``bare_work`` is ``least_work`` without it, as such a move may spend it (None: nothing is kept).
+    ``binding``: who is new in ``admitted`` is promised its deadline; False: planned for, this round.
     """
 
     admitted: Bools
@@ -36,6 +37,7 @@ class Admission:
     work: float = 0.0
     reserve_s: Floats | None = None
     bare_work: Floats | None = None
+    binding: bool = True
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""
@@ -47,6 +49,13 @@ class Admission:
             array = np.array(getattr(self, name), dtype=dtype, copy=None, ndmin=1).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+
+    def told(self, promised: Bools) -> Admission:
+        """Return what jobs are told: one that does not bind leaves ``promised`` (bool[jobs]).
+
+        The legs stay: they say when the plan needs the next round.
+        """
+        return self if self.binding else replace(self, admitted=self.admitted & promised)
 
     def without(self, jobs: frozenset[int]) -> Admission:
         """Return the admission in which ``jobs`` are promised nothing."""

@@ -9,8 +9,11 @@ from typing import Final, Literal
 from formulation.errors import InvalidInput
 from formulation.grammar import Stage, parse
 
-DeadlineMode = Literal["ignore", "myopic", "look-ahead"]
-DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = ("ignore", "myopic", "look-ahead")
+DeadlineMode = Literal["ignore", "myopic", "look-ahead", "planned"]
+DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = ("ignore", "myopic", "look-ahead", "planned")
+PLANNED: Final = "planned"
+"""Plans as look-ahead does, anew each round, and promises nothing."""
+LOOKS_AHEAD: Final = ("look-ahead", PLANNED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class Policy:
     """Seconds to the next round: a job that waits now is taken to wait so long; the first slot of plans."""
 
     deadlines: str = ""
-    """``ignore``, ``myopic`` or ``look-ahead``; empty: look-ahead if the objective names deadline."""
+    """One of ``DEADLINE_MODES``; empty: look-ahead if the objective names deadline, else ignore."""
     run_to_completion: bool = False
     """No launched job is suspended (Arena section 3.5)."""
     min_run_s: float = 0.0

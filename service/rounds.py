@@ -14,7 +14,7 @@ from formulation.decisions import Decision, DecisionKind, decide
 from formulation.explain import explain
 from formulation.goals import GoalResult
 from formulation.placement import Gang, current_gangs
-from formulation.policy import Policy
+from formulation.policy import LOOKS_AHEAD, Policy
 from formulation.problem import Problem
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution
@@ -115,7 +115,7 @@ def _solved(
     mark: Callable[[str], None],
 ) -> _Answered:  # fmt: skip
     """Return the solver's answer to the round's statement, placed."""
-    looks_ahead = policy.deadline_mode == "look-ahead"
+    looks_ahead = policy.deadline_mode in LOOKS_AHEAD
     admission = admit(snapshot, policy, budget) if looks_ahead else None
     statement = state(snapshot, policy, admission)
     mark("build")
@@ -136,7 +136,7 @@ def _solved(
     unkept, had = waived | lost | statement.lapsed, promised_before(snapshot)
     if admission is not None:  # a new promise that cannot be kept now has not been made
         old = snapshot.jobs.admitted
-        admission = admission.without(frozenset(job for job in unkept if not old[job]))
+        admission = admission.without(frozenset(job for job in unkept if not old[job])).told(old)
     return _Answered(
         statement=replace(statement, problem=problem), solution=solution, goals=solved.results,
         placed=placed, admission=admission,

@@ -26,9 +26,10 @@ _NOW_S: Final = 1e-3
 def deadlines_are_kept(draft: Draft) -> Draft:
     """Leave jobs with deadlines only the columns that keep them, as the policy's mode has it.
 
-    ``ignore``: all columns. ``myopic``: Eq. (20). ``look-ahead``: Eq. (29), by the certificates of an
-    admission that was decided before. Jobs whose promises are waived, and those that ran before without
-    one, go on as best they can: a deadline kills nobody who runs.
+    ``ignore``: all columns. ``myopic``: Eq. (20). ``look-ahead`` and ``planned``: Eq. (29), by the
+    certificates of an admission that was decided before; ``planned`` refuses nobody. Jobs whose promises
+    are waived, and those that ran before without one, go on as best they can: a deadline kills nobody
+    who runs.
     """
     mode = draft.policy.deadline_mode
     if mode == "ignore" or not np.isfinite(draft.snapshot.jobs.deadline_s).any():
@@ -76,7 +77,8 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     """Leave admitted jobs only the columns after which their certificates still hold (Eq. 29).
 
     Refused jobs that wait have no columns, for a reason with the earliest deadline that would be met; if not
-    even the empty cluster would meet it, they are dropped. Jobs that keep what they are given once
+    even the empty cluster would meet it, they are dropped. Where an admission does not bind, jobs beside
+    the plan keep their columns until then. Jobs that keep what they are given once
     may start on GPUs alone that no certificate needs at any time (``spare_gpus``).
     """
     jobs = draft.snapshot.jobs
@@ -183,9 +185,11 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
     if not len(mine) or mine.min() <= draft.snapshot.now_s + _NOW_S:
         return None
     start = rfc3339(float(mine.min()))
+    bound = admission.binding or draft.snapshot.jobs.admitted[job]
+    plan = "its deadline is promised; its schedule" if bound else "the plan of this round"
     return Reason(
         code=ReasonCode.DEADLINE_PLANNED,
-        message=f"its deadline is promised; its schedule starts it at {start}",
+        message=f"{plan} starts it at {start}",
         next_step="nothing: it starts then, or earlier where GPUs are free",
         evidence=(
             ("start", start), ("deadline", _deadline(draft, job))
@@ -196,9 +200,10 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
 def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
     """Leave the jobs ``out`` (bool[jobs]) no columns: too late anyhow, or not beside what is promised."""
     late = out & (_finish_s(draft) > draft.snapshot.jobs.deadline_s * (1 + 1e-15))
+    refused = out & ~late & admission.binding
     reasons = {
         job: _beside_promises(draft, float(admission.earliest_s[job]), job)
-        for job in np.flatnonzero(out & ~late).tolist()
+        for job in np.flatnonzero(refused).tolist()
     }
     return _dropped(draft.without(reasons), late)
 

@@ -37,6 +37,7 @@ class Deadlines(StrEnum):
     IGNORE = "ignore"
     MYOPIC = "myopic"
     LOOK_AHEAD = "look-ahead"
+    PLANNED = "planned"
 
 
 class CostOf(StrEnum):
@@ -84,8 +85,9 @@ def asked(
         _OBJECTIVE, "How many of the worst-off jobs a fairness objective settles; by default 4.",
         min=1, max=limits.MAX_FAIRNESS_LEVELS)] = None,
     deadlines: Annotated[Deadlines | None, _option(
-        _DEADLINES, "Promise jobs' deadlines round by round or by a plan over rounds to come; auto"
-        " (default): look-ahead if the objective names deadline, else ignore.")] = None,
+        _DEADLINES, "Promise jobs' deadlines round by round or by a plan over rounds to come, or plan"
+        " without a promise (planned); auto (default): look-ahead if the objective names deadline, else"
+        " ignore.")] = None,
     round_length: Annotated[Text, _option(
         _DEADLINES, "Time to the next round; by default the server's period, else 300s.")] = None,
     queue_order: Annotated[Flag, _option(

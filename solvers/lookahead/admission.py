@@ -22,7 +22,7 @@ from formulation.lookahead import (
     without_reserve,
 )
 from formulation.objectives import with_needs
-from formulation.policy import Policy
+from formulation.policy import PLANNED, Policy
 from formulation.promises import PHYSICAL, PROMISES
 from formulation.promises.deadlines import deadlines_are_kept
 from formulation.rates import work_left
@@ -55,7 +55,7 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     What was promised comes first: the schedule that it has is told again in today's slots, and is the
     answer to fall back to. New jobs are then fitted in by deadline; where all are, nothing is left to prove.
     Else CP-SAT looks for a schedule that admits more weight (``exact``). Promises are given up only where
-    they no longer fit together, least weight first.
+    they no longer fit together, least weight first. Under ``planned`` the answer binds this round alone.
     """
     if not np.isfinite(snapshot.jobs.deadline_s).any():
         return _nothing(snapshot, policy)
@@ -69,7 +69,8 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     proven, work = bool(room.placed[wanted].all()), 0.0
     if not proven:
         room, proven, work = _searched(ahead, inherited, room, budget)
-    return _admission(snapshot, base, ahead, room, proven=proven, work=work)
+    binding = policy.deadline_mode != PLANNED
+    return _admission(snapshot, ahead, room, proven=proven, work=work, binding=binding)
 
 
 def drafts(snapshot: Snapshot, policy: Policy) -> tuple[Draft, Draft]:
@@ -192,7 +193,7 @@ def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> Room | None:
 
 
 def _admission(
-    snapshot: Snapshot, base: Draft, ahead: Lookahead, room: Room, *, proven: bool, work: float
+    snapshot: Snapshot, ahead: Lookahead, room: Room, *, proven: bool, work: float, binding: bool
 ) -> Admission:
     jobs = snapshot.jobs
     admitted = np.zeros(len(jobs), dtype=np.bool_)
@@ -209,9 +210,10 @@ def _admission(
     dated = np.isfinite(jobs.deadline_s)
     return Admission(
         admitted=admitted, legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
-        least_work=least, until_s=float(ahead.boundary_s[1]), earliest_s=_earliest(snapshot, room),
+        least_work=least, until_s=float(ahead.boundary_s[1]),
+        earliest_s=_earliest(snapshot, room, MOST_EARLIEST if binding else 0),
         given_up=frozenset(np.flatnonzero(jobs.admitted & dated & ~admitted).tolist()),
-        proven=proven, work=work, reserve_s=reserve_s, bare_work=bare,
+        proven=proven, work=work, reserve_s=reserve_s, bare_work=bare, binding=binding,
     )  # fmt: skip
 
 
@@ -234,14 +236,17 @@ def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats
     return found
 
 
-def _earliest(snapshot: Snapshot, room: Room) -> Floats:
-    """Return the earliest deadline of each refused job that what is left would meet (NaN: not refused)."""
+def _earliest(snapshot: Snapshot, room: Room, most: int) -> Floats:
+    """Return the earliest deadline of each refused job that what is left would meet (NaN: not refused).
+
+    That of the first ``most`` by deadline; inf for the others.
+    """
     ahead = room.ahead
     found = np.full(len(snapshot.jobs), np.nan)
     refused = np.flatnonzero(~room.placed & ~ahead.promised)
     found[ahead.job[refused]] = np.inf
     order = refused[np.argsort(ahead.deadline_s[refused], kind="stable")]
-    for job in order[:MOST_EARLIEST].tolist():
+    for job in order[:most].tolist():
         found[ahead.job[job]] = room.earliest_s(job)
     return found
 

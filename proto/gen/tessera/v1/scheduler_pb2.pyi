@@ -76,7 +76,8 @@ class RoundOptions(_message.Message):
     """Factors on the weights of queues' jobs, e.g. "1:4,2:1"; a queue that is not named has 1. Default: none."""
     deadlines: _builtins.str
     """"ignore"; "myopic": a job that is promised runs fast enough each round; "look-ahead": it follows a schedule over
-    rounds to come. Default (""): look-ahead if the objective names deadline, else ignore.
+    rounds to come; "planned": such a schedule is made anew each round, so that more deadlines are met, and none is
+    promised or refused before it is hopeless. Default (""): look-ahead if the objective names deadline, else ignore.
     """
     run_to_completion: _builtins.bool
     """No launched job is suspended."""

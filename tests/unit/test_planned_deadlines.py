@@ -1,0 +1,116 @@
+"""Deadlines that are planned for and not promised: ``deadlines = planned``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.reasons import ReasonCode
+from formulation.snapshot import Legs, Snapshot
+from service.rounds import Outcome, plan_round
+from solvers.base import Budget
+from solvers.portfolio import Portfolio
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+NOW_S = 1200.0
+PLANNED = Policy(deadlines="planned")
+AHEAD = Policy(deadlines="look-ahead")
+
+
+def dated(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
+    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now; a GPU trains one sample/s."""
+    length = work_s / 256
+    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
+    return a_job(name, **(given | more))
+
+
+def running_on_all(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
+    runs = {"state": JobState.RUNNING, "cell": (0, 4, 1), "since_s": 1.0, "generation": 1}
+    return dated(name, work_s, due_s, **(runs | more))
+
+
+def cluster(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snapshot:
+    """Return 4 GPUs on one node, on which 1, 2 or 4 GPUs train as many samples/s."""
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
+    found = a_snapshot(
+        nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=estimates, gangs=gangs or {}
+    )
+    return replace(found, now_s=NOW_S)
+
+
+def decided(snapshot: Snapshot, policy: Policy = PLANNED) -> Outcome:
+    budget = Budget(remaining_s=lambda: math.inf)
+    outcome = plan_round(snapshot, policy, Portfolio(), budget)
+    assert not outcome.violations
+    return outcome
+
+
+def gpus_of(outcome: Outcome) -> list[int]:
+    return [decision.gpus for decision in outcome.decisions]
+
+
+def test_nobody_is_promised_anything_and_what_is_planned_runs() -> None:
+    outcome = decided(cluster(dated("a", 1200, 300), a_job("b", weight=50.0)))
+    assert gpus_of(outcome) == [4, 0]
+    assert not any(d.admitted for d in outcome.decisions)
+    assert not any(d.admitted for d in decided(cluster(dated("a", 1200, 300))).decisions)
+
+
+def test_the_plan_still_says_when_it_needs_the_next_round() -> None:
+    admission = decided(cluster(dated("a", 1200, 300), dated("b", 1200, 600))).admission
+    assert admission is not None
+    assert not admission.admitted.any()
+    assert sorted(admission.legs.job.tolist()) == [0, 1]
+
+
+def test_a_long_job_that_runs_gives_way_to_two_short_ones_unless_it_was_promised() -> None:
+    def beside_two(*, admitted: bool) -> Snapshot:
+        long = running_on_all("long", 3600, 950, admitted=admitted)
+        jobs = cluster(
+            long,
+            dated("x", 1200, 620),
+            dated("y", 1200, 620),
+            gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
+        )
+        leg = {"job": 0, "start_s": NOW_S, "end_s": NOW_S + 900, "gpu_type": 0, "gpus": 4,
+               "pipeline_degree": 1, "plan": 0}  # fmt: skip
+        return replace(jobs, legs=Legs.from_rows([leg])) if admitted else jobs
+
+    assert gpus_of(decided(beside_two(admitted=False)))[0] == 0
+    kept = decided(beside_two(admitted=True))
+    assert gpus_of(kept) == [4, 0, 0]
+    assert [d.admitted for d in kept.decisions] == [True, False, False]
+
+
+def test_a_job_beside_the_plan_waits_and_runs_on_what_is_left() -> None:
+    crowded = cluster(dated("a", 1200, 310, weight=2.0), dated("b", 1200, 310))
+    refused = decided(crowded, AHEAD).decisions[1].reason
+    assert refused is not None
+    assert refused.code is ReasonCode.DEADLINE_REFUSED
+    waits = decided(crowded).decisions[1].reason
+    assert waits is not None
+    assert not waits.code.name.startswith("DEADLINE")
+    roomy = cluster(
+        dated("a", 290, 310, weight=2.0), dated("b", 1200, 310, weight=3.0),
+        dated("c", 290, 310, weight=2.0),
+    )  # fmt: skip
+    assert gpus_of(decided(roomy)) == [1, 2, 1]
+    assert gpus_of(decided(roomy, AHEAD))[1] == 0
+
+
+def test_a_job_is_dropped_once_no_column_could_meet_its_deadline() -> None:
+    decision = decided(cluster(dated("a", 1200, 299))).decisions[0]
+    assert decision.kind.name == "REJECT"
+    assert decision.reason is not None
+    assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
+
+
+def test_a_planned_job_that_starts_later_is_told_so_without_a_promise() -> None:
+    second = decided(cluster(dated("a", 1200, 300), dated("b", 1200, 600))).decisions[1]
+    assert second.reason is not None
+    assert second.reason.code is ReasonCode.DEADLINE_PLANNED
+    assert "promised" not in second.reason.message
