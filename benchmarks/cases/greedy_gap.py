@@ -33,7 +33,7 @@ RIVALS = ("greedy", "arena")
 
 @case(
     "greedy-gap",
-    smoke={"jobs": 30, "rounds": 5},
+    smoke={"jobs": 30, "rounds": 3},
     worst_gap=("<=", 1e-3),
     violations=("==", 0),
 )

@@ -17,7 +17,7 @@ from simulator.clusters import arena_table1
 
 @case(
     "philly-rounds",
-    smoke={"jobs": 30, "rounds": 5},
+    smoke={"jobs": 30, "rounds": 3},
     rounds_below_greedy=("==", 0),
     worst_gap=("<=", 1e-3),
     violations=("==", 0),

@@ -62,7 +62,7 @@ class _Line:
 
 @case(
     "solve",
-    smoke={"jobs": 40, "gpus": 40, "types": 4, "versus": "cp-sat,highs", "time_limit": 5.0,
+    smoke={"jobs": 40, "gpus": 40, "types": 4, "versus": "cp-sat", "time_limit": 5.0,
            "repeats": 2},
     gap=("<=", 1e-4),
     warm_gap=("<=", 1e-4),

@@ -27,7 +27,7 @@ from service.importing.speeds import Room, Speeds, load
 from service.importing.trace import Arrival
 from simulator.clusters import hardware_of, preset
 from simulator.scenario import Scenario
-from simulator.workloads.published import NAMES, published
+from simulator.workloads.published import NAMES, Published, published
 from simulator.workloads.synthetic import Synthetic
 
 ROUND_S: Final = 300.0
@@ -83,7 +83,7 @@ class Made:
 
 def default_trace(trace: str | None) -> str:
     """Return the trace: Philly where data sets are, else the synthetic one."""
-    return trace or (PHILLY if data_dir() else SYNTHETIC)
+    return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
 
 
 def sized(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
@@ -99,9 +99,9 @@ def check_trace(trace: str) -> None:
         Skip: the trace is absent.
         InvalidInput: it cannot be read, or has no models.
     """
-    if trace in NAMES and data_dir() is None:
-        raise Skip(f"the data sets are absent, and {trace} with them: set TESSERA_DATA")
-    if trace not in (*NAMES, SYNTHETIC):
+    if trace in NAMES:
+        _read_published(Work(trace=trace))
+    elif trace != SYNTHETIC:
         jobs_of(Path(trace))
 
 
@@ -203,15 +203,12 @@ def samples(cluster: str) -> tuple[EstimateRecord, ...]:
 
 
 def _published(work: Work) -> _Source:
-    folder = data_dir()
-    if folder is None:
-        raise Skip(f"the data sets are absent, and {work.trace} with them: set TESSERA_DATA")
     if work.profiles or work.on_bad == "keep":
         raise InvalidInput(
             "trace", f"{work.trace} has profiles of its own and is screened by them; name its file to have"
             " others, or to keep jobs that cannot run as requested",
         )  # fmt: skip
-    found = published(work.trace, folder, work.on_bad, work.seed)
+    found = _read_published(work)
     scenario = found.scenario
     if work.cluster:
         gpu_types, nodes = preset(work.cluster, work.gpus_share)
@@ -221,6 +218,18 @@ def _published(work: Work) -> _Source:
     return _Source(
         scenario=scenario, dropped=len(found.screened.dropped), said=found.screened.message()
     )
+
+
+def _read_published(work: Work) -> Published:
+    folder = data_dir()
+    if folder is None:
+        raise Skip(f"the data sets are absent, and {work.trace} with them: set TESSERA_DATA")
+    try:
+        return published(
+            work.trace, folder, "refuse" if work.on_bad == "refuse" else "drop", work.seed
+        )
+    except FileNotFoundError as error:
+        raise Skip(f"{error.filename} is absent: set TESSERA_DATA") from error
 
 
 def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:

@@ -144,7 +144,10 @@ def _published(
         raise InvalidInput("TRACE", f"{source.trace} is one of the data sets: set TESSERA_DATA")
     wanted = source.wanted
     on_bad: traces.Bad = wanted.on_bad or traces.Bad.REFUSE
-    found = published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
+    try:
+        found = published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
+    except FileNotFoundError as error:
+        raise InvalidInput("TRACE", f"{error.filename} is absent: set TESSERA_DATA") from error
     scenario = found.scenario
     return _Given(
         jobs=scenario.arrivals[: source.reading.limit], profiles=profiles or scenario.profiles,

@@ -45,6 +45,20 @@ def test_one_process_and_two_find_what_this_one_finds_in_the_order_of_the_tasks(
     assert expected["seed 5"]["no bound"] == math.inf
 
 
+def test_no_process_is_started_for_0_workers_and_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(runner, "commit", lambda: "a commit")
+    tasks = [a_task(f"seed {n}", seed=n) for n in (5, 1)]
+    assert run_tasks(tasks, workers=0) == here(tasks)
+    with pytest.raises(FileNotFoundError):
+        run_tasks([a_task("lacks", "needs", file=str(tmp_path / "missing"), seed=2)], workers=0)
+    for elsewhere in ({"folder": tmp_path}, {"ray": "auto"}):
+        with pytest.raises(InvalidInput, match="--workers"):
+            run_tasks(tasks, workers=0, **elsewhere)
+
+
 def test_a_sweep_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> None:
     log, missing, kept = tmp_path / "log", tmp_path / "missing", tmp_path / "kept"
     tasks = [

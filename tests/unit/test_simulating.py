@@ -20,8 +20,8 @@ from benchmarks.policies.contestants import (
     options_of,
 )
 from benchmarks.policies.judging import Judged, Watch, placed_worth
-from benchmarks.policies.runs import Asked, Ran, run
-from benchmarks.policies.workload import SYNTHETIC, Work, made, shrunk
+from benchmarks.policies.runs import Asked, Ran, check, run
+from benchmarks.policies.workload import SYNTHETIC, Work, check_trace, default_trace, made, shrunk
 from benchmarks.registry import Skip
 from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
@@ -146,11 +146,26 @@ def test_a_share_of_the_jobs_is_drawn_by_seed(files: Work) -> None:
     assert drawn == {("a", "b"), ("a", "d"), ("b", "d")}
 
 
-def test_data_that_is_absent_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
-    for trace in ("arena-philly", str(tmp_path / "absent.csv")):
+@pytest.mark.parametrize("folder", ["none", "empty"])
+def test_data_that_is_absent_is_said_to_be(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / folder))
+    assert default_trace(None) == SYNTHETIC
+    for trace in ("arena-philly", "morphling-mt", str(tmp_path / "absent.csv")):
         with pytest.raises(Skip, match="absent"):
             made(Work(trace=trace))
+        with pytest.raises(Skip, match="absent"):
+            check([Asked(work=Work(trace=trace), policy="fcfs")], seeds=1)
+
+
+def test_a_trace_of_durations_is_refused_with_the_way_to_draw_its_models(tmp_path: Path) -> None:
+    trace = tmp_path / "durations.csv"
+    trace.write_text("job_id,submit_time_s,duration_s,num_gpus\na,0,600,2\nb,60,60,1\n")
+    for reads in (check_trace, lambda name: made(Work(trace=name))):
+        with pytest.raises(InvalidInput, match="--redraw"):
+            reads(str(trace))
 
 
 def test_a_share_of_a_cluster_keeps_a_node_of_each_type() -> None:

@@ -27,6 +27,7 @@ from benchmarks.policies.variants import (
     types_by_use,
 )
 from benchmarks.policies.workload import SYNTHETIC, Made, Work, made
+from benchmarks.registry import Skip
 from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
 from formulation.snapshot import Workload
@@ -214,9 +215,10 @@ def test_depth_is_arenas_alone_and_tells() -> None:
 def test_seeds_that_draw_nothing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))  # nothing reads it
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
     fixed = Variant(asked=Asked(work=Work(trace="arena-philly"), policy="fcfs"))
-    checked([fixed], seeds=1)
+    with pytest.raises(Skip, match="trace_philly"):  # seeds are sound; the trace is absent
+        checked([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
         checked([fixed], seeds=2)
     with pytest.raises(InvalidInput, match="unknown"):
