@@ -40,15 +40,21 @@ from benchmarks.sweeps.runner import Sweep
 from formulation.errors import InvalidInput
 
 LOOK_AHEAD: Final = "ilp:deadline@deadlines=look-ahead"
+PLANNED: Final = "ilp:deadline@deadlines=planned"
 MYOPIC: Final = "ilp:deadline@deadlines=myopic"
 ELASTICFLOW: Final = "elasticflow"
 PAPER: Final = "elasticflow (data parallel)"
 """ElasticFlow with what it sees in Arena's evaluation."""
 POLICIES: Final = (
-    LOOK_AHEAD, MYOPIC, ELASTICFLOW, "arena-deadline", "edf", "fcfs", "srt", "arena",
+    LOOK_AHEAD, PLANNED, MYOPIC, ELASTICFLOW, "arena-deadline", "edf", "fcfs", "srt", "arena",
 )  # fmt: skip
 LISTED: Final = ",".join(POLICIES)
-NAMES: Final = {LOOK_AHEAD: "look-ahead", MYOPIC: "myopic", "arena-deadline": "crius-ddl"}
+NAMES: Final = {
+    LOOK_AHEAD: "look-ahead",
+    PLANNED: "planned",
+    MYOPIC: "myopic",
+    "arena-deadline": "crius-ddl",
+}
 TIGHTNESS: Final = "1,1.2,1.5,2,3,5"
 TRACE_FACTOR: Final = 5.0
 
@@ -211,13 +217,13 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
             ).value,
         }
     if swept.others:
-        margins = [
-            swept.satisfied(ours, value) - max(swept.satisfied(o, value) for o in swept.others)
-            for value in swept.tightness
-        ]
-        worst = int(np.argmin(margins))
+        margin, at = _worst_margin(swept, ours)
+        found |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
+    if swept.others and PLANNED in own and ours != PLANNED:
+        margin, at = _worst_margin(swept, PLANNED)
         found |= {
-            "worst_margin_vs_any": margins[worst], "worst_margin_tightness": swept.tightness[worst],
+            "planned_satisfaction": float(np.mean(swept.pooled(PLANNED, "satisfaction"))),
+            "planned_worst_margin_vs_any": margin, "planned_worst_margin_tightness": at,
         }  # fmt: skip
     if MYOPIC in own and ours != MYOPIC:
         found["look_ahead_vs_myopic"] = ratio_interval(
@@ -227,6 +233,16 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
     found["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
     found["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
     return found
+
+
+def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
+    """Return where ``ours`` is least above the best other: by how much, and at which tightness."""
+    margins = [
+        swept.satisfied(ours, value) - max(swept.satisfied(o, value) for o in swept.others)
+        for value in swept.tightness
+    ]
+    worst = int(np.argmin(margins))
+    return margins[worst], swept.tightness[worst]
 
 
 def _mean_of(swept: Swept, ours: str, rival: str, what: str) -> float:

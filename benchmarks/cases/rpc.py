@@ -39,7 +39,8 @@ def rpc(
 
     ``overhead_s`` is the median of each call's time outside the solver: socket, loading, stating, placing,
     checking and committing; 0.2 s, for 300 jobs, is less than a thousandth of a round's 300 s. Agents answer
-    over their own stream.
+    over their own stream. ``p50_s``, ``p95_s`` and ``max_s`` are of whole calls; ``in_deadline`` says that
+    all kept their deadline, ``gap`` is the worst, ``verified`` that every round was checked and committed.
     """
     types, nodes = arena_table1()
     fresh = max(1, round(churn * jobs))
