@@ -13,6 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tessera needs Python 3.11 or later")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m solvers.kernels.warm
 	touch $(STAMP)
 
 demo: $(STAMP) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP beside greedy

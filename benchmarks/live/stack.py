@@ -125,7 +125,7 @@ def free_port() -> int:
 
 
 def _wait_until_serving(
-    channel: grpc.Channel, process: subprocess.Popen[bytes], log: Path, limit_s: float = 60.0
+    channel: grpc.Channel, process: subprocess.Popen[bytes], log: Path, limit_s: float = 180.0
 ) -> None:
     stub, until = health_pb2_grpc.HealthStub(channel), time.monotonic() + limit_s
     while time.monotonic() < until:

@@ -32,7 +32,7 @@ from service.cli.render import err, line, note
 from service.config import Config
 from tessera.v1 import clusters_pb2
 
-START_S: Final = 60.0
+START_S: Final = 180.0
 """How long server and agents may take to come up."""
 
 POLL_S: Final = 0.1
