@@ -51,6 +51,7 @@ class Lookahead:
     floor: Ints  # int64[options], GPUs of its type that a steady job keeps
     use: Ints  # int64[options, resources]
     capacity: Ints  # int64[resources, slots], less what jobs without deadlines were promised
+    binding: bool = True  # schedules are promises, not of this round alone
 
     @property
     def slots(self) -> int:

@@ -11,6 +11,7 @@ from formulation.lookahead.check import MILLIONTH
 from formulation.lookahead.grid import SAME_S, boundaries
 from formulation.lookahead.kept import reserved, staying
 from formulation.lookahead.plan import Lookahead, picks_of, samples
+from formulation.policy import PLANNED
 from formulation.rates import work_left
 from formulation.snapshot import Legs, Nodes
 from formulation.tables import Floats, Ints
@@ -71,6 +72,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         now=np.array(now, np.bool_), lag_s=np.array(lag), floor=np.array(floor, np.int64),
         use=_use(draft, taking, option_owner, option_cell),
         capacity=_free(draft, taking, boundary_s, [row.capacity for row in rows]),
+        binding=policy.deadline_mode != PLANNED,
     )  # fmt: skip
     return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
 
@@ -85,13 +87,15 @@ def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
     """Return the plan in which each job that can has the time of one more restart in reserve.
 
     So it can be moved once when another needs its block. Each start and what a job stays on are charged a
-    restart more. Who has been moved, and who could not have so much even alone, is planned without.
+    restart more. Who has been moved, and who could not have so much even alone, is planned without; so is
+    who is not promised anything: to keep a reserve, it would be moved.
     """
     more = _charged(ahead, ahead.restart_s)
     can = np.zeros(len(ahead.job), dtype=np.bool_)
     pause_s = np.where(more.stays, more.lag_s, more.restart_s[more.owner])
     left_s = (ahead.deadline_s - ahead.boundary_s[0])[ahead.owner] - pause_s
     can[ahead.owner[ahead.rate * left_s >= ahead.work[ahead.owner]]] = True
+    can &= ahead.promised | ahead.binding
     picks = picks_of(more, legs)
     for job in np.flatnonzero(can & ahead.promised).tolist():
         short = ahead.work[job] - samples(more, job, picks[job])

@@ -117,7 +117,8 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
 
     Any column with which it trains ``least_work`` until then, its restart paid; and the certificate's own,
     at its own rate, which has the restart paid beyond that moment. Placement knows one least rate for all
-    columns of a job: where the certificate's is below what others need, the others are dropped.
+    columns of a job: where the certificate's is below what others need, the others are dropped. Where nothing
+    is promised, what the plan has now and nothing else.
     """
     work = float(admission.least_work[job])
     columns = draft.columns_of(job)
@@ -131,6 +132,10 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     rate, current = draft.rate[span], int(draft.current[job]) - columns.start
     stay_rate, lag_s = staying(draft, np.array([job]))
     own = _certified(draft, admission, job) - columns.start
+    if own >= 0 and not (admission.binding or snapshot.jobs.admitted[job]):
+        # free to grow, it would be moved by this round's objective and again by the next round's plan
+        keep = np.arange(len(columns)) == own
+        return _Need(columns=columns, keep=keep, least_rate=0.0, movable=True)
     other = work / after_s if after_s > 0 else math.inf
     keep = rate >= other * (1 - ROUNDING)
     if current >= 0:

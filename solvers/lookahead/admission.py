@@ -22,7 +22,7 @@ from formulation.lookahead import (
     without_reserve,
 )
 from formulation.objectives import with_needs
-from formulation.policy import PLANNED, Policy
+from formulation.policy import Policy
 from formulation.promises import PHYSICAL, PROMISES
 from formulation.promises.deadlines import deadlines_are_kept
 from formulation.rates import work_left
@@ -69,8 +69,7 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     proven, work = bool(room.placed[wanted].all()), 0.0
     if not proven:
         room, proven, work = _searched(ahead, inherited, room, budget)
-    binding = policy.deadline_mode != PLANNED
-    return _admission(snapshot, ahead, room, proven=proven, work=work, binding=binding)
+    return _admission(snapshot, ahead, room, proven=proven, work=work)
 
 
 def drafts(snapshot: Snapshot, policy: Policy) -> tuple[Draft, Draft]:
@@ -143,7 +142,24 @@ def _searched(
         return room, False, limit
     left = np.flatnonzero(~better.placed & ~ahead.promised)
     fit_in(better, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
+    if not ahead.binding:
+        _begin_early(better)
     return better, found.proven and whole_set, limit
+
+
+def _begin_early(room: Room) -> None:
+    """Plan each job again, the first to start first: where there is room it starts earlier.
+
+    A search leaves GPUs idle now that later jobs would have used.
+    """
+    placed = np.flatnonzero(room.placed & ~room.ahead.promised)
+    first = np.argmax(room.picks[placed] >= 0, axis=1)
+    for job in placed[np.lexsort((room.ahead.deadline_s[placed], first))].tolist():
+        before = room.picks[job].copy()
+        room.take(job)
+        pick = room.plan(job)
+        if pick is None or not room.give(job, pick):
+            room.give(job, before)
 
 
 def _weight(whole: Whole, room: Room) -> int:
@@ -193,7 +209,7 @@ def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> Room | None:
 
 
 def _admission(
-    snapshot: Snapshot, ahead: Lookahead, room: Room, *, proven: bool, work: float, binding: bool
+    snapshot: Snapshot, ahead: Lookahead, room: Room, *, proven: bool, work: float
 ) -> Admission:
     jobs = snapshot.jobs
     admitted = np.zeros(len(jobs), dtype=np.bool_)
@@ -211,9 +227,9 @@ def _admission(
     return Admission(
         admitted=admitted, legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
         least_work=least, until_s=float(ahead.boundary_s[1]),
-        earliest_s=_earliest(snapshot, room, MOST_EARLIEST if binding else 0),
+        earliest_s=_earliest(snapshot, room, MOST_EARLIEST if ahead.binding else 0),
         given_up=frozenset(np.flatnonzero(jobs.admitted & dated & ~admitted).tolist()),
-        proven=proven, work=work, reserve_s=reserve_s, bare_work=bare, binding=binding,
+        proven=proven, work=work, reserve_s=reserve_s, bare_work=bare, binding=ahead.binding,
     )  # fmt: skip
 
 

@@ -64,7 +64,8 @@ class Room:
     def plan(self, job: int) -> Ints | None:
         """Return a schedule for ``job`` on what is free: the leanest on one Cell, else the quickest of all.
 
-        None: there is no schedule on these slots.
+        Where plans do not bind, on the Cell that it has before all others. None: there is no schedule on
+        these slots.
         """
         target = self.ahead.work[job] - _EXACT * self.ahead.total_work[job]
         fits = self.fits(job)
@@ -90,6 +91,8 @@ class Room:
         enough = trained >= target
         if not enough.any():
             return self._quickest(job, fits, target)
+        if not self.ahead.binding:  # planned anew each round, jobs would be moved each round
+            used[stays] = 0.0
         best = int(np.argmin(np.where(enough, used, np.inf)))
         return np.where(runs[best], span.start + best, -1)
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from formulation.lifecycle import JobState
+from formulation.lookahead import look_ahead
 from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.reasons import ReasonCode
 from formulation.snapshot import Legs, Snapshot
 from service.rounds import Outcome, plan_round
 from solvers.base import Budget
+from solvers.lookahead.admission import drafts
 from solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
@@ -114,3 +116,31 @@ def test_a_planned_job_that_starts_later_is_told_so_without_a_promise() -> None:
     assert second.reason is not None
     assert second.reason.code is ReasonCode.DEADLINE_PLANNED
     assert "promised" not in second.reason.message
+
+
+def test_a_job_that_runs_in_time_stays_on_its_cell_though_fewer_gpus_would_do() -> None:
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)), jobs=[running_on_all("a", 600, 2000)], estimates=estimates,
+        gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
+    )  # fmt: skip
+    snapshot = replace(snapshot, now_s=NOW_S)
+    admission = decided(snapshot).admission
+    assert admission is not None
+    assert admission.legs.gpus[admission.legs.job == 0].tolist() == [4]
+
+
+def test_only_a_promise_has_a_reserve() -> None:
+    def reserves(policy: Policy, *, admitted: bool) -> list[bool]:
+        job = dated("a", 600, 3000, restart_s=10, admitted=admitted)
+        estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
+        snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=[job], estimates=estimates)
+        leg = {"job": 0, "start_s": NOW_S, "end_s": NOW_S + 900, "gpu_type": 0, "gpus": 4,
+               "pipeline_degree": 1, "plan": 0}  # fmt: skip
+        legs = Legs.from_rows([leg]) if admitted else snapshot.legs
+        snapshot = replace(snapshot, now_s=NOW_S, legs=legs)
+        return (look_ahead(*drafts(snapshot, policy)).reserve_s > 0).tolist()
+
+    assert reserves(AHEAD, admitted=False) == [True]
+    assert reserves(PLANNED, admitted=False) == [False]
+    assert reserves(PLANNED, admitted=True) == [True]
