@@ -139,7 +139,7 @@ def test_only_a_promise_has_a_reserve() -> None:
                "pipeline_degree": 1, "plan": 0}  # fmt: skip
         legs = Legs.from_rows([leg]) if admitted else snapshot.legs
         snapshot = replace(snapshot, now_s=NOW_S, legs=legs)
-        return (look_ahead(*drafts(snapshot, policy)).reserve_s > 0).tolist()
+        return [kept > 0 for kept in look_ahead(*drafts(snapshot, policy)).reserve_s.tolist()]
 
     assert reserves(AHEAD, admitted=False) == [True]
     assert reserves(PLANNED, admitted=False) == [False]
