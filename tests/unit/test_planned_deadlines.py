@@ -96,11 +96,12 @@ def test_a_job_beside_the_plan_waits_and_runs_on_what_is_left() -> None:
     waits = decided(crowded).decisions[1].reason
     assert waits is not None
     assert not waits.code.name.startswith("DEADLINE")
-    roomy = cluster(
-        dated("a", 290, 310, weight=2.0), dated("b", 1200, 310, weight=3.0),
-        dated("c", 290, 310, weight=2.0),
-    )  # fmt: skip
-    assert gpus_of(decided(roomy)) == [1, 2, 1]
+    jobs = [dated(name, 500, 310, weight=w) for name, w in (("a", 2.0), ("b", 1.0), ("c", 2.0))]
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2)]
+    roomy = replace(
+        a_snapshot(nodes=some_nodes((0, 1, 5)), jobs=jobs, estimates=estimates), now_s=NOW_S
+    )
+    assert gpus_of(decided(roomy)) == [2, 1, 2]
     assert gpus_of(decided(roomy, AHEAD))[1] == 0
 
 
@@ -144,3 +145,19 @@ def test_only_a_promise_has_a_reserve() -> None:
     assert reserves(AHEAD, admitted=False) == [True]
     assert reserves(PLANNED, admitted=False) == [False]
     assert reserves(PLANNED, admitted=True) == [True]
+
+
+def test_a_plan_starts_jobs_where_they_end_first_and_a_promise_where_it_takes_the_least() -> None:
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)), jobs=[dated("a", 600, 2000)], estimates=estimates
+    )
+    snapshot = replace(snapshot, now_s=NOW_S)
+
+    def gpus_under(policy: Policy) -> list[int]:
+        admission = decided(snapshot, policy).admission
+        assert admission is not None
+        return [int(gpus) for gpus in admission.legs.gpus]
+
+    assert gpus_under(PLANNED) == [4]
+    assert gpus_under(AHEAD) == [1]
