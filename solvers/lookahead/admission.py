@@ -142,24 +142,7 @@ def _searched(
         return room, False, limit
     left = np.flatnonzero(~better.placed & ~ahead.promised)
     fit_in(better, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
-    if not ahead.binding:
-        _begin_early(better)
     return better, found.proven and whole_set, limit
-
-
-def _begin_early(room: Room) -> None:
-    """Plan each job again, the first to start first: where there is room it starts earlier.
-
-    A search leaves GPUs idle now that later jobs would have used.
-    """
-    placed = np.flatnonzero(room.placed & ~room.ahead.promised)
-    first = np.argmax(room.picks[placed] >= 0, axis=1)
-    for job in placed[np.lexsort((room.ahead.deadline_s[placed], first))].tolist():
-        before = room.picks[job].copy()
-        room.take(job)
-        pick = room.plan(job)
-        if pick is None or not room.give(job, pick):
-            room.give(job, before)
 
 
 def _weight(whole: Whole, room: Room) -> int:

@@ -161,3 +161,13 @@ def test_a_plan_starts_jobs_where_they_end_first_and_a_promise_where_it_takes_th
 
     assert gpus_under(PLANNED) == [4]
     assert gpus_under(AHEAD) == [1]
+
+
+def test_a_round_runs_what_the_plan_has_and_grows_only_what_is_promised() -> None:
+    def beside(*, admitted: bool) -> Snapshot:
+        runs = dated("a", 600, 2000, state=JobState.RUNNING, cell=(0, 1, 1), since_s=1.0,
+                     generation=1, admitted=admitted)  # fmt: skip
+        return cluster(runs, gangs={0: Gang(members=((0, (0,)),))})
+
+    assert gpus_of(decided(beside(admitted=False))) == [1]
+    assert gpus_of(decided(beside(admitted=True))) == [4]
