@@ -148,6 +148,11 @@ def deadline(
     look-ahead anywhere. EDF promises nothing, starts short jobs first and never starts many of the long ones
     (at tightness 1 it met 46 of the 50 least and 36,101 GPU-hours; look-ahead 24 and 41,391): a long job is
     promised when it comes if it fits, and its room is missing later. So the margin has no bound.
+
+    ``planned`` promises nothing either (``deadlines = planned``); ``planned_worst_margin_vs_any`` is its
+    margin, for the whole sweep. At commit 21c08a307dd2, against EDF alone and without the search (shortly
+    before, all was the same with it at tightness 1), it met 79 of 101 deadlines (EDF 81) at tightness 1, 90
+    (88) at 1.2, 96 (96) at 1.5, 99 (100) at 2 and all (all) at 3: below EDF at two values, by two and by one.
     """
     base = Work(
         trace=default_trace(trace), profiles=str(profiles or ""), gpus_share=gpus_share,
