@@ -70,15 +70,15 @@ def _wrong_choice(problem: Problem, job: int, column: int) -> Violation:
 
 def _used(problem: Problem, columns: Ints, waits: Bools) -> Ints:
     """Return what ``columns`` and the jobs that wait (bool[jobs]) use of each row, int64[rows]."""
-    chosen = np.zeros(len(problem.cell), dtype=np.bool_)
-    chosen[columns] = True
     used = np.zeros(len(problem.rows), dtype=np.int64)
-    for picks, start, row, amount in (
-        (chosen, problem.usage_start, problem.row, problem.amount),
-        (waits, problem.idle_start, problem.idle_row, problem.idle_amount),
+    for picked, start, row, amount in (
+        (columns, problem.usage_start, problem.row, problem.amount),
+        (np.flatnonzero(waits), problem.idle_start, problem.idle_row, problem.idle_amount),
     ):
-        mine = np.repeat(picks, np.diff(start))
-        np.add.at(used, row[mine], amount[mine])
+        count = start[picked + 1] - start[picked]
+        before = np.cumsum(count) - count
+        entry = np.repeat(start[picked] - before, count) + np.arange(int(count.sum()))
+        np.add.at(used, row[entry], amount[entry])
     return used
 
 

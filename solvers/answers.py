@@ -28,18 +28,6 @@ def is_answer(problem: Problem, choice: Ints) -> bool:
     return bool(np.all(problem.used(choice) <= problem.capacity))
 
 
-def keeps_rules(problem: Problem, found: Solution) -> bool:
-    """Return whether the answer ``found`` keeps (2) to (4), is worth what it claims, and not above its bound.
-
-    The same rules as ``formulation.check.violations``, in arrays. That one is asked what is wrong where this
-    is False, and judges the answer of a round in the end.
-    """
-    return (
-        is_answer(problem, found.choice)
-        and objective_of(problem, found.choice) == found.objective <= found.bound + 0.5
-    )
-
-
 def usable_hint(problem: Problem, hint: Solution | None) -> Ints | None:
     """Return the hint's choice if it answers this problem; a hint is never trusted unseen."""
     if hint is None or not hint.has_answer or not is_answer(problem, hint.choice):

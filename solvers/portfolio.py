@@ -14,7 +14,7 @@ from formulation.check import violations
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.tables import Floats, Ints
-from solvers.answers import answer, keeps_rules, objective_of, trivial_bound, without_answer
+from solvers.answers import answer, objective_of, trivial_bound, without_answer
 from solvers.base import Budget, Solver, SolverFailed
 from solvers.cpsat import CpSat
 from solvers.greedy import Greedy, outdoing
@@ -55,8 +55,8 @@ class Portfolio:
     """Runs its stages in order, each hinting the next, until the gap is met or the time is over.
 
     The first stage always runs and always ends, so there is an answer however short the budget is.
-    With a hint that has prices, prices come first (``_from_prices``). Every answer is measured again before
-    it counts; one that breaks a rule is dropped with its bound, and logged.
+    With a hint that has prices, prices come first (``_from_prices``). Every answer is checked by
+    ``formulation.check`` before it counts; one that breaks a rule is dropped with its bound, and logged.
 
     ``work`` holds every stage's work. A stage that did not run, failed, or was cut short by the wall
     clock has work 0 and its answer does not count, so ``Budget(remaining_s=lambda: math.inf,
@@ -147,7 +147,7 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
     A hint that the stage itself made is its solution: it is not asked twice.
     """
     own = hint is not None and hint.solver == stage.name and hint.has_answer
-    if hint is not None and own and keeps_rules(problem, hint):
+    if hint is not None and own and not violations(problem, hint):
         return replace(hint, prices=np.zeros(0))  # those it brings are an earlier round's
     try:
         found = stage.solve(problem, budget, hint)
@@ -161,14 +161,13 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
 
 def _verified(name: str, problem: Problem, found: Solution) -> bool:
     """Return whether the answer breaks no rule; log those that it does."""
-    if keeps_rules(problem, found):
-        return True
     broken = violations(problem, found)
-    _LOG.error(
-        "dropped the answer of %s: %s", name, "; ".join(v.detail for v in broken[:3]),
-        extra={"action": "answer-dropped", "solver": name, "violations": len(broken)},
-    )  # fmt: skip
-    return False
+    if broken:
+        _LOG.error(
+            "dropped the answer of %s: %s", name, "; ".join(v.detail for v in broken[:3]),
+            extra={"action": "answer-dropped", "solver": name, "violations": len(broken)},
+        )  # fmt: skip
+    return not broken
 
 
 def _merge(best: _Best, problem: Problem, found: Solution) -> None:
