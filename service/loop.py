@@ -160,7 +160,7 @@ class RoundLoop:
                 decisions=outcome.decisions,
                 summary=summary,
                 request=request,
-                legs=outcome.admission.legs if outcome.admission is not None else snapshot.legs,
+                legs=outcome.legs_after(snapshot),
             ),
             in_time=lambda: remaining_s() > 0 and not cancelled(),
         )
@@ -285,10 +285,7 @@ def summarise(
         violations=tuple(f"{v.rule}: {v.detail}" for v in outcome.violations),
         snapshot_digest=snapshot_digest, solver=solution.solver, work=solution.work,
         goals=outcome.goals,
-        prices={
-            row.name: float(price) / scale
-            for row, price in zip(problem.rows, solution.prices, strict=bool(len(solution.prices)))
-        },
+        prices=outcome.prices,
         used_gpus={row.name: n for row, n in zip(problem.rows, used, strict=True)},
         seconds=dict(seconds),
         running=sum(d.gang is not None for d in outcome.decisions),

@@ -1,6 +1,6 @@
 """One round as a pure function: from a snapshot to decisions, with no database, network or clock.
 
-The service, what-if calls, benchmarks and ``tessera replay`` all call ``plan_round``.
+The service, what-if calls, the simulator, benchmarks and ``tessera replay`` all call ``plan_round``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from formulation.goals import GoalResult
 from formulation.placement import Gang, current_gangs
 from formulation.policy import LOOKS_AHEAD, Policy
 from formulation.problem import Problem
-from formulation.snapshot import Snapshot
+from formulation.snapshot import Legs, Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement, offered, state, stated
 from service.keeping import keep_promises, promised_before, released
@@ -50,6 +50,19 @@ class Outcome:
     stands_until: int = 0
     """Number of the next round that need be decided where nothing happens but that running jobs train on:
     those before it would change nothing, like this one. 0: the very next one."""
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """Return what a unit of each row costs, in units of the last goal; empty where no one priced."""
+        prices, rows = self.solution.prices, self.problem.rows
+        return {
+            row.name: float(price) / self.problem.scale
+            for row, price in zip(rows, prices, strict=bool(len(prices)))
+        }
+
+    def legs_after(self, snapshot: Snapshot) -> Legs:
+        """Return the schedules of admitted jobs once the round on ``snapshot`` is carried out."""
+        return snapshot.legs if self.admission is None else self.admission.legs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

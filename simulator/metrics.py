@@ -34,31 +34,31 @@ class Reference:
         return self.rate / self.batch
 
 
-def _all_at_once(scenario: Scenario) -> MemoryStore:
+def _drafted(scenario: Scenario) -> Draft:
+    """Return every Cell of every job, as if all were there on an empty cluster."""
     store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
     for job in range(len(scenario.arrivals)):
         store.arrive(job, 0.0)
-    return store
+    return first_draft(store.snapshot(0.0), Policy(), every_cell=True)
 
 
 def reference_of(scenario: Scenario) -> Reference:
     """Return the scenario's reference; a job that can never run has a rate of NaN."""
-    snapshot = _all_at_once(scenario).snapshot(0.0)
-    draft = first_draft(snapshot, Policy(), every_cell=True)
-    return Reference(batch=snapshot.global_batch.astype(np.float64), rate=draft.reference)
+    draft = _drafted(scenario)
+    return Reference(batch=draft.snapshot.global_batch.astype(np.float64), rate=draft.reference)
 
 
 def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
     """Return the seconds that each job takes alone on 1 / ``present`` of the cluster (Eq. 14), [jobs]."""
-    snapshot = _all_at_once(scenario).snapshot(0.0)
-    draft = first_draft(snapshot, Policy(), every_cell=True)
+    draft = _drafted(scenario)
+    snapshot = draft.snapshot
     rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
     return snapshot.jobs.iterations * snapshot.global_batch / rate
 
 
 def at_best_shapes(scenario: Scenario) -> tuple[Draft, Floats]:
     """Return every Cell of every job on the whole cluster, and its rate at its fastest shape, [columns]."""
-    draft = first_draft(_all_at_once(scenario).snapshot(0.0), Policy(), every_cell=True)
+    draft = _drafted(scenario)
     for rule in PHYSICAL:
         draft = rule(draft)
     cells = draft.cells
@@ -103,9 +103,14 @@ class Series:
 
 def series_of(result: Result, reference: Reference, until_s: float, bin_s: float) -> Series:
     """Return the run's course from 0 to ``until_s``."""
+    return _series(result, _Log(result), reference, until_s, bin_s)
+
+
+def _series(
+    result: Result, log: _Log, reference: Reference, until_s: float, bin_s: float
+) -> Series:
     edges = np.minimum(bin_s * np.arange(np.ceil(until_s / bin_s) + 1), until_s)
     width = np.maximum(np.diff(edges), 1e-9)
-    log = _Log(result)
     rate = log.iterations / np.maximum(log.end_s - log.ready_s, 1e-9)
     trains = log.end_s > log.ready_s
     norm = np.where(trains, rate / reference.iterations_per_s[log.job], 0.0)
@@ -158,20 +163,19 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
     """Return what papers report, in seconds and shares.
 
     Throughput, utilisation and ``finished`` are over the first ``horizon_s``, also where the run ended
-    sooner; the rest is over all jobs, to
-    the end of the run. JCT is from a job's arrival to its end, over jobs that ended; ``queue_s`` counts all
-    time without GPUs. ``restart_share`` and ``profiling_share`` are shares of the GPU-hours held, and
-    of those plus profiling. ``fairness``: JCT over the time alone on one n-th of the cluster, n being the
-    mean number of jobs that were there (Themis); ``fairness_worst`` is its 95th percentile.
+    sooner; the rest is over all jobs, to the end of the run. JCT is from a job's arrival to its end, over
+    jobs that ended; ``queue`` counts all time without GPUs. ``restart_share`` and ``profiling_share`` are
+    shares of the GPU-hours held, and of those plus profiling. ``fairness``: JCT over the time alone on one
+    n-th of the cluster, n being the mean number of jobs that were there (Themis); ``fairness_worst`` is its
+    95th percentile.
     """
     log = _Log(result)
-    series = series_of(result, reference, horizon_s, result.conditions.round_s)
+    series = _series(result, log, reference, horizon_s, result.conditions.round_s)
     jct_s = result.end_s - result.arrival_s
     over = np.isfinite(jct_s) & (np.array(result.state) == "succeeded")
     held = float((log.gpus * (log.end_s - log.start_s)).sum())
     idle = float((log.gpus * (log.ready_s - log.start_s)).sum())
     lost = _lost_gpu_s(log)
-    waited = queue_s(result)
     busy = series.samples_per_s[series.samples_per_s > THROUGHPUT_FLOOR]
     rho = jct_s[over] / fair_seconds(result.scenario, _present(result))[over]
     decide = np.array([row.decide_s for row in result.rounds if row.decided] or [0.0])
@@ -181,7 +185,7 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
         "completed": float(over.sum()),
         "rejected": float(sum(s == "rejected" for s in result.state)),
         **_spread("jct", jct_s[over]),
-        **_spread("queue", waited),
+        **_spread("queue", _queue_s(result, log)),
         "makespan_s": float(result.end_s[over].max(initial=0.0)),
         "throughput": float(series.normalised.mean()),
         "throughput_peak": float(series.normalised.max(initial=0.0)),
@@ -205,23 +209,13 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
     }
 
 
-def queue_s(result: Result) -> Floats:
+def _queue_s(result: Result, log: _Log) -> Floats:
     """Return the seconds that each job was there without GPUs, float64[jobs]."""
-    log = _Log(result)
     held = np.bincount(
         log.job, weights=log.end_s - log.start_s, minlength=len(result.arrival_s)
     ).astype(np.float64)
     left_s = np.minimum(result.end_s, result.ended_s)
     return np.maximum(left_s - result.arrival_s - held, 0.0)
-
-
-def both(one: Result, other: Result) -> Bools:
-    """Return which jobs succeeded in both runs of a scenario, bool[jobs]."""
-    succeeded = np.array(
-        [a == b == "succeeded" for a, b in zip(one.state, other.state, strict=True)]
-    )
-    found: Bools = succeeded & np.isfinite(one.end_s) & np.isfinite(other.end_s)
-    return found
 
 
 def _lost_gpu_s(log: _Log) -> float:
@@ -248,7 +242,7 @@ def _deadlines(result: Result, over: Bools) -> dict[str, float]:
     if not has.any():
         return {}
     met = over & has & (result.end_s <= due_s * (1 + 1e-12))
-    admitted = has & (result.admitted > 0)
+    admitted = has & result.admitted
     return {
         "deadlines": float(has.sum()),
         "deadlines_met": float(met.sum()),

@@ -55,8 +55,7 @@ class WorldRounds:
         if refused:
             store.pass_round()
         else:
-            prices = {name: max(price, 0.0) for name, price in commit.summary.prices.items()}
-            self._world.carry_out(commit.decisions, commit.legs, prices)
+            self._world.carry_out(commit.decisions, commit.legs, commit.summary.prices)
         self._world.check()
         summary = replace(
             commit.summary, number=store.rounds, epoch=store.rounds + 1,

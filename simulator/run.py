@@ -13,7 +13,7 @@ from formulation.errors import InvalidInput
 from formulation.information import Information, estimates
 from formulation.resources import EstimateRecord
 from formulation.snapshot import STATES, Estimates, Snapshot
-from formulation.tables import Floats, Ints
+from formulation.tables import Bools, Floats, Ints
 from service.ports import Clock
 from service.roundoptions import RoundOptions
 from service.rounds import Outcome, plan_round
@@ -142,7 +142,7 @@ class Result:
     end_s: Floats  # inf: it has not ended
     state: tuple[str, ...]  # of formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
-    admitted: Floats  # 1: its deadline was promised at some time
+    admitted: Bools  # its deadline was promised at some time
     nodes: tuple[str, ...]  # the names that segments mean
     profiling_gpu_s: float
     refused: int  # rounds that broke a rule and were not carried out
@@ -232,10 +232,11 @@ def _round(
     outcome = decide(snapshot)
     decide_s = clock.monotonic_s() - before_s
     broken = bool(outcome.violations)
-    legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs
-    changes = [] if broken else world.carry_out(outcome.decisions, legs, _prices(outcome))
     if broken:
+        changes = []
         world.store.pass_round()
+    else:
+        changes = world.carry_out(outcome.decisions, outcome.legs_after(snapshot), outcome.prices)
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     row = RoundRow(
@@ -258,14 +259,6 @@ def _repeated(world: World, last: _Decided) -> _Decided:
     return replace(last, row=replace(last.row, at_s=world.now_s, decide_s=0.0, decided=False))
 
 
-def _prices(outcome: Outcome) -> dict[str, float]:
-    prices, rows = outcome.solution.prices, outcome.problem.rows
-    if not len(prices):
-        return {}
-    scaled = np.maximum(prices, 0.0) / outcome.problem.scale
-    return {row.name: float(p) for row, p in zip(rows, scaled, strict=True) if np.isfinite(p)}
-
-
 def _result(
     world: World, conditions: Conditions, rows: list[RoundRow], refused: int, stuck: bool
 ) -> Result:
@@ -276,6 +269,6 @@ def _result(
         arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
         first_start_s=world.first_start_s, end_s=store.ended_s,
         state=tuple(STATES[code].value for code in store.state.tolist()), restarts=world.restarts,
-        admitted=store.promised.astype(np.float64), nodes=store.node_names,
+        admitted=store.promised, nodes=store.node_names,
         profiling_gpu_s=world.profiling_gpu_s(), refused=refused, ended_s=world.now_s, stuck=stuck,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -179,7 +180,9 @@ class MemoryStore:
             InvariantBroken: a GPU would be held twice, or a job would run on a node that is away.
         """
         self.rounds += 1
-        self._prices = prices or {}
+        self._prices = {
+            name: max(price, 0.0) for name, price in (prices or {}).items() if math.isfinite(price)
+        }
         changes = [c for d in decisions if (c := self._change(d)) is not None]
         self._legs = self._promised(legs)
         for change in changes:  # all go before any comes

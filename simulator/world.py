@@ -13,6 +13,7 @@ import numpy as np
 
 from formulation.decisions import Decision
 from formulation.errors import InvalidInput
+from formulation.placement import Gang
 from formulation.resources import EstimateRecord
 from formulation.snapshot import NO_LEGS, Legs, Snapshot
 from formulation.tables import Bools, Floats, Ints
@@ -74,6 +75,7 @@ class _Run:
     """
 
     change: Change
+    gang: Gang
     owed: tuple[bool, _Cell | None]
     start_s: float  # of the segment that is not yet logged
     ready_s: float
@@ -250,7 +252,7 @@ class World:
             if change.job in self._runs:
                 self._stop(change.job, change.kind.value)
             if change.gang is not None:
-                self._start(change)
+                self._start(change, change.gang)
         return changes
 
     def close(self) -> None:
@@ -265,7 +267,7 @@ class World:
         self._to_come -= 1
         self.store.arrive(job, self.now_s)
 
-    def _start(self, change: Change) -> None:
+    def _start(self, change: Change, gang: Gang) -> None:
         job, cell = change.job, _cell(change)
         saved, last = bool(self._saved[job]), self._last_cell.get(job)
         cost_s = self.overheads.start_s(change.gpus, saved=saved, new_cell=last != cell)
@@ -274,8 +276,8 @@ class World:
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
         self._last_cell[job] = cell
         run = _Run(
-            change=change, owed=(saved, last), start_s=self.now_s, ready_s=self.now_s + cost_s,
-            stamp=next(self._order), at_s=[self.now_s + cost_s],
+            change=change, gang=gang, owed=(saved, last), start_s=self.now_s,
+            ready_s=self.now_s + cost_s, stamp=next(self._order), at_s=[self.now_s + cost_s],
             done=[float(self.store.done[job])],
         )  # fmt: skip
         self._runs[job] = run
@@ -284,15 +286,12 @@ class World:
     def _set_speed(self, job: int, run: _Run) -> None:
         """Let the job train at what its nodes allow now; its end is an event, or its crash."""
         change, store = run.change, self.store
-        gang = change.gang
-        if gang is None:
-            raise InvariantBroken("a job without GPUs cannot train")
         run.slowdown = max(
-            (max(self._slow[n]) for n, _ in gang.members if self._slow.get(n)), default=1.0
+            (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
         run.speed = self.truth.iterations_per_s(
             int(store.workload[job]), change.gpu_type, change.gpus, change.pipeline_degree,
-            store.plans[change.plan], gang.nodes,
+            store.plans[change.plan], run.gang.nodes,
         ) / run.slowdown  # fmt: skip
         if run.speed > 0:
             left = float(store.iterations[job]) - run.done[-1]
@@ -323,15 +322,21 @@ class World:
         self.events_handled += 1
         self._away[node] += 1
         self.store.set_schedulable(node, False)
-        for job, run in list(self._runs.items()):
-            gang = run.change.gang
-            if gang is not None and any(n == node for n, _ in gang.members):
-                every_s = self.overheads.checkpoint_every_s
-                trained_s = max(0.0, self.now_s - run.ready_s)
-                written = np.floor(trained_s / every_s) * every_s if np.isfinite(every_s) else 0.0
-                kept = run.done_at(run.ready_s + float(written))
-                self._stop(job, "failure", kept=kept)
-                self.store.lose(job, self.now_s)
+        every_s = self.overheads.checkpoint_every_s
+        for job, run in self._runs_on(node):
+            trained_s = max(0.0, self.now_s - run.ready_s)
+            written = np.floor(trained_s / every_s) * every_s if np.isfinite(every_s) else 0.0
+            kept = run.done_at(run.ready_s + float(written))
+            self._stop(job, "failure", kept=kept)
+            self.store.lose(job, self.now_s)
+
+    def _runs_on(self, node: int) -> list[tuple[int, _Run]]:
+        """Return the jobs that hold GPUs of ``node``, with their runs."""
+        return [
+            (job, run)
+            for job, run in self._runs.items()
+            if any(n == node for n, _ in run.gang.members)
+        ]
 
     def _node_up(self, node: int) -> None:
         self.events_handled += 1
@@ -347,10 +352,7 @@ class World:
         self._respeed(node)
 
     def _respeed(self, node: int) -> None:
-        for job, run in self._runs.items():
-            gang = run.change.gang
-            if gang is None or all(n != node for n, _ in gang.members):
-                continue
+        for job, run in self._runs_on(node):
             done = run.done_at(self.now_s)
             if self.now_s > run.start_s:
                 self._write(job, run, "speed", done)
@@ -385,14 +387,12 @@ class World:
         reached = run.done_at(self.now_s) if done is None else done
         trained = reached - run.done_at(run.start_s)
         change = run.change
-        if change.gang is None:
-            raise InvariantBroken("a job without GPUs cannot be logged")
         self._logged[job] += trained - lost
         self.segments.append(
             Segment(
                 job=job, start_s=run.start_s, ready_s=max(run.ready_s, run.start_s), end_s=self.now_s,
                 gpu_type=change.gpu_type, gpus=change.gpus, pipeline_degree=change.pipeline_degree,
-                plan=self.store.plans[change.plan], members=change.gang.members,
+                plan=self.store.plans[change.plan], members=run.gang.members,
                 slowdown=run.slowdown, iterations=trained, lost=lost, ended_by=why,
             )
         )  # fmt: skip

@@ -53,8 +53,6 @@ PADDED_S: Final = 569_700.0
 JOBS: Final = 986
 ROUNDS: Final = 2000
 """What the stored results are of: the Philly jobs that arrive within so many rounds."""
-EXPLAINED: Final = 0.05
-"""Deviations beyond this are explained in ``simulator/compat/README.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,8 +266,7 @@ def _round(
         world.store.pass_round()
         return False
     placed = scattered(snapshot, outcome) if oddities.scattered_starts else outcome.decisions
-    legs = outcome.admission.legs if outcome.admission is not None else snapshot.legs
-    world.carry_out(placed, legs)
+    world.carry_out(placed, outcome.legs_after(snapshot))
     return True
 
 
