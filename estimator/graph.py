@@ -1,0 +1,164 @@
+"""A model as a chain of layers: all that the planner, the cost model and the profiler know of it.
+
+Whatever the model came from (a configuration, a JAX function, a PyTorch module), it becomes a :class:`Graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from formulation.errors import TesseraError
+from formulation.tables import Floats, Ints
+
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+"""Types of weights and activations in compute, and bytes of a scalar."""
+
+
+class Untraceable(TesseraError):
+    """A model that cannot be brought to a graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one sample costs in one layer. Counts are of scalars, not bytes.
+
+    ``kind`` names layers that are the same operators at the same shapes: they are profiled once.
+    """
+
+    kind: str
+    flops: float  # of the forward pass, two a multiply-add; a tensor group divides them
+    touched: float  # activations read and written by its kernels in a forward pass
+    kernels: float  # launched in a forward pass
+    weights: float  # divided within a tensor group
+    expert_weights: float = 0.0  # divided within an expert group
+    shared_weights: float = 0.0  # kept whole by every GPU
+    boundary: float  # activations handed to the next layer
+    kept: float = (
+        0.0  # further activations kept for the backward pass, divided within a tensor group
+    )
+    working: float = 0.0  # activations alive only while this layer is computed, divided likewise
+    reduced: float = 0.0  # activations all-reduced over a tensor group in a forward pass
+    exchanged: float = (
+        0.0  # activations that change GPU (all-to-all) within an expert group, forward
+    )
+    tensor_limit: float = 2.0**30  # largest tensor degree (attention heads, channels)
+    experts: float = 1.0  # largest expert degree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """The layers of a model in order, as arrays of shape (L,). The fields are those of :class:`Layer`."""
+
+    name: str
+    dtype: str
+    kind: tuple[str, ...]
+    flops: Floats
+    touched: Floats
+    kernels: Floats
+    weights: Floats
+    expert_weights: Floats
+    shared_weights: Floats
+    boundary: Floats
+    kept: Floats
+    working: Floats
+    reduced: Floats
+    exchanged: Floats
+    tensor_limit: Floats
+    experts: Floats
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def parameters(self) -> float:
+        """Return the number of parameters."""
+        return float((self.weights + self.expert_weights + self.shared_weights).sum())
+
+    @property
+    def element_bytes(self) -> int:
+        """Return bytes of an activation or weight in compute."""
+        return DTYPE_BYTES[self.dtype]
+
+
+_AMOUNTS = tuple(f.name for f in fields(Layer) if f.name != "kind")
+
+
+def graph_of(name: str, dtype: str, layers: Sequence[Layer]) -> Graph:
+    """Return the graph of these layers.
+
+    Raises:
+        Untraceable: no layer, an unknown type, or an amount that is negative or not finite.
+    """
+    if not layers:
+        raise Untraceable(f"{name} has no layers; give at least one")
+    if dtype not in DTYPE_BYTES:
+        raise Untraceable(f"{name}: unknown type {dtype!r}; use one of {', '.join(DTYPE_BYTES)}")
+    columns = {f: np.array([getattr(x, f) for x in layers], dtype=np.float64) for f in _AMOUNTS}
+    for field, column in columns.items():
+        if bad := np.flatnonzero(~np.isfinite(column) | (column < 0)).tolist():
+            raise Untraceable(
+                f"{name}: layer {bad[0]} has {field} {column[bad[0]]}; it must be finite and not negative"
+            )
+    return Graph(name=name, dtype=dtype, kind=tuple(x.kind for x in layers), **columns)
+
+
+def layer_of(graph: Graph, index: int) -> Layer:
+    """Return one layer of the graph."""
+    return Layer(kind=graph.kind[index], **{f: float(getattr(graph, f)[index]) for f in _AMOUNTS})
+
+
+def merged(graph: Graph, most: int) -> Graph:
+    """Return the graph with neighbours joined until at most ``most`` layers are left, of about equal work.
+
+    Planners work on a bounded number of coarse layers (Alpa, section 5; the Arena artifact uses 16). The
+    cut, by dynamic programming, is the one that makes the heaviest coarse layer lightest.
+    """
+    if len(graph) <= most:
+        return graph
+    ends = balanced_ends(graph.flops + 1e-9 * graph.flops.sum(), most)
+    starts = np.concatenate([[0], ends[:-1]])
+    joined = [_joined(graph, int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+    return graph_of(graph.name, graph.dtype, joined)
+
+
+def _joined(graph: Graph, start: int, end: int) -> Layer:
+    """Return layers ``start`` to ``end`` (exclusive) as one.
+
+    Inner boundaries are counted as kept; a planner that checkpoints keeps the last boundary alone.
+    """
+    part = {f: getattr(graph, f)[start:end] for f in _AMOUNTS}
+    amounts = {f: float(column.sum()) for f, column in part.items()}
+    amounts["kept"] += float(part["boundary"][:-1].sum())
+    amounts["boundary"] = float(part["boundary"][-1])
+    amounts["working"] = float(part["working"].max())
+    amounts["tensor_limit"] = float(part["tensor_limit"].min())
+    amounts["experts"] = float(part["experts"].max())
+    return Layer(kind="+".join(graph.kind[start:end]), **amounts)
+
+
+def balanced_ends(load: Floats, parts: int) -> Ints:
+    """Return the ends, shape (parts,), of contiguous non-empty parts whose heaviest is lightest.
+
+    Raises:
+        Untraceable: fewer layers than parts.
+    """
+    count = len(load)
+    if parts > count:
+        raise Untraceable(f"{count} layers cannot make {parts} parts; ask for at most {count}")
+    total = np.concatenate([[0.0], np.cumsum(load)])
+    best = np.full((parts + 1, count + 1), np.inf)
+    cut = np.zeros((parts + 1, count + 1), dtype=np.int64)
+    best[0, 0] = 0.0
+    for k in range(1, parts + 1):
+        for end in range(k, count - (parts - k) + 1):
+            starts = np.arange(k - 1, end)
+            worst = np.maximum(best[k - 1, starts], total[end] - total[starts])
+            cut[k, end] = starts[int(worst.argmin())]
+            best[k, end] = worst.min()
+    ends = [count]
+    for k in range(parts, 1, -1):
+        ends.append(int(cut[k, ends[-1]]))
+    return np.array(ends[::-1], dtype=np.int64)
