@@ -39,6 +39,7 @@ class Layer:
     kept: float = (
         0.0  # further activations kept for the backward pass, divided within a tensor group
     )
+    unsplit: float = 0.0  # of ``kept``, what is divided only if activations are divided by sequence
     working: float = 0.0  # activations alive only while this layer is computed, divided likewise
     reduced: float = 0.0  # activations all-reduced over a tensor group in a forward pass
     exchanged: float = (
@@ -63,6 +64,7 @@ class Graph:
     shared_weights: Floats
     boundary: Floats
     kept: Floats
+    unsplit: Floats
     working: Floats
     reduced: Floats
     exchanged: Floats
@@ -127,11 +129,12 @@ def merged(graph: Graph, most: int) -> Graph:
 def _joined(graph: Graph, start: int, end: int) -> Layer:
     """Return layers ``start`` to ``end`` (exclusive) as one.
 
-    Inner boundaries are counted as kept; a planner that checkpoints keeps the last boundary alone.
+    Inner boundaries are counted as kept and unsplit; a planner that checkpoints keeps the last boundary alone.
     """
     part = {f: getattr(graph, f)[start:end] for f in _AMOUNTS}
     amounts = {f: float(column.sum()) for f, column in part.items()}
     amounts["kept"] += float(part["boundary"][:-1].sum())
+    amounts["unsplit"] += float(part["boundary"][:-1].sum())
     amounts["boundary"] = float(part["boundary"][-1])
     amounts["working"] = float(part["working"].max())
     amounts["tensor_limit"] = float(part["tensor_limit"].min())
