@@ -46,10 +46,10 @@ def test_what_is_no_cluster_is_refused(name: str, share: float) -> None:
         preset(name, share)
 
 
-def test_every_kind_of_gpu_has_a_name_of_its_own_and_is_in_a_preset() -> None:
+def test_every_kind_of_gpu_has_a_name_of_its_own_and_presets_are_of_known_kinds() -> None:
     assert len({kind.name for kind in CATALOGUE}) == len(CATALOGUE)
     assert set(CATALOGUE[: len(ALL)]) == set(ALL)
-    assert {kind for name in PRESETS for kind in hardware_of(name)} == set(CATALOGUE)
+    assert {kind for name in PRESETS for kind in hardware_of(name)} <= set(CATALOGUE)
 
 
 def test_newer_gpus_run_the_same_cells_faster_in_sample_profiles() -> None:

@@ -1,0 +1,39 @@
+"""GPU types and their nodes: a catalogue; the user's own come from :mod:`estimator.hardware.files`."""
+
+from estimator.hardware.catalogue import (
+    A10,
+    A40,
+    A100,
+    A100_80,
+    A800,
+    ALL,
+    B200,
+    CATALOGUE,
+    H100,
+    H200,
+    L20,
+    MI300X,
+    V100,
+    V100_16,
+)
+from estimator.hardware.types import GIB, Hardware, Link
+
+__all__ = [
+    "A10",
+    "A40",
+    "A100",
+    "A100_80",
+    "A800",
+    "ALL",
+    "B200",
+    "CATALOGUE",
+    "GIB",
+    "H100",
+    "H200",
+    "L20",
+    "MI300X",
+    "V100",
+    "V100_16",
+    "Hardware",
+    "Link",
+]

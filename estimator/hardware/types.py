@@ -1,0 +1,56 @@
+"""What is known of a GPU type before anything was measured on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from formulation.snapshot import GpuType
+
+GIB = 2**30
+
+
+class Link(StrEnum):
+    """What joins the GPUs of a node."""
+
+    NVLINK = "nvlink"
+    XGMI = "xgmi"
+    PCIE = "pcie"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A GPU type and the node it comes in. Bandwidths are in one direction; FLOP/s are dense peaks."""
+
+    name: str
+    memory_bytes: int
+    fp32_flops: float  # per second, without tensor cores
+    fp16_flops: float  # per second, on tensor cores, fp32 accumulate
+    tf32_flops: float | None = None  # per second, on tensor cores; None: it has no tf32
+    bf16_flops: float | None = None  # None: as fp16
+    memory_bytes_per_s: float
+    gpus_per_node: int
+    link: Link = Link.NVLINK
+    link_bytes_per_s: float  # of one GPU to its neighbours in the node
+    network_bytes_per_s: float  # of one node; shared by its GPUs
+
+    @property
+    def gpu_type(self) -> GpuType:
+        """Return it as a cluster's GPU type."""
+        return GpuType(name=self.name, memory_bytes=self.memory_bytes)
+
+    def flops(self, dtype: str) -> float:
+        """Return peak FLOP/s of matrix products in ``f32``, ``tf32``, ``bf16`` or ``f16``.
+
+        A type without tf32 computes it as f32.
+        """
+        match dtype:
+            case "f32":
+                return self.fp32_flops
+            case "tf32":
+                return self.tf32_flops if self.tf32_flops is not None else self.fp32_flops
+            case "bf16":
+                return self.bf16_flops if self.bf16_flops is not None else self.fp16_flops
+            case "f16":
+                return self.fp16_flops
+        raise ValueError(f"unknown type {dtype!r}")
