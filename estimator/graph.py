@@ -129,7 +129,7 @@ def merged(graph: Graph, most: int) -> Graph:
 def _joined(graph: Graph, start: int, end: int) -> Layer:
     """Return layers ``start`` to ``end`` (exclusive) as one.
 
-    Inner boundaries are counted as kept and unsplit; a planner that checkpoints keeps the last boundary alone.
+    Inner boundaries are kept and unsplit; a planner that checkpoints keeps the last boundary alone.
     """
     part = {f: getattr(graph, f)[start:end] for f in _AMOUNTS}
     amounts = {f: float(column.sum()) for f, column in part.items()}
