@@ -1,0 +1,448 @@
+"""What candidate stages cost: kernels, collectives, gradients, updates, transfers and memory, in arrays.
+
+A candidate is a contiguous segment of layers on ``dp * tp`` GPUs. All that depends on a layer and a
+setting (dp, tp, ep, sp) is computed once for each of the D distinct settings, summed cumulatively over
+layers, and read off at a segment's ends. What the groups are and which collectives run is in README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.graph import Graph
+from estimator.hardware import Hardware
+from estimator.memory import States, parameter_bytes, state_bytes
+from estimator.plans import (
+    Candidates,
+    Compute,
+    Groups,
+    Network,
+    Primitive,
+    Shape,
+    StageCosts,
+    Training,
+)
+from formulation.tables import Bools, Floats, Ints
+
+UPDATE_UTILISATION = 0.8
+"""Share of the memory bandwidth that the optimizer's kernels reach: they only stream."""
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return 1, 2, 4, ... up to ``most``."""
+    return [2**k for k in range(most.bit_length())] if most > 0 else []
+
+
+def candidates_of(
+    graph: Graph,
+    shape: Shape,
+    *,
+    stage_gpus: Sequence[int] | None = None,
+    expert_parallel: bool = True,
+    sequence_parallel: bool = True,
+) -> Candidates:
+    """Return every segment of layers on every number of GPUs under every setting that layers allow.
+
+    GPUs of a stage: powers of two and, for the one stage of a job without a pipeline, all of them.
+    Tensor and expert degrees: powers of two that divide the GPUs, up to the limits of the segment's
+    layers. Settings that change nothing (expert degrees without experts, sequence parallelism without a
+    tensor group) are left out.
+    """
+    total = shape.gpus
+    counts = sorted({*powers_of_two(total), total}) if stage_gpus is None else sorted(stage_gpus)
+    settings = np.array(
+        [
+            (gpus // tp, tp, ep, sp)
+            for gpus in counts
+            for tp in powers_of_two(gpus)
+            if gpus % tp == 0
+            for ep in (powers_of_two(gpus) if expert_parallel else [1])
+            if gpus % ep == 0
+            for sp in ((0, 1) if sequence_parallel and tp > 1 else (0,))
+        ],
+        dtype=np.int64,
+    ).reshape(-1, 4)
+    start, end = np.triu_indices(len(graph))
+    end = end + 1
+    tensor_limit = _over_segments(graph.tensor_limit, np.minimum)[start, end]
+    experts = _over_segments(graph.experts, np.maximum)[start, end]
+    fits = (settings[None, :, 1] <= tensor_limit[:, None]) & (
+        settings[None, :, 2] <= experts[:, None]
+    )
+    segment, setting = np.nonzero(fits)
+    dp, tp, ep, sp = settings[setting].T
+    return Candidates(
+        start=start[segment].astype(np.int64), end=end[segment].astype(np.int64),
+        dp=dp, tp=tp, ep=ep, sp=sp.astype(bool),
+    )  # fmt: skip
+
+
+def _over_segments(column: Floats, by: np.ufunc) -> Floats:
+    """Return minimum or maximum over layers ``a`` to ``b`` (exclusive), shape (L, L + 1); 0 where b <= a."""
+    count = len(column)
+    found = np.zeros((count, count + 1))
+    for a in range(count):
+        found[a, a + 1 :] = by.accumulate(column[a:])
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Settings:
+    """The D distinct (dp, tp, ep, sp); arrays of shape (D,)."""
+
+    dp: Ints
+    tp: Ints
+    ep: Ints
+    sp: Bools
+    samples: Floats  # of a micro-batch on the fullest replica
+    shape: Shape
+
+    @property
+    def gpus(self) -> Ints:
+        return self.dp * self.tp
+
+    def groups(self, size: Ints, stride: Ints) -> Groups:
+        """Return groups of every ``stride``-th GPU of the stage; stages start at a node or share one.
+
+        Strides below a node's GPUs put as many groups side by side on the same nodes.
+        """
+        node = self.shape.gpus_per_node
+        apart = np.minimum(stride, node)
+        nodes = np.minimum(size, -(-(size * stride) // node))
+        inside = nodes == 1
+        fitting = np.maximum(np.minimum(node, self.gpus) // np.maximum(size, 1), 1)
+        return Groups(size=size, nodes=nodes, beside=np.where(inside, fitting, apart))
+
+    @property
+    def tensor(self) -> Groups:
+        return self.groups(self.tp, np.ones_like(self.tp))
+
+    @property
+    def data(self) -> Groups:
+        return self.groups(self.dp, self.tp)
+
+    @property
+    def expert(self) -> Groups:
+        return self.groups(self.ep, np.ones_like(self.ep))
+
+    @property
+    def expert_data(self) -> Groups:
+        return self.groups(self.gpus // self.ep, self.ep)
+
+    @property
+    def everyone(self) -> Groups:
+        return self.groups(self.gpus, np.ones_like(self.tp))
+
+
+def _settings_of(
+    candidates: Candidates, training: Training, shape: Shape
+) -> tuple[_Settings, Ints]:
+    """Return the distinct settings and, of shape (K,), which of them is each candidate's."""
+    stacked = np.stack([candidates.dp, candidates.tp, candidates.ep, candidates.sp], axis=1)
+    base = int(stacked.max(initial=1)) + 1
+    code = ((stacked[:, 0] * base + stacked[:, 1]) * base + stacked[:, 2]) * 2 + stacked[:, 3]
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    dp = candidates.dp[first]
+    samples = np.ceil(training.micro_batch / dp)
+    settings = _Settings(
+        dp=dp, tp=candidates.tp[first], ep=candidates.ep[first], sp=candidates.sp[first],
+        samples=samples, shape=shape,
+    )  # fmt: skip
+    return settings, which.astype(np.int64)
+
+
+def stage_costs(
+    graph: Graph,
+    training: Training,
+    hardware: Hardware,
+    shape: Shape,
+    candidates: Candidates,
+    compute: Compute,
+    network: Network,
+    *,
+    states: States | None = None,
+) -> StageCosts:
+    """Return the costs of candidate stages. ``states``: ZeRO and offload; without them, neither."""
+    kept = states or States()
+    settings, which = _settings_of(candidates, training, shape)
+    ends = (which, candidates.start, candidates.end)
+    forward_s, backward_s = _kernels_s(graph, training, compute, settings)
+    comm_s = _collectives_s(graph, training, network, settings, kept)
+    rows = _Rows(graph, candidates, settings, which)
+    running_s = _summed(forward_s, ends)
+    return StageCosts(
+        candidates=candidates,
+        forward_s=np.where(_runs(graph, training, candidates), running_s, np.inf),
+        backward_s=_summed(backward_s, ends) + (training.forwards - 1) * running_s,
+        comm_s=_summed(comm_s, ends),
+        send_s=_sends_s(graph, network, settings, rows),
+        sync_s=_syncs_s(graph, network, settings, rows, kept),
+        update_s=_updates_s(graph, training, hardware, rows, kept),
+        state_bytes=rows.states(graph, training, kept),
+        flight_bytes=_flight_bytes(graph, training, rows),
+        working_bytes=_working_bytes(graph, training, rows, kept),
+    )
+
+
+def _summed(layers: Floats, ends: tuple[Ints, Ints, Ints]) -> Floats:
+    """Return sums over segments, shape (K,), of what settings' layers cost, shape (D, L)."""
+    which, start, end = ends
+    total = np.zeros((layers.shape[0], layers.shape[1] + 1))
+    np.cumsum(layers, axis=1, out=total[:, 1:])
+    return np.asarray(total[which, end] - total[which, start], dtype=np.float64)
+
+
+def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
+    """Return which candidates can run: degrees within layers' limits, a sample for every replica."""
+    start, end = candidates.start, candidates.end
+    tensor_limit = _over_segments(graph.tensor_limit, np.minimum)[start, end]
+    experts = _over_segments(graph.experts, np.maximum)[start, end]
+    runs = (candidates.tp <= tensor_limit) & (candidates.dp <= training.micro_batch)
+    runs &= (candidates.ep <= np.maximum(experts, 1)) & (candidates.gpus % candidates.ep == 0)
+    return np.asarray(runs & (candidates.start < candidates.end), dtype=np.bool_)
+
+
+def _kernels_s(
+    graph: Graph, training: Training, compute: Compute, settings: _Settings
+) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds, shape (D, L); asked for once a distinct (samples, tp)."""
+    pairs = np.stack([settings.samples, settings.tp], axis=1)
+    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+    forward, backward = compute.layer_s(
+        graph, training, distinct[:, 0], distinct[:, 1].astype(np.int64)
+    )
+    return forward[which], backward[which]
+
+
+def _collectives_s(
+    graph: Graph, training: Training, network: Network, settings: _Settings, states: States
+) -> Floats:
+    """Return seconds of a micro-batch's collectives in each layer, both passes, shape (D, L).
+
+    Each backward pass mirrors its forward pass (Megatron-LM, figure 4); a repeated forward pass repeats it.
+    """
+    passes = training.forwards + 1
+    width = graph.element_bytes
+    spread = _Spread(network, len(graph))
+    count = messages(graph)
+    reduced = width * settings.samples[:, None] * graph.reduced / count
+    tensor = settings.tensor
+    whole = spread.seconds(Primitive.ALL_REDUCE, reduced, tensor)
+    if settings.sp.any():
+        halves = spread.seconds(Primitive.REDUCE_SCATTER, reduced, tensor)
+        halves += spread.seconds(Primitive.ALL_GATHER, reduced, tensor)
+        whole = np.where(settings.sp[:, None], halves, whole)
+    per_pass_s = count * whole
+    if (settings.ep > 1).any():
+        share = (settings.samples / settings.tp)[:, None]
+        half = width * share * graph.exchanged / 2  # out to the experts, and back
+        per_pass_s += 2 * spread.seconds(Primitive.ALL_TO_ALL, half, settings.expert)
+    return passes * per_pass_s + _divided_s(graph, training, spread, settings, states)
+
+
+def _divided_s(
+    graph: Graph, training: Training, spread: _Spread, settings: _Settings, states: States
+) -> Floats:
+    """Return seconds of what ZeRO adds to a micro-batch in each layer, shape (D, L).
+
+    Divided gradients (2 and 3) are reduced after each backward pass, divided weights (3) gathered before
+    each pass (ZeRO, section 7).
+    """
+    width, taken_s = graph.element_bytes, np.zeros((len(settings.dp), len(graph)))
+    if states.zero < 2:
+        return taken_s
+    own = width * (graph.weights / settings.tp[:, None] + graph.shared_weights)
+    experts = width * graph.expert_weights / settings.ep[:, None]
+    for payload, groups in ((own, settings.data), (experts, settings.expert_data)):
+        taken_s += spread.seconds(Primitive.REDUCE_SCATTER, payload, groups)
+        if states.zero == 3:
+            gathers = training.forwards + 1
+            taken_s += gathers * spread.seconds(Primitive.ALL_GATHER, payload, groups)
+    return taken_s
+
+
+def messages(graph: Graph) -> Floats:
+    """Return in how many all-reduces a layer's ``reduced`` goes, shape (L,): each as large as a boundary.
+
+    A last layer hands on nothing: the boundary before it counts.
+    """
+    before = np.concatenate([graph.boundary[:1], graph.boundary[:-1]])
+    message = np.where(graph.boundary > 0, graph.boundary, before)
+    found = np.ones(len(graph))
+    np.divide(graph.reduced, message, out=found, where=message > 0)
+    return np.maximum(np.round(found), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """Asks a network for (D, L) payloads of D groups."""
+
+    network: Network
+    layers: int
+
+    def seconds(self, primitive: Primitive, payload: Floats, groups: Groups) -> Floats:
+        shape = payload.shape
+        rows = Groups(
+            size=np.repeat(groups.size, self.layers),
+            nodes=np.repeat(groups.nodes, self.layers),
+            beside=np.repeat(groups.beside, self.layers),
+        )
+        return _positive_s(self.network, primitive, payload.ravel(), rows).reshape(shape)
+
+
+def _positive_s(network: Network, primitive: Primitive, payload: Floats, groups: Groups) -> Floats:
+    """Return seconds of collectives; none where nothing is sent, whatever their latency."""
+    taken = network.seconds(primitive, payload, groups)
+    return np.where((payload > 0) & (groups.size > 1), taken, 0.0)
+
+
+def _picked(groups: Groups, which: Ints) -> Groups:
+    return Groups(size=groups.size[which], nodes=groups.nodes[which], beside=groups.beside[which])
+
+
+class _Rows:
+    """Sums of graph columns over the candidates' segments, and their settings; arrays of shape (K,)."""
+
+    def __init__(
+        self, graph: Graph, candidates: Candidates, settings: _Settings, which: Ints
+    ) -> None:
+        self.start, self.end, self.which = candidates.start, candidates.end, which
+        self.layers = len(graph)
+        self.dp, self.tp, self.ep = candidates.dp, candidates.tp, candidates.ep
+        self.sp = candidates.sp
+        self.samples = settings.samples[which]
+        self.own = self.total(graph.weights) / self.tp
+        self.shared = self.total(graph.shared_weights)
+        self.experts = self.total(graph.expert_weights) / self.ep
+        self.expert_replicas = np.maximum(self.dp * self.tp // self.ep, 1)
+
+    def total(self, column: Floats) -> Floats:
+        """Return sums over each segment."""
+        running = np.concatenate([[0.0], np.cumsum(column)])
+        return np.asarray(running[self.end] - running[self.start], dtype=np.float64)
+
+    def most(self, column: Floats) -> Floats:
+        """Return the largest in each segment."""
+        return np.asarray(
+            _over_segments(column, np.maximum)[self.start, self.end], dtype=np.float64
+        )
+
+    def divided(self, parts: Floats, whole: Floats, by: Callable[[Floats], Floats]) -> Floats:
+        """Return ``by`` of what a tensor group divides and of what it divides only with the sequence."""
+        return by(parts) / self.tp + by(whole) / np.where(self.sp, self.tp, 1)
+
+    def states(self, graph: Graph, training: Training, states: States) -> Floats:
+        """Return bytes of states on a GPU."""
+        dense = state_bytes(graph, training, states, self.own + self.shared, self.dp)
+        return dense + state_bytes(graph, training, states, self.experts, self.expert_replicas)
+
+
+def _sends_s(graph: Graph, network: Network, settings: _Settings, rows: _Rows) -> Floats:
+    """Return seconds of handing a micro-batch's activations on and getting their gradients back.
+
+    Each GPU sends its part of what its tensor group has to a partner in the next stage (Narayanan et al.,
+    SC 2021, section 4.1), where it is gathered; that stage is taken to be like this one. A job on several
+    nodes has a pair of stages on different ones, and the slower way counts for all.
+    """
+    gpus, node = settings.gpus, settings.shape.gpus_per_node
+    pairs = Groups(
+        size=np.full_like(gpus, 2),
+        nodes=np.full_like(gpus, min(settings.shape.nodes, 2)),
+        beside=np.minimum(gpus, node),
+    )
+    handed = np.where(rows.end < rows.layers, graph.boundary[rows.end - 1], 0.0)
+    payload = graph.element_bytes * handed * rows.samples
+    parts = payload / rows.tp
+    sent_s = _positive_s(network, Primitive.SEND, parts, _picked(pairs, rows.which))
+    whole = np.where(rows.sp, 0.0, payload)
+    tensor = _picked(settings.tensor, rows.which)
+    return 2 * (sent_s + _positive_s(network, Primitive.ALL_GATHER, whole, tensor))
+
+
+def _syncs_s(
+    graph: Graph, network: Network, settings: _Settings, rows: _Rows, states: States
+) -> Floats:
+    """Return seconds of the replicas' exchange of gradients, once an iteration.
+
+    Weights over the data-parallel group, an expert's over the GPUs that hold it too. Weights that tensor
+    parts share have equal gradients on each, unless the parts hold different positions of a sequence.
+    Under ZeRO the updated parts are gathered; 2 and 3 have reduced gradients before.
+    """
+    width = graph.element_bytes
+
+    def exchanged_s(parameters: Floats, groups: Groups) -> Floats:
+        payload, group = width * parameters, _picked(groups, rows.which)
+        match states.zero:
+            case 0:
+                return _positive_s(network, Primitive.ALL_REDUCE, payload, group)
+            case 3:
+                return np.zeros(len(payload))
+        gathered_s = _positive_s(network, Primitive.ALL_GATHER, payload, group)
+        if states.zero == 2:
+            return gathered_s
+        return gathered_s + _positive_s(network, Primitive.REDUCE_SCATTER, payload, group)
+
+    split = np.where(rows.sp, rows.shared, 0.0)
+    taken_s = exchanged_s(rows.own + rows.shared - split, settings.data)
+    if split.any():
+        taken_s = taken_s + exchanged_s(split, settings.everyone)
+    if graph.expert_weights.any():
+        taken_s = taken_s + exchanged_s(rows.experts, settings.expert_data)
+    return taken_s
+
+
+def _updates_s(
+    graph: Graph, training: Training, hardware: Hardware, rows: _Rows, states: States
+) -> Floats:
+    """Return seconds of the optimizer: all states read and written once, under ZeRO in parts."""
+    shared_out = states.zero >= 1
+    updated = (rows.own + rows.shared) / (rows.dp if shared_out else 1)
+    updated = updated + rows.experts / (rows.expert_replicas if shared_out else 1)
+    if not states.offload:
+        rate = hardware.memory_bytes_per_s * UPDATE_UTILISATION
+        return np.asarray(2 * training.state_bytes * updated / rate, dtype=np.float64)
+    weight, gradient, _ = parameter_bytes(graph, training)
+    moved_s = (weight + gradient) * updated / states.host_bytes_per_s
+    beside = np.minimum(rows.dp * rows.tp, hardware.gpus_per_node)
+    host_s = 2 * training.state_bytes * updated * beside / states.host_update_bytes_per_s
+    return np.asarray(moved_s + host_s, dtype=np.float64)
+
+
+def _flight_bytes(graph: Graph, training: Training, rows: _Rows) -> Floats:
+    """Return bytes that a GPU keeps of a micro-batch between its two passes.
+
+    Layers' inputs, whole on each tensor part unless the sequence is divided, and what else a backward pass
+    needs; that is not kept where the forward pass is repeated.
+    """
+    inputs = _inputs(graph)
+    divided = np.zeros(len(graph)) if training.checkpointing else graph.kept - graph.unsplit
+    whole = inputs if training.checkpointing else inputs + graph.unsplit
+    return graph.element_bytes * rows.samples * rows.divided(divided, whole, rows.total)
+
+
+def _inputs(graph: Graph) -> Floats:
+    """Return activations handed to each layer, shape (L,); none to the first."""
+    return np.concatenate([[0.0], graph.boundary[:-1]])
+
+
+def _working_bytes(graph: Graph, training: Training, rows: _Rows, states: States) -> Floats:
+    """Return bytes alive while the largest layer runs: activations and their gradients, buffers.
+
+    A repeated forward pass has one layer's kept activations there at a time. Buffers: a stage's input
+    and output, and the largest all-reduce, all-to-all or, under ZeRO 3, layer of gathered weights.
+    """
+    repeated = 1.0 if training.checkpointing else 0.0
+    alive = graph.working + repeated * (graph.kept - graph.unsplit)
+    activations = 2 * rows.samples * rows.divided(alive, repeated * graph.unsplit, rows.most)
+    edges = rows.samples * (_inputs(graph)[rows.start] + graph.boundary[rows.end - 1])
+    reduced = rows.most(graph.reduced / messages(graph)) * rows.samples * (rows.tp > 1)
+    exchanged = rows.most(graph.exchanged) / 2 * rows.samples / rows.tp * (rows.ep > 1)
+    buffers = np.maximum(reduced, exchanged)
+    if states.zero == 3:
+        whole = graph.weights + graph.shared_weights
+        gathered = rows.most(whole) / rows.tp + rows.most(graph.expert_weights) / rows.ep
+        buffers = np.maximum(buffers, gathered)
+    return np.asarray(graph.element_bytes * (activations + edges + buffers), dtype=np.float64)

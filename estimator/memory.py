@@ -1,0 +1,133 @@
+"""Memory of a stage: states, activations in flight, working set; and what to say when it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.graph import Graph
+from estimator.hardware import GIB
+from estimator.plans import Schedule, StageCosts, Training
+from formulation.errors import TesseraError
+from formulation.tables import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Where parameters, gradients and optimizer states live (ZeRO, SC 2020; ZeRO-Offload, ATC 2021)."""
+
+    zero: int = 0
+    """What replicas divide: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    offload: bool = False
+    """Optimizer states live in the host's memory and are updated there."""
+    host_bytes_per_s: float = 16e9  # to and from the host, of one GPU: half of PCI Express 4.0 x16
+    host_update_bytes_per_s: float = 100e9
+    """States that the host's processors update, of one node: ZeRO-Offload, Table 4, moves 10 G parameters
+    in 2.6 s, some 32 bytes each."""
+
+    def __post_init__(self) -> None:
+        if self.zero not in (0, 1, 2, 3):
+            raise TesseraError(f"ZeRO has stages 0 to 3, not {self.zero}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a GPU's memory is good for."""
+
+    usable: float = 0.9  # share; the rest is fragmentation and what other processes keep
+    context_bytes: float = 0.6 * GIB
+    """Driver context, kernels and libraries' handles: 0.4 to 0.8 GiB a process on recent GPUs."""
+
+
+def parameter_bytes(graph: Graph, training: Training) -> tuple[float, float, float]:
+    """Return bytes a parameter of weights, gradients and optimizer states; together ``state_bytes``.
+
+    Raises:
+        TesseraError: ``state_bytes`` does not even hold a weight and its gradient.
+    """
+    width = float(graph.element_bytes)
+    rest = training.state_bytes - 2 * width
+    if rest < 0:
+        raise TesseraError(
+            f"state_bytes is {training.state_bytes:g}, less than a {graph.dtype} weight and its gradient "
+            f"need ({2 * width:g}); give the sum of weight, gradient and optimizer states"
+        )
+    return width, width, rest
+
+
+def state_bytes(
+    graph: Graph, training: Training, states: States, parameters: Floats, replicas: Ints
+) -> Floats:
+    """Return bytes of states on a GPU that holds ``parameters`` of which there are so many replicas."""
+    weight, gradient, optimizer = parameter_bytes(graph, training)
+    divided = [replicas if states.zero >= stage else 1 for stage in (3, 2, 1)]
+    on_gpu = weight / divided[0] + gradient / divided[1]
+    if not states.offload:
+        on_gpu = on_gpu + optimizer / divided[2]
+    return np.asarray(parameters * on_gpu, dtype=np.float64)
+
+
+def in_flight(schedule: Schedule, stages: int, micro_batches: int) -> Ints:
+    """Return micro-batches whose activations a stage keeps at once, shape (stages,).
+
+    GPipe runs all forward passes first; under 1F1B stage i starts with the backward pass once
+    ``stages - i`` forward passes are done (Narayanan et al., SC 2021, section 2.2).
+    """
+    if schedule is Schedule.GPIPE:
+        return np.full(stages, micro_batches, dtype=np.int64)
+    return np.minimum(stages - np.arange(stages, dtype=np.int64), micro_batches)
+
+
+def memory_bytes(costs: StageCosts, flights: Ints | int, room: Room | None = None) -> Floats:
+    """Return bytes on the fullest GPU of each candidate, shape (K,), with so many micro-batches in flight."""
+    context = (room or Room()).context_bytes
+    return costs.state_bytes + costs.flight_bytes * flights + costs.working_bytes + context
+
+
+def limit_bytes(memory: float, room: Room | None = None) -> float:
+    """Return bytes that a stage may use of a GPU's ``memory``."""
+    return (room or Room()).usable * memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """The stage that does not fit, and by how much."""
+
+    stage: int
+    needed_bytes: float
+    limit_bytes: float
+    largest: str  # what most of it is
+    largest_bytes: float
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} needs {self.needed_bytes / GIB:.1f} GiB of {self.limit_bytes / GIB:.1f} "
+            f"GiB; {self.largest} alone are {self.largest_bytes / GIB:.1f} GiB"
+        )
+
+
+def overflow(
+    costs: StageCosts, rows: Sequence[int], flights: Ints, memory: float, room: Room | None = None
+) -> Overflow | None:
+    """Return the stage of a plan that is fullest beyond the limit; None: the plan fits.
+
+    ``rows`` are the stages' candidates in order, ``flights`` the micro-batches each keeps.
+    """
+    at = np.asarray(rows, dtype=np.int64)
+    parts = {
+        "states": costs.state_bytes[at],
+        "activations in flight": costs.flight_bytes[at] * flights,
+        "activations at work": costs.working_bytes[at],
+    }
+    needed = sum(parts.values(), np.full(len(at), (room or Room()).context_bytes))
+    stage = int(needed.argmax())
+    most = limit_bytes(memory, room)
+    if needed[stage] <= most:
+        return None
+    largest = max(parts, key=lambda name: float(parts[name][stage]))
+    return Overflow(
+        stage=stage, needed_bytes=float(needed[stage]), limit_bytes=most,
+        largest=largest, largest_bytes=float(parts[largest][stage]),
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""How long an iteration takes: stages in a pipeline, transfers between them, gradients and weights after.
+
+With B micro-batches the first passes through all stages and the other B - 1 follow at the slowest's pace:
+
+    sum of busy + (B - 1) * max of busy + transfers + gradients + max of update
+
+(Alpa, section 5.2; Crius, section 5.1; Arena, section 3.4). Every term is a sum or a maximum over stages,
+so a search may fix the maxima and add up the rest. GPipe and 1F1B take equally long in it. That is exact
+for GPipe where all stages have the same ratio of backward to forward, and never too short for 1F1B then;
+:func:`simulated_s` runs both schedules event by event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from estimator.plans import Schedule, StageCosts
+from formulation.tables import Floats, Ints
+
+
+class Transfers(StrEnum):
+    """When activations travel between stages."""
+
+    ADDED = "added"
+    """Micro-batches wait for them: the slowest one counts B - 1 times (the Arena artifact)."""
+    HIDDEN = "hidden"
+    """Behind compute in the steady part: only the first micro-batch waits (Crius, section 5.1)."""
+    OVERLAPPED = "overlapped"
+    """Behind compute as far as it lasts: the pace is the slowest stage's or transfer's."""
+
+
+class Sync(StrEnum):
+    """When replicas exchange gradients."""
+
+    IN_TURN = "in-turn"  # one stage after another: a sum (the Arena artifact)
+    TOGETHER = "together"  # all stages at once, when the pipeline is empty: a maximum
+    BEHIND = "behind-backward"  # behind the stage's own last backward pass, as far as that lasts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What runs at the same time as what."""
+
+    transfers: Transfers = Transfers.OVERLAPPED
+    sync: Sync = Sync.TOGETHER
+
+
+DEFAULT = Overlap()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pipelines:
+    """P plans of up to S stages. All arrays have shape (P, S); a plan with fewer stages has zeros after its
+    own. Seconds; of one micro-batch, but for ``sync_s`` and ``update_s``."""
+
+    busy_s: Floats  # both passes with their collectives
+    send_s: Floats  # to the next stage and back; 0 for a last stage
+    backward_s: Floats  # the part of busy_s that gradients may hide behind
+    sync_s: Floats
+    update_s: Floats
+
+
+def pipelined_s(slot_s: Floats, micro_batches: int | Ints) -> Floats:
+    """Return seconds, shape (P,), for all micro-batches to pass slots of shape (P, S) one after another."""
+    total_s: Floats = slot_s.sum(axis=1) + (micro_batches - 1) * slot_s.max(axis=1)
+    return total_s
+
+
+def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = DEFAULT) -> Floats:
+    """Return seconds of an iteration of each plan, shape (P,)."""
+    steady_s = pace_s(plans.busy_s.max(axis=1), plans.send_s.max(axis=1), overlap)
+    first_s = plans.busy_s.sum(axis=1) + plans.send_s.sum(axis=1)
+    synced_s = exposed_sync_s(plans.sync_s, plans.backward_s, overlap)
+    after_s = synced_s.sum(axis=1) if overlap.sync is Sync.IN_TURN else synced_s.max(axis=1)
+    pipeline_s: Floats = first_s + (micro_batches - 1) * steady_s
+    pipeline_s += after_s + plans.update_s.max(axis=1)
+    return pipeline_s
+
+
+def pace_s(slowest_s: Floats, longest_send_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
+    """Return seconds between micro-batches in the steady part, by the slowest stage and transfer."""
+    match overlap.transfers:
+        case Transfers.ADDED:
+            return slowest_s + longest_send_s
+        case Transfers.HIDDEN:
+            return slowest_s
+        case Transfers.OVERLAPPED:
+            return np.maximum(slowest_s, longest_send_s)
+
+
+def exposed_sync_s(sync_s: Floats, backward_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
+    """Return what of each stage's gradient exchange nothing hides."""
+    if overlap.sync is Sync.BEHIND:
+        return np.maximum(sync_s - backward_s, 0.0)
+    return sync_s
+
+
+def pipelines_of(costs: StageCosts, rows: Ints) -> Pipelines:
+    """Return the plans whose stages are these candidates, shape (P, S); -1 after a plan's last stage."""
+    there = rows >= 0
+
+    def picked(column: Floats) -> Floats:
+        return np.where(there, column[rows], 0.0)
+
+    return Pipelines(
+        busy_s=picked(costs.busy_s), send_s=picked(costs.send_s),
+        backward_s=picked(costs.backward_s),
+        sync_s=picked(costs.sync_s), update_s=picked(costs.update_s),
+    )  # fmt: skip
+
+
+def simulated_s(
+    schedule: Schedule,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    micro_batches: int,
+    send_s: Sequence[float] | None = None,
+) -> float:
+    """Return seconds until the last backward pass ends, event by event; for checking, not for planning.
+
+    ``send_s[i]`` is one way from stage i to i + 1 and as long back; transfers never wait for one another.
+    """
+    stages = len(forward_s)
+    wires = [0.0] * stages if send_s is None else list(send_s)
+    orders = [_order(schedule, stages, i, micro_batches) for i in range(stages)]
+    ended: dict[tuple[int, bool, int], float] = {}
+    free, turn = [0.0] * stages, [0] * stages
+    while any(turn[i] < len(orders[i]) for i in range(stages)):
+        for i in range(stages):
+            while turn[i] < len(orders[i]):
+                back, batch = orders[i][turn[i]]
+                ready = _ready_s(ended, wires, stages, (i, back, batch))
+                if ready is None:
+                    break
+                free[i] = max(free[i], ready) + (backward_s[i] if back else forward_s[i])
+                ended[i, back, batch] = free[i]
+                turn[i] += 1
+    return max(free)
+
+
+def _order(
+    schedule: Schedule, stages: int, stage: int, micro_batches: int
+) -> list[tuple[bool, int]]:
+    """Return a stage's passes in order: (is it backward, micro-batch)."""
+    ahead = micro_batches if schedule is Schedule.GPIPE else min(stages - stage, micro_batches)
+    order = [(False, batch) for batch in range(ahead)]
+    for batch in range(micro_batches):
+        order.append((True, batch))
+        if ahead + batch < micro_batches:
+            order.append((False, ahead + batch))
+    return order
+
+
+def _ready_s(
+    ended: dict[tuple[int, bool, int], float],
+    wires: list[float],
+    stages: int,
+    task: tuple[int, bool, int],
+) -> float | None:
+    """Return when what a pass needs has arrived; None: that has not been computed yet."""
+    stage, back, batch = task
+    if not back and stage == 0:
+        return 0.0
+    before = (
+        (stage, False, batch)
+        if back and stage == stages - 1
+        else (stage + 1 if back else stage - 1, back, batch)
+    )
+    if before not in ended:
+        return None
+    wire = 0.0 if before[0] == stage else wires[min(stage, before[0])]
+    return ended[before] + wire
