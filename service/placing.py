@@ -56,13 +56,16 @@ def place_answers(
 
 def defragmented(
     snapshot: Snapshot, problem: Problem, policy: Policy, placed: Placed, budget: Budget,
-    now: Mapping[int, Gang],
+    now: Mapping[int, Gang], *, chosen_only: bool = False,
 ) -> Placed:  # fmt: skip
     """Return ``placed`` with fragmentation mended, in the rounds that look for it."""
     every = policy.defragment_every_rounds
-    if every and snapshot.round_number % every == 0:
-        placed = defragment(snapshot, problem, placed, deadline_expired=budget.cancelled, now=now)
-    return placed
+    if not every or snapshot.round_number % every:
+        return placed
+    return defragment(
+        snapshot, problem, placed, deadline_expired=budget.cancelled, now=now,
+        chosen_only=chosen_only,
+    )  # fmt: skip
 
 
 def next_defragmented(snapshot: Snapshot, policy: Policy) -> int:

@@ -27,7 +27,7 @@ from solvers.base import Budget, Solver
 from solvers.goals import solve_goals
 from solvers.lookahead import ADMISSION, admit
 from solvers.placement import Placed, place
-from solvers.policies.base import Known, Scheduler, narrowed, not_chosen
+from solvers.policies.base import Known, Scheduler, not_chosen
 from solvers.prices import known_prices
 
 __all__ = ["Outcome", "RoundOptions", "plan_round"]
@@ -120,7 +120,8 @@ def _changes_nothing(outcome: Outcome) -> bool:
     """
     if outcome.violations or outcome.placed.unplaced:
         return False
-    return {d.kind for d in outcome.decisions} <= {DecisionKind.KEEP, DecisionKind.WAIT}
+    stay = (DecisionKind.KEEP, DecisionKind.WAIT)
+    return all(d.kind in stay for d in outcome.decisions)
 
 
 def _solved(
@@ -173,15 +174,16 @@ def _scheduled(
     measured = solve_goals(statement, Known(decided.solution), budget, decided.solution)
     mark("solve")
     absent = {**statement.absent, **not_chosen(statement.problem, decided)}
-    broken = violations(statement.problem, decided.solution)
-    problem, solution = narrowed(statement.problem, measured.solution)
-    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled, now=now)
-    placed = defragmented(snapshot, problem, policy, placed, budget, now)
+    problem, solution = statement.problem, measured.solution
+    placed = place(
+        snapshot, problem, solution, deadline_expired=budget.cancelled, now=now, chosen_only=True
+    )
+    placed = defragmented(snapshot, problem, policy, placed, budget, now, chosen_only=True)
+    # placement must not hide what the policy broke; where it changed nothing, the round's check will see
+    broken = () if placed.solution is solution else violations(problem, solution)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
     return _Answered(
-        statement=replace(
-            statement, problem=problem, absent=absent, opportunistic=decided.opportunistic
-        ),
+        statement=replace(statement, absent=absent, opportunistic=decided.opportunistic),
         solution=solution, goals=measured.results, placed=placed, broken=tuple(broken),
     )  # fmt: skip
 

@@ -27,19 +27,20 @@ def place(
     *,
     deadline_expired: Callable[[], bool],
     now: Mapping[int, Gang] | None = None,
+    chosen_only: bool = False,
 ) -> Placed:
     """Give each chosen job its GPUs; a job whose Cell finds none gets the next best, or waits.
 
-    ``now`` is ``current_gangs``, if that is known already.
+    ``now`` is ``current_gangs``, if that is known already. ``chosen_only``: no job gets another Cell.
 
     Once ``deadline_expired`` no more moves are looked for; all jobs are still placed. A must-run job is
     left without GPUs only where there is no way known; the checker then refuses the round.
     """
     if not solution.has_answer:
         return Placed(solution=solution, placement=Placement())
-    board = Board(snapshot, problem, now)
     chosen = np.flatnonzero(solution.choice >= 0)
     wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
+    board = Board(snapshot, problem, now, only=wanted if chosen_only else None)
     failed = _place_directly(board, board.keep_all(wanted), wanted)
     effort = Effort(deadline_expired, MAX_TRIALS)
     return outcome(board, solution, wanted, _settle(board, failed, wanted, effort))
@@ -82,7 +83,7 @@ def _settle(
         promised = board.must_run[job]
         reasons.setdefault(job, shortage(board, wanted[job]))
         board.keep_back([] if promised else [wanted[other] for other in queue])
-        columns = board.problem.columns_of(job)
+        columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
             change = displace(board, job) or fall_back(board, job, wanted)

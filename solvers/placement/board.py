@@ -33,10 +33,14 @@ class Board:
     """A placement under construction. ``seats`` holds the jobs that have GPUs; ``used`` the rows."""
 
     def __init__(
-        self, snapshot: Snapshot, problem: Problem, gangs: Mapping[int, Gang] | None = None
-    ) -> None:
-        """``gangs`` is ``current_gangs``, if that is known already."""
-        self.snapshot, self.problem = snapshot, problem
+        self, snapshot: Snapshot, problem: Problem, gangs: Mapping[int, Gang] | None = None,
+        only: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """``gangs`` is ``current_gangs``, if that is known already.
+
+        ``only``: each job has at most this column; None: any of its own.
+        """
+        self.snapshot, self.problem, self._only = snapshot, problem, only
         self.free = FreeGpus(snapshot)
         self.seats: dict[int, Seat] = {}
         self.gangs = current_gangs(snapshot) if gangs is None else gangs
@@ -125,6 +129,13 @@ class Board:
                 for its, _ in spots:
                     self._on[its].add(job)
         return self._on[node]
+
+    def columns_of(self, job: int) -> range:
+        """Return the columns that ``job`` may be given."""
+        if self._only is None:
+            return self.problem.columns_of(job)
+        column = self._only.get(job)
+        return range(0) if column is None else range(column, column + 1)
 
     def job_of(self, column: int) -> int:
         """Return the job of ``column``."""

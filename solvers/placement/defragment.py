@@ -30,20 +30,22 @@ def defragment(
     *,
     deadline_expired: Callable[[], bool] = _never,
     now: Mapping[int, Gang] | None = None,
+    chosen_only: bool = False,
 ) -> Placed:
     """Mend what fragmentation cost: jobs on worse shapes, and jobs whose Cell could not be placed.
 
     Each is given a better seat, directly or by moving others within their Cells, where that gains more
     than the migration prices of all that move. The score never falls. Pinned jobs stay.
-    ``now`` is ``current_gangs``, if that is known already.
+    ``now`` is ``current_gangs``, if that is known already. ``chosen_only``: no job gets a Cell that was
+    not chosen for it.
     """
-    if not placed.solution.has_answer:
-        return placed
-    board = Board(snapshot, problem, now)
+    if not placed.wanted and not placed.degraded:
+        return placed  # nothing was lost
     choice = placed.solution.choice.tolist()
+    wanted = {job: column for job, column in enumerate(choice) if column >= 0} | placed.wanted
+    board = Board(snapshot, problem, now, only=wanted if chosen_only else None)
     for job, gang in placed.placement.gangs.items():
         board.put(job, choice[job], spots_of(gang))
-    wanted = {job: column for job, column in enumerate(choice) if column >= 0} | placed.wanted
     effort = Effort(deadline_expired, MAX_TRIALS)
     for _ in range(MAX_SWEEPS):
         if not _sweep(board, wanted, effort) or effort.over:
@@ -64,7 +66,7 @@ def _sweep(board: Board, wanted: dict[int, int], effort: Effort) -> bool:
         if seat is not None and seat[0] == wanted[job]:
             columns = range(seat[0], seat[0] + 1)
         else:
-            columns = board.problem.columns_of(job)
+            columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort)
         if change is not None:
             board.reseat(change.seats)

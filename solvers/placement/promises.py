@@ -27,7 +27,7 @@ def displace(board: Board, job: int) -> Change | None:
     of each column and, if none of these will do, all such jobs at once.
     """
     best: Change | None = None
-    for column in sorted(board.problem.columns_of(job), key=lambda c: (-board.value[c], c)):
+    for column in sorted(board.columns_of(job), key=lambda c: (-board.value[c], c)):
         if best is not None and best.gain >= board.value[column]:
             break
         for aim, victims in _takings(board, job, column):
@@ -38,7 +38,7 @@ def displace(board: Board, job: int) -> Change | None:
         return best
     everyone = tuple(sorted(other for other in board.seats if not board.must_run[other]))
     for aligned in (True, False):
-        for column in sorted(board.problem.columns_of(job), key=lambda c: (-board.value[c], c)):
+        for column in sorted(board.columns_of(job), key=lambda c: (-board.value[c], c)):
             aim = Aim(job, column, board.gpus[column], aligned=aligned, displacing=True)
             change = attempt(board, aim, everyone)
             if change is not None:
@@ -107,7 +107,7 @@ def _seated_somehow(board: Board, job: int, *, smallest: bool) -> bool:
     def order(column: int) -> tuple[int, int, int]:
         return (board.gpus[column] if smallest else 0, -board.value[column], column)
 
-    columns = sorted(board.problem.columns_of(job), key=order)
+    columns = sorted(board.columns_of(job), key=order)
     return any(
         seat(board, Aim(job, column, board.gpus[column], aligned=aligned))
         for aligned in (True, False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -104,29 +104,6 @@ def carried(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
     best = np.lexsort((column, -true.rate[cell], -rank, job))[::-1]
     found[job[best]] = column[best]  # the best of each job is written last
     return found
-
-
-def narrowed(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
-    """Return both with no column but the chosen ones, so that placement cannot choose others."""
-    choice = solution.choice
-    runs = choice >= 0
-    kept = choice[runs]
-    uses = np.diff(problem.usage_start)[kept]
-    entries = ranges(problem.usage_start[kept], uses)
-    job_start = np.append(0, np.cumsum(runs)).astype(np.int64)
-    counted = runs[problem.idle_job]
-    idle = np.bincount(problem.idle_job[counted], minlength=len(runs))
-    left = replace(
-        problem,
-        job_start=job_start, cell=problem.cell[kept], value=problem.value[kept],
-        restart_price=problem.restart_price[kept],
-        usage_start=np.append(0, np.cumsum(uses)).astype(np.int64), row=problem.row[entries],
-        amount=problem.amount[entries], idle_start=np.append(0, np.cumsum(idle)).astype(np.int64),
-        idle_row=problem.idle_row[counted], idle_amount=problem.idle_amount[counted],
-        must_run=problem.must_run & runs,
-        current=np.where(runs & (choice == problem.current), job_start[:-1], -1),
-    )  # fmt: skip
-    return left, replace(solution, choice=np.where(runs, job_start[:-1], -1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
