@@ -192,13 +192,19 @@ def _wrong_gpus(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator
     job = given.job[given.gang[given.share]]
     for k in np.flatnonzero((gpu < 0) | (gpu >= nodes.gpus[node])).tolist():
         yield Violation(rule="GPU exists", detail=f"{nodes.name[node[k]]} has no GPU {gpu[k]}")
-    order = np.argsort(gpu, kind="stable")
-    order = order[np.argsort(node[order], kind="stable")]
-    same = (np.diff(node[order]) == 0) & (np.diff(gpu[order]) == 0)
+    key = _named(node, gpu)
+    order = np.argsort(key, kind="stable")
+    same = key[order[1:]] == key[order[:-1]]
     for one, other in zip(order[:-1][same].tolist(), order[1:][same].tolist(), strict=True):
         names = f"{problem.jobs[job[one]]} and {problem.jobs[job[other]]}"
         detail = f"GPU {gpu[one]} of {nodes.name[node[one]]}: {names}"
         yield Violation(rule="GPU once", detail=detail)
+
+
+def _named(node: Ints, gpu: Ints) -> Ints:
+    """Return a number for each GPU, int64[GPUs]: equal for equal ones, and rising by node, then GPU."""
+    low, high = int(gpu.min(initial=0)), int(gpu.max(initial=0))
+    return node * (high - low + 1) + (gpu - low)
 
 
 def _slower_than_promised(
@@ -265,19 +271,17 @@ def held_twice(snapshot: Snapshot) -> list[Violation]:
     """Return GPUs of the snapshot with two holders or two successors (a law of the database)."""
     a = snapshot.allocations
     reserved = (a.hold == Hold.RESERVED).astype(np.int64)
-    order = np.argsort(a.gpu, kind="stable")
-    order = order[np.argsort(2 * a.node[order] + reserved[order], kind="stable")]
-    node, gpu, reserved = a.node[order], a.gpu[order], reserved[order]
-    new = np.ones(len(order), dtype=np.bool_)
-    new[1:] = (np.diff(node) != 0) | (np.diff(gpu) != 0) | (np.diff(reserved) != 0)
-    first = np.flatnonzero(new)
-    holders = np.diff(first, append=len(order))
+    key = _named(2 * a.node + reserved, a.gpu)
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    holders = np.diff(first, append=len(key))
     return [
         Violation(
             rule="GPU once",
-            detail=f"GPU {gpu[first[k]]} of {snapshot.nodes.name[node[first[k]]]}: {holders[k]} jobs",
+            detail=f"GPU {a.gpu[k]} of {snapshot.nodes.name[a.node[k]]}: {count} jobs",
         )
-        for k in np.flatnonzero(holders > 1).tolist()
+        for k, count in zip(order[first[holders > 1]], holders[holders > 1], strict=True)
     ]
 
 

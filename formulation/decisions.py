@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from itertools import repeat
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -46,9 +46,8 @@ CHANGES_GPUS = frozenset(
 """Kinds that give the job a new allocation, hence a new generation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One job's fate in a round.
+class Decision(NamedTuple):
+    """One job's fate in a round. A tuple, for a round makes one for each job that there is.
 
     ``gpu_type`` (index into ``Snapshot.gpu_types``, -1: none), ``gpus``, ``pipeline_degree``, ``plan``
     (index into ``Snapshot.plans``), ``rate`` (samples/s on the shape it was given) and ``gang`` describe
@@ -114,7 +113,7 @@ def _running(
     snapshot: Snapshot, statement: Statement, solution: Solution, placement: Placement,
     promised: Bools, now: Mapping[int, Gang],
 ) -> Iterator[Decision]:  # fmt: skip
-    """Yield what is decided of each job that is placed."""
+    """Return what is decided of each job that is placed."""
     problem, jobs, cells = statement.problem, snapshot.jobs, statement.problem.cells
     job = np.array(list(placement.gangs), dtype=np.int64)
     column = solution.choice[job]
@@ -124,22 +123,13 @@ def _running(
     past = np.where(starts, statement.opportunistic[job], jobs.opportunistic[job])
     admits = np.zeros(len(jobs), dtype=np.bool_)
     admits[list(statement.admits)] = True
-    columns = (
-        job, cells.gpu_type[cell], cells.gpus[cell], cells.pipeline_degree[cell], cells.plan[cell],
-        _rates(problem, placement, cell), _prices(problem, placement, job, column),
-        promised[job] | admits[job], past,
+    return map(
+        Decision, job.tolist(), kind, cells.gpu_type[cell].tolist(), cells.gpus[cell].tolist(),
+        cells.pipeline_degree[cell].tolist(), cells.plan[cell].tolist(),
+        _rates(problem, placement, cell).tolist(),
+        _prices(problem, placement, job, column).tolist(), placement.gangs.values(), repeat(None),
+        (promised[job] | admits[job]).tolist(), past.tolist(),
     )  # fmt: skip
-    for its, gang, (who, gpu_type, gpus, degree, plan, rate, price, admitted, opportunistic) in zip(
-        kind,
-        placement.gangs.values(),
-        zip(*(c.tolist() for c in columns), strict=True),
-        strict=True,
-    ):
-        yield Decision(
-            job=who, kind=its, gpu_type=gpu_type, gpus=gpus, pipeline_degree=degree, plan=plan,
-            rate=rate, restart_price=price, gang=gang, admitted=admitted,
-            opportunistic=opportunistic,
-        )  # fmt: skip
 
 
 _KINDS: Final = (

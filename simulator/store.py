@@ -183,7 +183,9 @@ class MemoryStore:
         self._prices = {
             name: max(price, 0.0) for name, price in (prices or {}).items() if math.isfinite(price)
         }
-        changes = [c for d in decisions if (c := self._change(d)) is not None]
+        self._mark(decisions)
+        stay = (DecisionKind.KEEP, DecisionKind.WAIT)
+        changes = [self._change(d) for d in decisions if d.kind not in stay]
         self._legs = self._promised(legs)
         for change in changes:  # all go before any comes
             if change.job in self.gangs:
@@ -211,17 +213,19 @@ class MemoryStore:
         kept = {f.name: getattr(legs, f.name)[rows] for f in fields(legs)}
         return Legs(**kept | {"job": job[rows]})
 
-    def _change(self, decision: Decision) -> Change | None:
-        job = int(self._shown[decision.job])
-        self.admitted[job] = decision.admitted and decision.kind is not DecisionKind.REJECT
+    def _mark(self, decisions: Sequence[Decision]) -> None:
+        """Take in whose deadlines are promised, and who gives way to others."""
+        job = self._shown[np.array([d.job for d in decisions], dtype=np.int64)]
+        self.admitted[job] = [d.admitted and d.kind is not DecisionKind.REJECT for d in decisions]
         self.promised[job] |= self.admitted[job]
-        self.opportunistic[job] = decision.opportunistic and decision.gang is not None
-        if decision.kind in (DecisionKind.KEEP, DecisionKind.WAIT):
-            return None
+        self.opportunistic[job] = [d.opportunistic and d.gang is not None for d in decisions]
+
+    def _change(self, decision: Decision) -> Change:
         kept = decision.gang if decision.kind in CHANGES_GPUS else None
         return Change(
-            job=job, kind=decision.kind, gpu_type=decision.gpu_type, gpus=decision.gpus,
-            pipeline_degree=decision.pipeline_degree, plan=decision.plan, gang=kept,
+            job=int(self._shown[decision.job]), kind=decision.kind, gpu_type=decision.gpu_type,
+            gpus=decision.gpus, pipeline_degree=decision.pipeline_degree, plan=decision.plan,
+            gang=kept,
         )  # fmt: skip
 
     def _take(self, change: Change, gang: Gang, now_s: float) -> None:

@@ -26,7 +26,10 @@ def owed(draft: Draft) -> Bools:
 
 def jobs_without_weight_wait(draft: Draft) -> Draft:
     """Leave jobs of weight 0 without columns, so that they displace nobody, but for those owed their run."""
-    out = (draft.weight == 0) & draft.has_columns & ~owed(draft)
+    out = draft.weight == 0
+    if not out.any():
+        return draft
+    out = out & draft.has_columns & ~owed(draft)
     return draft.without({j: _no_weight(draft, j) for j in np.flatnonzero(out).tolist()})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -82,7 +81,7 @@ def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
             blocked.add(chosen.gpu_type)
             found.append(Decision(job=decision.job, kind=DecisionKind.WAIT, reason=decision.reason))
         else:
-            found.append(replace(chosen, gang=gang))
+            found.append(chosen._replace(gang=gang))
     return tuple(found)
 
 

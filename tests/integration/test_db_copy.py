@@ -83,7 +83,7 @@ def test_a_decision_comes_back_with_any_text(store: PostgresStore) -> None:
     reason = replace(
         decision.reason, message=" ".join(AWKWARD), evidence=tuple((t, t) for t in AWKWARD)
     )
-    commit(store, snapshot, replace(decision, reason=reason))
+    commit(store, snapshot, decision._replace(reason=reason))
     (found,) = store.get_round(C, 1).decisions
     assert found.reason == reason
 

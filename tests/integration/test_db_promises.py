@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -48,8 +47,8 @@ def promised(store: PostgresStore) -> PostgresStore:
     snapshot = store.snapshot(C)
     commit(
         store, snapshot,
-        replace(start(snapshot, "a", [(A0, [0])]), admitted=True),
-        replace(wait(snapshot, "b"), admitted=True),
+        start(snapshot, "a", [(A0, [0])])._replace(admitted=True),
+        wait(snapshot, "b")._replace(admitted=True),
         wait(snapshot, "c"),
         legs=legs_of(snapshot, a=[a_leg()], b=[a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf)]),
     )  # fmt: skip
@@ -79,7 +78,7 @@ def test_times_of_a_schedule_come_back_to_the_bit(store: PostgresStore) -> None:
     submit(store, a_spec("a", deadline_s=LATE_S))
     snapshot = store.snapshot(C)
     times = (1763726400.1 + 1 / 3, 1763726400.1 + 2 / 3)
-    commit(store, snapshot, replace(wait(snapshot, "a"), admitted=True),
+    commit(store, snapshot, wait(snapshot, "a")._replace(admitted=True),
            legs=legs_of(snapshot, a=[a_leg(start_s=times[0], end_s=times[1])]))  # fmt: skip
     found = store.snapshot(C).legs
     assert (found.start_s[0], found.end_s[0]) == times
@@ -87,7 +86,7 @@ def test_times_of_a_schedule_come_back_to_the_bit(store: PostgresStore) -> None:
 
 def test_a_promise_that_is_not_renewed_ends_with_its_schedule(promised: PostgresStore) -> None:
     snapshot = promised.snapshot(C)
-    a = replace(wait(snapshot, "a", DecisionKind.SUSPEND), admitted=True)
+    a = wait(snapshot, "a", DecisionKind.SUSPEND)._replace(admitted=True)
     commit(promised, snapshot, a, wait(snapshot, "b"), legs=snapshot.legs)
     assert (job(promised, "a").admitted, job(promised, "b").admitted) == (True, False)
     assert (len(job(promised, "a").certificate), job(promised, "b").certificate) == (1, ())
@@ -99,7 +98,7 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
     snapshot = promised.snapshot(C)
     do(promised, lambda w: w.update_job(C, a_spec("b", weight=2.0), ["weight"], None))
     record = commit(
-        promised, snapshot, wait(snapshot, "b"), replace(wait(snapshot, "c"), admitted=True),
+        promised, snapshot, wait(snapshot, "b"), wait(snapshot, "c")._replace(admitted=True),
         legs=legs_of(snapshot, c=[a_leg()]),
     )  # fmt: skip
     assert [d.applied for d in record.decisions] == [False, True]
@@ -159,7 +158,7 @@ def test_an_opportunistic_job_is_one_only_while_it_runs(store: PostgresStore) ->
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
     record = commit(
-        store, snapshot, replace(start(snapshot, "a", [(A0, [0])]), opportunistic=True),
+        store, snapshot, start(snapshot, "a", [(A0, [0])])._replace(opportunistic=True),
         wait(snapshot, "b"),
     )  # fmt: skip
     assert [d.opportunistic for d in record.decisions] == [True, False]
@@ -175,7 +174,7 @@ def test_a_rejection_outlives_the_rounds_that_follow(store: PostgresStore) -> No
     a_cluster(store)
     submit(store, a_spec("a", deadline_s=LATE_S), a_spec("b"))
     snapshot = store.snapshot(C)
-    rejected = replace(wait(snapshot, "a", DecisionKind.REJECT), admitted=True)
+    rejected = wait(snapshot, "a", DecisionKind.REJECT)._replace(admitted=True)
     commit(store, snapshot, rejected, wait(snapshot, "b"), legs=legs_of(snapshot, a=[a_leg()]))
     again = store.snapshot(C)
     assert again.jobs.name == ("b",)

@@ -113,7 +113,7 @@ def test_a_job_that_lost_its_node_waits_like_any_other(
     )
     for stored in both_stores:
         snapshot = stored.rounds.snapshot(C)
-        started = replace(runs(snapshot, "a", [("a100-1", [2])]), opportunistic=True)
+        started = runs(snapshot, "a", [("a100-1", [2])])._replace(opportunistic=True)
         stored.rounds.commit(a_round(snapshot, started))
         stored.settle()
         assert stored.rounds.snapshot(C).jobs.opportunistic.tolist() == [True]
@@ -190,7 +190,7 @@ def admitted(
 ) -> list[Decision]:
     """Return that all jobs wait, and these are promised their deadlines."""
     return [
-        replace(wait(snapshot, name, kind), admitted=name in jobs) for name in snapshot.jobs.name
+        wait(snapshot, name, kind)._replace(admitted=name in jobs) for name in snapshot.jobs.name
     ]
 
 

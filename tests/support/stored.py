@@ -207,8 +207,8 @@ def a_random_round(
                 kind = DecisionKind.REJECT
             decisions.append(wait(snapshot, name, kind))
     return [
-        replace(d, admitted=bool(rng.random() < 0.5),
-                opportunistic=d.gang is not None and bool(rng.random() < 0.5))
+        d._replace(admitted=bool(rng.random() < 0.5),
+                   opportunistic=d.gang is not None and bool(rng.random() < 0.5))
         for d in decisions
     ]  # fmt: skip
 
