@@ -1,0 +1,190 @@
+"""Rates of links from measured tables: least squares on log times, data sheets as the prior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.collectives.links import LinkRates, work
+from estimator.collectives.records import Curve, Layout
+from estimator.hardware import A10, CATALOGUE
+from estimator.plans import Groups, Primitive
+from formulation.tables import Bools, Floats
+
+KNOTS: Final[Floats] = np.exp2(np.arange(2.0, 31.0))
+"""Sizes, in octaves, at which tables are compared with the model: small and large ones count alike."""
+
+_PRIOR_SD: Final = 1.0
+"""Of a rate's logarithm: a factor of e either way (Ethernet below a port's rate is further off, and has rows
+enough to say so)."""
+_NOISE_SD: Final = 0.4
+"""Of a log time about five rates; measured tables leave 0.3 to 0.5."""
+_STEPS: Final = 40
+_ALGORITHMS: Final = 3
+_LINK: Final = 3  # among the costs
+_PORT: Final = 4
+_MAD_TO_SD: Final = 1.4826  # for a normal distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled:
+    """A table at the knots, those beyond its sizes moved to its ends. Q knots."""
+
+    work: NDArray[np.float64]  # shape (Q, algorithms, 5)
+    log_seconds: Floats  # shape (Q,)
+    covered: Bools  # which knots lie within the table's sizes, shape (Q,); one at least
+
+    def log_modelled(self, rates: LinkRates) -> Floats:
+        """Return log seconds by links, shape (Q,)."""
+        return np.asarray(np.log((self.work @ rates.costs).min(axis=1)), dtype=np.float64)
+
+
+@lru_cache(maxsize=4096)
+def sampled(curve: Curve) -> Sampled:
+    """Return a table at the knots."""
+    low, high = curve.payload_bytes[0], curve.payload_bytes[-1]
+    knots = np.clip(KNOTS, low, high)
+    covered = (KNOTS.clip(low, high * 1.02) - KNOTS) == 0
+    covered[np.abs(np.log(KNOTS / low)).argmin()] |= not covered.any()
+    done = work(curve.layout.primitive, knots, groups_of([curve.layout] * len(knots)))
+    padding = [done[:1]] * (_ALGORITHMS - len(done))  # a repeated algorithm changes no minimum
+    return Sampled(
+        work=np.concatenate([done, *padding]).transpose(2, 0, 1),
+        log_seconds=np.interp(np.log(knots), np.log(curve.payload_bytes), np.log(curve.seconds)),
+        covered=covered,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Tables with rates in common. Sends have their own: measured ones go through a runtime's control."""
+
+    gpu_type: str
+    network: str
+    sends: bool
+
+    @classmethod
+    def of(cls, layout: Layout) -> Kind:
+        """Return the kind that a layout belongs to."""
+        return cls(
+            gpu_type=layout.gpu_type,
+            network=layout.network,
+            sends=layout.primitive is Primitive.SEND,
+        )
+
+
+def fit_links(curves: Sequence[Curve], prior: LinkRates) -> LinkRates:
+    """Return the rates that bring log times of ``curves`` nearest, by Gauss-Newton.
+
+    A rate that no table exercises stays at the prior.
+    """
+    tables = [sampled(curve) for curve in curves]
+    done = np.concatenate([table.work[table.covered] for table in tables])
+    log_seconds = np.concatenate([table.log_seconds[table.covered] for table in tables])
+    rows = np.arange(len(done))
+    start = np.log(prior.costs)
+    weight = (_NOISE_SD / _PRIOR_SD) ** 2
+    costs = start.copy()
+    for _ in range(_STEPS):
+        parts = done * np.exp(costs)
+        total = parts.sum(axis=2)
+        fastest = total.argmin(axis=1)
+        slope = parts[rows, fastest] / total[rows, fastest][:, None]
+        off = log_seconds - np.log(total[rows, fastest])
+        normal = slope.T @ slope + weight * np.eye(len(costs))
+        step = np.linalg.solve(normal, slope.T @ off - weight * (costs - start))
+        costs += np.clip(step, -1.0, 1.0)
+        if np.abs(step).max() < 1e-6:
+            break
+    return LinkRates.from_seconds(np.exp(costs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fits:
+    """Rates of the kinds of table that were measured, and what they say of others."""
+
+    rates: dict[Kind, LinkRates]
+    exercised: dict[Kind, Bools]  # which of the five rates its tables exercise
+
+    def of(self, kind: Kind, sheet: LinkRates) -> LinkRates:
+        """Return the fitted rates of a kind; for one that was not measured, its data sheet's times the
+        median ratio by which fitted rates differ from data sheets, each taken where it was exercised."""
+        return self.rates[kind] if kind in self.rates else self.usual(kind.sends, sheet)
+
+    def usual(self, sends: bool, sheet: LinkRates) -> LinkRates:
+        """Return a data sheet's rates times the ratios that are usual."""
+        like = [k for k in self.rates if k.sends == sends]
+        if not like:
+            return sheet
+        ratios = np.array(
+            [np.log(self.rates[k].costs / sheet_rates(k.gpu_type).costs) for k in like]
+        )
+        known = np.array([self.exercised[k] for k in like])
+        usual = [
+            float(np.median(column[mask])) if mask.any() else 0.0
+            for column, mask in zip(ratios.T, known.T, strict=True)
+        ]
+        return LinkRates.from_seconds(sheet.costs * np.exp(usual))
+
+    def sd(self, kind: Kind, *, crossing: bool) -> float:
+        """Return the standard deviation of the logarithm of the bandwidth that groups need.
+
+        0 where it was measured; else how widely bandwidths of like kinds differ from data sheets (by their
+        median absolute deviation, since one of them may be Ethernet; 1 where fewer than two were measured).
+        """
+        if kind in self.rates and self.exercised[kind][_PORT if crossing else _LINK]:
+            return 0.0
+        ratios = [
+            np.log(rates.costs / sheet_rates(k.gpu_type).costs)[c]
+            for k, rates in self.rates.items()
+            for c in (_LINK, _PORT)
+            if k.sends == kind.sends and self.exercised[k][c]
+        ]
+        if len(ratios) < 2:
+            return 1.0
+        return float(_MAD_TO_SD * np.median(np.abs(ratios - np.median(ratios))))
+
+
+def fit_kinds(curves: Sequence[Curve]) -> Fits:
+    """Return the rates of each kind of table.
+
+    Fitted twice: with data sheets as the prior, then with what is usual, so that a kind that measured no
+    port has the ports of others.
+    """
+    kinds: dict[Kind, list[Curve]] = {}
+    for curve in curves:
+        kinds.setdefault(Kind.of(curve.layout), []).append(curve)
+    exercised = {kind: _exercised(own) for kind, own in kinds.items()}
+    first = Fits(
+        rates={kind: fit_links(own, sheet_rates(kind.gpu_type)) for kind, own in kinds.items()},
+        exercised=exercised,
+    )
+    second = {
+        kind: fit_links(own, first.usual(kind.sends, sheet_rates(kind.gpu_type)))
+        for kind, own in kinds.items()
+    }
+    return Fits(rates=second, exercised=exercised)
+
+
+def sheet_rates(gpu_type: str) -> LinkRates:
+    """Return data sheet rates of a type of the catalogue; those of a PCIe node for others."""
+    return LinkRates.of(next((h for h in CATALOGUE if h.name == gpu_type), A10))
+
+
+def _exercised(curves: Sequence[Curve]) -> Bools:
+    least = np.concatenate([sampled(curve).work.min(axis=1) for curve in curves])
+    return np.asarray((least > 0).any(axis=0), dtype=np.bool_)
+
+
+def groups_of(layouts: Sequence[Layout]) -> Groups:
+    """Return the groups of layouts."""
+    return Groups(
+        size=np.array([x.size for x in layouts], dtype=np.int64),
+        nodes=np.array([x.nodes for x in layouts], dtype=np.int64),
+        beside=np.array([x.beside for x in layouts], dtype=np.int64),
+    )

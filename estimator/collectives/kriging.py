@@ -1,0 +1,168 @@
+"""From measured layouts to others: how far tables lie from the link model, interpolated between layouts.
+
+Kriging (Gaussian process regression; Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+2006, equations 2.25 and 2.26; leaving one out in closed form, equations 5.10 to 5.12): layouts that are
+alike lie alike far off. Two parts are summed: one of the same GPU type and machine, one that all types have
+in common (the protocols of the library).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.collectives.records import Layout
+from estimator.plans import Primitive
+from formulation.tables import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """How much a difference tells layouts apart: similarity is exp(-sum of weight * squared difference),
+    differences of counts in octaves.
+
+    The defaults are rounded from :func:`tuned` on the Arena artifact's tables.
+    """
+
+    primitive: float = 0.3
+    gpu_type: float = 1.5
+    machine_nodes: float = 0.4
+    machine_gpus: float = 0.45
+    size: float = 0.2
+    nodes: float = 1.4
+    beside: float = 0.05
+    crossing: float = 50.0
+    noise: float = 0.08  # variance that no other table explains
+    common: float = 1.0  # variance of the part that GPU types have in common, to that of the other
+
+
+_SCALING: Final = {Primitive.REDUCE_SCATTER, Primitive.ALL_GATHER}
+_SCALING_APART: Final = 0.2
+"""Reduce-scatter and all-gather move the same bytes over the same links in opposite order."""
+_SEND_APART: Final = 6.0
+"""A measured send goes through other software than a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Differences:
+    """Squared differences between layouts of two lists, each of shape (A, C)."""
+
+    primitive: Floats
+    gpu_type: Floats
+    counts: NDArray[np.float64]  # (A, C, 6), in the order of Likeness
+
+
+def differences(a: Sequence[Layout], b: Sequence[Layout]) -> Differences:
+    """Return how layouts of ``a`` differ from those of ``b``."""
+    return Differences(
+        primitive=_APART[_codes(a)[:, None], _codes(b)[None]],
+        gpu_type=(_systems(a)[:, None] != _systems(b)[None]).astype(np.float64),
+        counts=(_counts(a)[:, None] - _counts(b)[None]) ** 2,
+    )
+
+
+def similarity(d: Differences, likeness: Likeness) -> Floats:
+    """Return the covariance without noise, shape (A, C)."""
+    weights = np.array(astuple(likeness)[2:8])
+    alike = np.exp(
+        -likeness.primitive * d.primitive - likeness.gpu_type * d.gpu_type - d.counts @ weights
+    )
+    general = np.exp(-likeness.primitive * d.primitive - d.counts[:, :, 2:] @ weights[2:])
+    return np.asarray(alike + likeness.common * general, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kriging:
+    """What is known of ``layouts`` (C of them) at Q knots, and all that predicting others needs."""
+
+    layouts: tuple[Layout, ...]
+    likeness: Likeness
+    inverse: Floats  # of the covariance with noise, shape (C, C)
+    dual: Floats  # inverse @ values, shape (C, Q)
+    variance: float  # of values where nothing is known
+
+    def predict(self, layouts: Sequence[Layout]) -> tuple[Floats, Floats]:
+        """Return values, shape (A, Q), and their standard deviations, shape (A,)."""
+        near = similarity(differences(layouts, self.layouts), self.likeness)
+        at_itself = 1 + self.likeness.common + self.likeness.noise
+        explained = np.einsum("ac,cd,ad->a", near, self.inverse, near, optimize=True)
+        left = np.maximum(at_itself - explained, self.likeness.noise)
+        return near @ self.dual, np.sqrt(self.variance * left)
+
+
+def krige(layouts: Sequence[Layout], values: Floats, likeness: Likeness) -> Kriging:
+    """Return what predicts ``values``, shape (C, Q), of layouts that are not among these.
+
+    The scale of uncertainty is that of predicting each of these from the others.
+    """
+    inverse = _inverse(differences(layouts, layouts), likeness)
+    dual = inverse @ values
+    own = np.diag(inverse)
+    return Kriging(
+        layouts=tuple(layouts),
+        likeness=likeness,
+        inverse=inverse,
+        dual=dual,
+        variance=float(np.mean(dual**2 / own[:, None])) if len(layouts) > 1 else 1.0,
+    )
+
+
+def left_out_error(d: Differences, values: Floats, likeness: Likeness) -> float:
+    """Return the mean absolute error of predicting each layout from the others."""
+    inverse = _inverse(d, likeness)
+    return float(np.abs(inverse @ values / np.diag(inverse)[:, None]).mean())
+
+
+def tuned(layouts: Sequence[Layout], values: Floats, start: Likeness, sweeps: int = 2) -> Likeness:
+    """Return weights that predict each of these layouts better from the others, by coordinate search."""
+    d = differences(layouts, layouts)
+    best, error = start, left_out_error(d, values, start)
+    for _ in range(sweeps):
+        for name in Likeness.__dataclass_fields__:
+            for factor in (0.3, 0.6, 1.6, 3.0):
+                other = replace(best, **{name: factor * getattr(best, name)})
+                found = left_out_error(d, values, other)
+                if found < error:
+                    best, error = other, found
+    return best
+
+
+def _inverse(d: Differences, likeness: Likeness) -> Floats:
+    covariance = similarity(d, likeness)
+    return np.asarray(
+        np.linalg.inv(covariance + likeness.noise * np.eye(len(covariance))), dtype=np.float64
+    )
+
+
+_ORDER: Final = {primitive: i for i, primitive in enumerate(Primitive)}
+
+
+def _apart(a: Primitive, b: Primitive) -> float:
+    if a is b:
+        return 0.0
+    if Primitive.SEND in {a, b}:
+        return _SEND_APART
+    return _SCALING_APART if {a, b} == _SCALING else 1.0
+
+
+_APART: Final[Floats] = np.array([[_apart(a, b) for b in Primitive] for a in Primitive])
+
+
+def _codes(layouts: Sequence[Layout]) -> NDArray[np.int64]:
+    return np.array([_ORDER[x.primitive] for x in layouts], dtype=np.int64)
+
+
+def _systems(layouts: Sequence[Layout]) -> NDArray[np.str_]:
+    return np.array([f"{x.gpu_type}/{x.network}" for x in layouts], dtype=np.str_)
+
+
+def _counts(layouts: Sequence[Layout]) -> Floats:
+    counts = [
+        (x.machine.nodes, x.machine.gpus_per_node, x.size, x.nodes, x.beside) for x in layouts
+    ]
+    octaves = np.log2(np.array(counts, dtype=np.float64).reshape(-1, 5))
+    return np.column_stack([octaves, octaves[:, 3] > 0])

@@ -1,0 +1,221 @@
+"""Collectives from links: latency and bandwidth, the fastest of the algorithms that libraries choose from.
+
+The time of an algorithm is linear in five rates (the alpha-beta model; Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH", 2005, sections 3 and 4):
+
+    launch + steps inside the node * step + steps across nodes * hop
+           + bytes over a GPU's link / link rate + bytes over a node's port / port rate
+
+Bytes inside and across are not overlapped. Groups beside one another share the node's port, not the links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.hardware import Hardware, Link
+from estimator.plans import Groups, Primitive, Shape
+from formulation.errors import InvalidInput
+from formulation.tables import Floats
+
+LAUNCH_S: Final = 8.4e-6
+STEP_S: Final = {Link.NVLINK: 3.4e-6, Link.XGMI: 3.4e-6, Link.PCIE: 5.7e-6}
+HOP_S: Final = 9.6e-6
+"""NCCL 2.12, src/graph/tuning.cc: latency of a ring with the Simple protocol (base, NVLink, PCI, NET). RCCL
+uses the NVLink figure for xGMI too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """The five rates of the model. Bandwidths are in one direction."""
+
+    launch_s: float
+    step_s: float
+    hop_s: float
+    link_bytes_per_s: float  # of one GPU
+    network_bytes_per_s: float  # of one node
+
+    @classmethod
+    def of(cls, hardware: Hardware) -> Self:
+        """Return the rates of data sheets: peak bandwidths and the library's own latencies."""
+        return cls(
+            launch_s=LAUNCH_S,
+            step_s=STEP_S[hardware.link],
+            hop_s=HOP_S,
+            link_bytes_per_s=hardware.link_bytes_per_s,
+            network_bytes_per_s=hardware.network_bytes_per_s,
+        )
+
+    @classmethod
+    def from_seconds(cls, costs: Floats) -> Self:
+        """Return the rates whose :attr:`costs` these are."""
+        launch, step, hop, link, port = (float(c) for c in costs)
+        return cls(
+            launch_s=launch,
+            step_s=step,
+            hop_s=hop,
+            link_bytes_per_s=1 / link,
+            network_bytes_per_s=1 / port,
+        )
+
+    @property
+    def costs(self) -> Floats:
+        """Return seconds a launch, a step, a hop, a byte on a link, a byte at a port; shape (5,)."""
+        return np.array(
+            [
+                self.launch_s,
+                self.step_s,
+                self.hop_s,
+                1 / self.link_bytes_per_s,
+                1 / self.network_bytes_per_s,
+            ]
+        )
+
+
+def work(primitive: Primitive, payload_bytes: Floats, groups: Groups) -> NDArray[np.float64]:
+    """Return what each algorithm does, shape (algorithms, 5, K), in the order of :attr:`LinkRates.costs`.
+
+    Algorithms are ring, hierarchical (inside nodes, then across, shards sharing the port) and for all-reduce
+    a double binary tree across nodes; all-to-all and send have one. Inside a node all are rings.
+    """
+    match primitive:
+        case Primitive.SEND:
+            return _send(payload_bytes, groups)[None]
+        case Primitive.ALL_TO_ALL:
+            return _all_to_all(payload_bytes, groups)[None]
+        case Primitive.ALL_REDUCE:
+            passes = 2.0
+            return np.stack(
+                [
+                    _ring(payload_bytes, groups, passes),
+                    _hierarchical(payload_bytes, groups, passes),
+                    _tree(payload_bytes, groups),
+                ]
+            )
+        case Primitive.REDUCE_SCATTER | Primitive.ALL_GATHER:
+            return np.stack(
+                [_ring(payload_bytes, groups, 1.0), _hierarchical(payload_bytes, groups, 1.0)]
+            )
+
+
+def _ring(payload: Floats, groups: Groups, passes: float) -> Floats:
+    """All GPUs in one ring; each pass takes size - 1 steps and moves (size - 1) / size of the payload over
+    every link and, once, over every port."""
+    crosses = groups.nodes > 1
+    steps = passes * (groups.size - 1)
+    moved = steps / groups.size * payload
+    alone = groups.size == groups.nodes
+    return np.stack(
+        [
+            np.ones(len(payload)),
+            np.where(crosses, 0.0, steps),
+            np.where(crosses, steps, 0.0),
+            np.where(alone, 0.0, moved),
+            np.where(crosses, moved * groups.beside, 0.0),
+        ]
+    )
+
+
+def _hierarchical(payload: Floats, groups: Groups, passes: float) -> Floats:
+    """A ring in each node and, for each GPU of a node, one across nodes with its shard of the payload."""
+    inside = groups.size / groups.nodes
+    across = groups.nodes.astype(np.float64)
+    return np.stack(
+        [
+            np.ones(len(payload)),
+            passes * (inside - 1),
+            passes * (across - 1),
+            passes * (inside - 1) / inside * payload,
+            passes * (across - 1) / across * payload * groups.beside,
+        ]
+    )
+
+
+def _tree(payload: Floats, groups: Groups) -> Floats:
+    """Reduce and broadcast along two complementary binary trees of nodes, chains inside nodes (Sanders,
+    Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009)."""
+    inside = groups.size / groups.nodes
+    crosses = groups.nodes > 1
+    return np.stack(
+        [
+            np.ones(len(payload)),
+            2 * (inside - 1),
+            2 * np.ceil(np.log2(groups.nodes)),
+            np.where(inside > 1, 2 * payload, 0.0),
+            np.where(crosses, 2 * payload * groups.beside, 0.0),
+        ]
+    )
+
+
+def _all_to_all(payload: Floats, groups: Groups) -> Floats:
+    """Each GPU sends 1 / size of its payload to each other, directly."""
+    inside = groups.size / groups.nodes
+    return np.stack(
+        [
+            np.ones(len(payload)),
+            inside - 1,
+            (groups.size - inside).astype(np.float64),
+            (inside - 1) / groups.size * payload,
+            inside * (groups.size - inside) / groups.size * payload * groups.beside,
+        ]
+    )
+
+
+def _send(payload: Floats, groups: Groups) -> Floats:
+    crosses = groups.nodes > 1
+    return np.stack(
+        [
+            np.ones(len(payload)),
+            np.where(crosses, 0.0, 1.0),
+            np.where(crosses, 1.0, 0.0),
+            np.where(crosses, 0.0, payload),
+            np.where(crosses, payload * groups.beside, 0.0),
+        ]
+    )
+
+
+def link_seconds(
+    rates: LinkRates, primitive: Primitive, payload_bytes: Floats, groups: Groups
+) -> Floats:
+    """Return seconds by the fastest algorithm, shape (K,); groups are of two GPUs or more."""
+    times = np.einsum("c,ack->ak", rates.costs, work(primitive, payload_bytes, groups))
+    return np.asarray(times.min(axis=0), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkNetwork:
+    """A :class:`estimator.plans.Network` of links alone. ``rates`` are of data sheets unless given."""
+
+    hardware: Hardware
+    shape: Shape
+    rates: LinkRates | None = None
+
+    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        """Return seconds of each collective, shape (K,); 0 for groups of one GPU or empty payloads."""
+        check_call(payload_bytes, groups, self.shape)
+        rates = self.rates or LinkRates.of(self.hardware)
+        sends = (groups.size > 1) & (payload_bytes > 0)
+        return np.where(sends, link_seconds(rates, primitive, payload_bytes, groups), 0.0)
+
+
+def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
+    """Check that payloads are amounts and that groups lie on the shape.
+
+    Raises:
+        InvalidInput: the first that does not.
+    """
+    if not (np.isfinite(payload_bytes).all() and (payload_bytes >= 0).all()):
+        raise InvalidInput("payload_bytes", "must be finite and not negative")
+    wrong = (groups.beside < 1) | (groups.nodes < 1) | (groups.size < groups.nodes)
+    wrong |= (groups.nodes > shape.nodes) | (groups.size > shape.gpus_per_node * groups.nodes)
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise InvalidInput(
+            "groups",
+            f"{int(groups.beside[k])} groups of {int(groups.size[k])} GPUs on {int(groups.nodes[k])} nodes "
+            f"do not lie on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
+        )

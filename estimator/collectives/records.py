@@ -1,0 +1,204 @@
+"""Measured collectives as a file: the columns of the Arena artifact's ``comm.csv``, and our own in the same.
+
+A row is one primitive on one group layout at one size. ``bytes`` is the full tensor (all-reduce and
+reduce-scatter: each GPU's input; all-gather: each GPU's output; all-to-all: each GPU's input; send: the
+message), so half-precision tables differ in nothing but the bytes. Rows marked ``degenerate`` sent nothing
+and are dropped. Our own files have further columns that say where a row comes from; readers skip them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from estimator.plans import Primitive, Shape
+from formulation.errors import InvalidInput
+from formulation.tables import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommRecord:
+    """One row of a file. The fields from ``device`` on are provenance."""
+
+    primitive: str
+    gpu_type: str
+    network: str
+    num_nodes: int
+    gpus_per_node: int
+    group_size: int
+    group_nodes: int
+    group_gpus_per_node: int
+    num_groups: int
+    bytes: int
+    time_s: float
+    degenerate: int = 0
+    device: str = ""
+    versions: str = ""
+    date: str = ""
+    spread: float | None = None  # standard deviation of the repeats over their mean
+
+
+COLUMNS: Final = tuple(f.name for f in fields(CommRecord))
+REQUIRED: Final = COLUMNS[:12]
+_WHOLE: Final = (*REQUIRED[3:10], "degenerate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What was run where: groups of ``size`` GPUs evenly on ``nodes`` of a machine's nodes, ``beside`` of
+    them (itself included) on the same nodes."""
+
+    primitive: Primitive
+    gpu_type: str
+    network: str
+    machine: Shape
+    size: int
+    nodes: int
+    beside: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """The times of one layout by size; both shape (S,), bytes strictly rising."""
+
+    layout: Layout
+    payload_bytes: Floats
+    seconds: Floats
+
+
+_PRIMITIVES: Final = frozenset(Primitive)
+_Line: TypeAlias = tuple[str, dict[str, str]]
+
+
+def write_records(path: Path, records: Iterable[CommRecord]) -> None:
+    """Write rows as a file that :func:`read_curves` reads; an unknown value is an empty field."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for record in records:
+            writer.writerow(["" if v is None else v for v in astuple(record)])
+
+
+def read_curves(path: Path) -> tuple[Curve, ...]:
+    """Return the tables of a file in order of appearance.
+
+    Several rows of one layout and size are one measurement: their geometric mean.
+
+    Raises:
+        InvalidInput: a column lacks, a field is empty or no number, a time is not positive, a group does not
+            fit its machine, or nothing was measured; the message names the line.
+    """
+    return curves_of(read_records(path), path.name)
+
+
+def read_records(path: Path) -> list[CommRecord]:
+    """Return all rows of a file, degenerate ones too. Raises as :func:`read_curves`."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [c for c in REQUIRED if c not in (reader.fieldnames or ())]
+            if missing:
+                raise InvalidInput(path.name, f"lacks the column {missing[0]}")
+            return [_record((f"{path.name}:{reader.line_num}", row)) for row in reader]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(path.name, f"cannot be read: {error}") from error
+
+
+def curves_of(records: Sequence[CommRecord], source: str = "records") -> tuple[Curve, ...]:
+    """Return the tables that rows make."""
+    times: dict[Layout, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        if not record.degenerate:
+            times[_layout(record)][record.bytes].append(record.time_s)
+    if not times:
+        raise InvalidInput(source, "holds no measurement; give at least one that is not degenerate")
+    return tuple(_curve(layout, table) for layout, table in times.items())
+
+
+def _record(line: _Line) -> CommRecord:
+    where, row = line
+    for column in REQUIRED:
+        if not row[column]:
+            raise InvalidInput(where, f"{column} is empty; measure it or leave the row out")
+    whole = {column: _whole(where, column, row[column]) for column in _WHOLE}
+    record = CommRecord(
+        primitive=row["primitive"],
+        gpu_type=row["gpu_type"],
+        network=row["network"],
+        time_s=_time(where, row["time_s"]),
+        device=row.get("device") or "",
+        versions=row.get("versions") or "",
+        date=row.get("date") or "",
+        spread=float(row["spread"]) if row.get("spread") else None,
+        **whole,
+    )
+    _check_fits(where, record)
+    return record
+
+
+def _whole(where: str, column: str, text: str) -> int:
+    least = 0 if column == "degenerate" else 1
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise InvalidInput(where, f"{column} must be a whole number, not {text!r}") from error
+    if value < least or (column == "degenerate" and value > 1):
+        raise InvalidInput(where, f"{column} must be at least {least}, not {text}")
+    return value
+
+
+def _time(where: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise InvalidInput(where, f"time_s must be a number, not {text!r}") from error
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInput(where, f"time_s must be positive and finite, not {text}")
+    return value
+
+
+def _check_fits(where: str, r: CommRecord) -> None:
+    if r.primitive not in _PRIMITIVES:
+        allowed = ", ".join(Primitive)
+        raise InvalidInput(where, f"unknown primitive {r.primitive!r} (allowed: {allowed})")
+    if r.group_size != r.group_nodes * r.group_gpus_per_node:
+        raise InvalidInput(
+            where,
+            f"group_size {r.group_size} is not group_nodes {r.group_nodes} x group_gpus_per_node "
+            f"{r.group_gpus_per_node}",
+        )
+    if r.group_nodes > r.num_nodes or r.group_gpus_per_node > r.gpus_per_node:
+        raise InvalidInput(where, "the group is larger than the machine")
+    if r.num_groups * r.group_size > r.num_nodes * r.gpus_per_node:
+        raise InvalidInput(where, f"{r.num_groups} such groups do not fit the machine at once")
+    if r.group_size == 1:
+        raise InvalidInput(where, "a group of one GPU sends nothing; leave the row out")
+
+
+def _layout(r: CommRecord) -> Layout:
+    return Layout(
+        primitive=Primitive(r.primitive),
+        gpu_type=r.gpu_type,
+        network=r.network,
+        machine=Shape(nodes=r.num_nodes, gpus_per_node=r.gpus_per_node),
+        size=r.group_size,
+        nodes=r.group_nodes,
+        beside=max(1, round(r.num_groups * r.group_nodes / r.num_nodes)),
+    )
+
+
+def _curve(layout: Layout, times: dict[int, list[float]]) -> Curve:
+    sizes = sorted(times)
+    seconds = [math.exp(sum(map(math.log, times[b])) / len(times[b])) for b in sizes]
+    return Curve(
+        layout=layout,
+        payload_bytes=np.array(sizes, dtype=np.float64),
+        seconds=np.array(seconds, dtype=np.float64),
+    )

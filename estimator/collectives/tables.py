@@ -1,0 +1,240 @@
+"""Collectives from measured tables; layouts that were not measured, from those that were.
+
+Between measured sizes times are interpolated in logarithms of both; below the smallest its time is the
+floor, above the largest its bandwidth holds. A layout that was not measured has the time of the fitted links
+times what measured layouts suggest by kriging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.collectives.fitting import (
+    KNOTS,
+    Fits,
+    Kind,
+    fit_kinds,
+    groups_of,
+    sampled,
+    sheet_rates,
+)
+from estimator.collectives.kriging import Kriging, Likeness, krige
+from estimator.collectives.links import LinkRates, check_call, link_seconds
+from estimator.collectives.records import Curve, Layout
+from estimator.hardware import Hardware
+from estimator.plans import Groups, Primitive, Shape
+from formulation.errors import InvalidInput
+from formulation.tables import Floats, Ints
+
+MEASURED_SD: Final = 0.03
+"""Of the logarithm of a measured time: repeated runs of one layout on other days differ by about this."""
+OCTAVE_SD: Final = 0.05
+"""Further, an octave away from the nearest measured size (the artifact's tables, every other octave left
+out: median error 5 %)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tables:
+    """Measured tables with all that is fitted to them, shared by every :class:`TableNetwork`."""
+
+    curves: dict[Layout, Curve]
+    fits: Fits
+    kriging: Kriging
+
+    @classmethod
+    def of(cls, curves: Sequence[Curve], likeness: Likeness | None = None) -> Self:
+        """Fit links and the distances of tables from them.
+
+        Raises:
+            InvalidInput: no table.
+        """
+        if not curves:
+            raise InvalidInput("curves", "must hold one measured table at least")
+        fits = fit_kinds(curves)
+        return cls(
+            curves={curve.layout: curve for curve in curves},
+            fits=fits,
+            kriging=krige(
+                [curve.layout for curve in curves],
+                distances(curves, fits),
+                likeness or Likeness(),
+            ),
+        )
+
+    def networks(self, gpu_type: str) -> tuple[str, ...]:
+        """Return the networks on which a type was measured."""
+        found = {x.network for x in self.curves if x.gpu_type == gpu_type}
+        return tuple(sorted(found))
+
+
+def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
+    """Return log measured over log modelled time at the knots, shape (C, Q).
+
+    Beyond the sizes of a table its ends' distances hold.
+    """
+    found = []
+    for curve in curves:
+        rates = fits.of(Kind.of(curve.layout), sheet_rates(curve.layout.gpu_type))
+        table = sampled(curve)
+        found.append(table.log_seconds - table.log_modelled(rates))
+    return np.array(found)
+
+
+def _modelled_s(layout: Layout, payload_bytes: Floats, rates: LinkRates) -> Floats:
+    groups = groups_of([layout] * len(payload_bytes))
+    return link_seconds(rates, layout.primitive, payload_bytes, groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """A curve to interpolate in, and how sure it is."""
+
+    log_bytes: Floats
+    log_seconds: Floats
+    sd: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableNetwork:
+    """A :class:`estimator.plans.Network` of measured tables for ``shape`` nodes of one type.
+
+    ``network`` names the tables to use; it may be left out where the type has one or was not measured.
+    Measured sends include a runtime's control messages, about 1 ms in the Arena artifact's tables; they are
+    taken off (by the difference of fitted launches) unless ``control_messages``.
+    """
+
+    tables: Tables
+    hardware: Hardware
+    shape: Shape
+    network: str = ""
+    control_messages: bool = True
+    _known: dict[Layout, _Known] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Settle the network."""
+        name, have = self.hardware.name, self.tables.networks(self.hardware.name)
+        if self.network and have and self.network not in have:
+            raise InvalidInput("network", f"{name} was measured on {', '.join(have)} only")
+        if not self.network:
+            if len(have) > 1:
+                raise InvalidInput("network", f"{name} was measured on {', '.join(have)}; name one")
+            object.__setattr__(self, "network", have[0] if have else "default")
+
+    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        """Return seconds of each collective, shape (K,); 0 for groups of one GPU or empty payloads."""
+        check_call(payload_bytes, groups, self.shape)
+        sends = (groups.size > 1) & (payload_bytes > 0)
+        if not sends.any():
+            return np.zeros(len(payload_bytes))
+        which, known = self._looked_up(primitive, groups)
+        payload = np.where(payload_bytes > 0, payload_bytes, 1.0)
+        seconds = _interpolated_s(payload, which, known)
+        if primitive is Primitive.SEND and not self.control_messages:
+            seconds = self._without_control(seconds)
+        return np.where(sends, seconds, 0.0)
+
+    def uncertainty(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        """Return the standard deviation of the logarithm of each time, shape (K,): about the relative error.
+
+        It grows with the distance to the nearest measured size and, for layouts that were not measured, with
+        how unlike the measured ones they are.
+        """
+        check_call(payload_bytes, groups, self.shape)
+        which, known = self._looked_up(primitive, groups)
+        payload = np.log(np.where(payload_bytes > 0, payload_bytes, 1.0))
+        sd = np.array([k.sd for k in known])[which]
+        gap = np.zeros(len(payload))
+        for u, k in enumerate(known):
+            rows = which == u
+            gap[rows] = _gap_octaves(payload[rows], k.log_bytes)
+        return np.where(groups.size > 1, np.hypot(sd, OCTAVE_SD * gap), 0.0)
+
+    def measured(self, primitive: Primitive, groups: Groups) -> NDArray[np.bool_]:
+        """Return whether each layout was measured, shape (K,)."""
+        which, known = self._looked_up(primitive, groups)
+        return np.array([k.measured for k in known])[which]
+
+    def _looked_up(self, primitive: Primitive, groups: Groups) -> tuple[Ints, list[_Known]]:
+        """Return the distinct layouts' curves and, shape (K,), which of them is each row's."""
+        code = (groups.size << 40) | (groups.nodes << 20) | groups.beside
+        codes, which = np.unique(code, return_inverse=True)
+        mask = (1 << 20) - 1
+        layouts = [
+            self._layout(primitive, int(c >> 40), int((c >> 20) & mask), int(c & mask))
+            for c in codes
+        ]
+        for layout in layouts:
+            if layout not in self._known:
+                self._known[layout] = self._found(layout)
+        return which.astype(np.int64), [self._known[layout] for layout in layouts]
+
+    def _layout(self, primitive: Primitive, size: int, nodes: int, beside: int) -> Layout:
+        return Layout(
+            primitive=primitive,
+            gpu_type=self.hardware.name,
+            network=self.network,
+            machine=self.shape,
+            size=size,
+            nodes=nodes,
+            beside=beside,
+        )
+
+    def _found(self, layout: Layout) -> _Known:
+        if (curve := self.tables.curves.get(layout)) is not None:
+            return _Known(
+                log_bytes=np.log(curve.payload_bytes),
+                log_seconds=np.log(curve.seconds),
+                sd=MEASURED_SD,
+                measured=True,
+            )
+        distance, sd = self.tables.kriging.predict([layout])
+        sends = layout.primitive is Primitive.SEND
+        rates = self._rates(sends=sends)
+        link_sd = self.tables.fits.sd(self._kind(sends=sends), crossing=layout.nodes > 1)
+        return _Known(
+            log_bytes=np.log(KNOTS),
+            log_seconds=np.log(_modelled_s(layout, KNOTS, rates)) + distance[0],
+            sd=float(np.hypot(sd[0], link_sd)),
+            measured=False,
+        )
+
+    def _rates(self, *, sends: bool) -> LinkRates:
+        return self.tables.fits.of(self._kind(sends=sends), LinkRates.of(self.hardware))
+
+    def _kind(self, *, sends: bool) -> Kind:
+        return Kind(gpu_type=self.hardware.name, network=self.network, sends=sends)
+
+    def _without_control(self, seconds: Floats) -> Floats:
+        launch_s = self._rates(sends=False).launch_s
+        control_s = max(0.0, self._rates(sends=True).launch_s - launch_s)
+        return np.maximum(seconds - control_s, np.minimum(seconds, launch_s))
+
+
+_APART: Final = 1e3
+"""More than the logarithm of any size: curves are laid end to end on one axis at this distance."""
+
+
+def _interpolated_s(payload_bytes: Floats, which: Ints, known: Sequence[_Known]) -> Floats:
+    low = np.array([k.log_bytes[0] for k in known])[which]
+    high = np.array([k.log_bytes[-1] for k in known])[which]
+    size = np.log(payload_bytes)
+    axis = np.concatenate([k.log_bytes + _APART * u for u, k in enumerate(known)])
+    times = np.concatenate([k.log_seconds for k in known])
+    inside = np.interp(np.clip(size, low, high) + _APART * which, axis, times)
+    return np.asarray(np.exp(inside + np.maximum(size - high, 0.0)), dtype=np.float64)
+
+
+def _gap_octaves(log_payload: Floats, log_sizes: Floats) -> Floats:
+    """Return octaves to the nearest measured size beyond half an octave, shape (K,)."""
+    right = np.clip(np.searchsorted(log_sizes, log_payload), 0, len(log_sizes) - 1)
+    left = np.maximum(right - 1, 0)
+    nearest = np.minimum(
+        np.abs(log_payload - log_sizes[left]), np.abs(log_payload - log_sizes[right])
+    )
+    return np.asarray(np.maximum(nearest / np.log(2) - 0.5, 0.0), dtype=np.float64)
