@@ -1,0 +1,309 @@
+"""Measured iteration times correct the model's parameters, and its estimates of like Cells, with uncertainty.
+
+Log iteration time is taken as normal: the model at parameters that differ by family and by GPU type, plus
+a residual that like Cells share, plus noise. With the model linearised in its log parameters all of this is
+one Gaussian process, so few measurements are enough, none is needed, each new one counts at once, and the
+uncertainty of every estimate comes with it (Rasmussen and Williams 2006, sections 2.2 and 2.7). Noise has
+heavy tails (Student's t by reweighting; Jylänki et al. 2011), because single runs go wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulation.errors import InvalidInput
+from formulation.tables import Bools, Floats, Ints
+
+Names = NDArray[np.str_]
+
+FREEDOM = 4.0
+"""Degrees of freedom of the noise: a usual compromise between normal and Cauchy (Lange et al. 1989)."""
+PASSES = 4
+"""Times that the model is linearised anew, and reweightings in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A positive number in the model. Standard deviations are of its logarithm: of the value that all share,
+    of a model family's own part, and of a GPU type's."""
+
+    name: str
+    value: float
+    shared_sd: float
+    family_sd: float
+    gpu_sd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is known of a Cell for comparing it with others."""
+
+    family: str
+    gpu_type: str
+    nodes: int
+    gpus_per_node: int
+    global_batch: int
+    parameters: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A Cell that ran."""
+
+    subject: Subject
+    iter_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """What the model misses, as standard deviations of log time, and how fast likeness fades.
+
+    Lengths are in doublings of GPUs and of the batch, and in e-folds of the parameters.
+    """
+
+    gpu_sd: float = 0.08  # of a GPU type at like counts and batches
+    family_sd: float = 0.05  # of a family at like counts, batches and sizes
+    pair_sd: float = 0.08  # of a family on a GPU type
+    shape_sd: float = 0.08  # of a GPU type's nodes x GPUs: its machines and network
+    noise_sd: float = 0.06
+    gpus_length: float = 1.5
+    batch_length: float = 1.5
+    size_length: float = 1.0
+
+
+class TimeModel(Protocol):
+    """A model of iteration time with ``P`` positive parameters."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """Return the parameters; the order is that of ``log_values``' columns."""
+        ...
+
+    def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
+        """Return log seconds, shape (K,), and their gradients by the log parameters, shape (K, P).
+
+        ``log_values`` has shape (K, P). NaN: the model has no plan for it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """An iteration time; its logarithm has the standard deviation ``sd``."""
+
+    iter_time_s: float
+    sd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Features:
+    """Subjects as columns of shape (K,)."""
+
+    family: Names
+    gpu_type: Names
+    nodes: Ints
+    per_node: Ints
+    gpus: Floats  # log2
+    batch: Floats  # log2
+    size: Floats  # natural log
+
+
+def _features(subjects: Sequence[Subject]) -> _Features:
+    return _Features(
+        family=np.array([s.family for s in subjects], dtype=np.str_),
+        gpu_type=np.array([s.gpu_type for s in subjects], dtype=np.str_),
+        nodes=np.array([s.nodes for s in subjects], dtype=np.int64),
+        per_node=np.array([s.gpus_per_node for s in subjects], dtype=np.int64),
+        gpus=np.array([math.log2(s.nodes * s.gpus_per_node) for s in subjects]),
+        batch=np.array([math.log2(s.global_batch) for s in subjects]),
+        size=np.array([math.log(s.parameters) for s in subjects]),
+    )
+
+
+def _apart(a: Floats, b: Floats, length: float) -> Floats:
+    """Return squared distances in lengths, shape (A, B)."""
+    return ((a[:, None] - b[None, :]) / length) ** 2
+
+
+def _same(a: _Features, b: _Features) -> tuple[Bools, Bools, Bools]:
+    """Return which pairs share the family, the GPU type, and the GPU type and shape; each of shape (A, B)."""
+    family = a.family[:, None] == b.family[None, :]
+    gpu = a.gpu_type[:, None] == b.gpu_type[None, :]
+    nodes = a.nodes[:, None] == b.nodes[None, :]
+    return family, gpu, gpu & nodes & (a.per_node[:, None] == b.per_node[None, :])
+
+
+def _covariance(prior: _Prior, a: _Features, by_a: Floats, b: _Features, by_b: Floats) -> Floats:
+    """Return the prior covariance of log times, shape (A, B), at gradients of shapes (A, P) and (B, P)."""
+    family, gpu, shape = _same(a, b)
+    total = (by_a * prior.shared) @ by_b.T
+    total += family * ((by_a * prior.family) @ by_b.T) + gpu * ((by_a * prior.gpu) @ by_b.T)
+    r = prior.residual
+    apart = _apart(a.gpus, b.gpus, r.gpus_length) + _apart(a.batch, b.batch, r.batch_length)
+    near = np.exp(-0.5 * apart)
+    nearer = near * np.exp(-0.5 * _apart(a.size, b.size, r.size_length))
+    total += gpu * (r.gpu_sd**2 * near) + shape * r.shape_sd**2
+    total += family * (r.family_sd**2 * nearer) + (family & gpu) * (r.pair_sd**2 * nearer)
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Prior:
+    """Parameters as arrays of shape (P,): log values, and variances of their three parts."""
+
+    log_values: Floats
+    shared: Floats
+    family: Floats
+    gpu: Floats
+    residual: Residual
+
+
+def _prior_of(parameters: Sequence[Parameter], residual: Residual) -> _Prior:
+    return _Prior(
+        log_values=np.log([p.value for p in parameters]),
+        shared=np.square([p.shared_sd for p in parameters]),
+        family=np.square([p.family_sd for p in parameters]),
+        gpu=np.square([p.gpu_sd for p in parameters]),
+        residual=residual,
+    )
+
+
+class Calibration:
+    """A model with what measurements taught. Without measurements it is the model at its defaults."""
+
+    def __init__(
+        self,
+        model: TimeModel,
+        measurements: Sequence[Measurement] = (),
+        residual: Residual | None = None,
+    ) -> None:
+        """Learn from ``measurements``; those that the model has no plan for are left out.
+
+        Raises:
+            InvalidInput: a time is not positive and finite.
+        """
+        self.model = model
+        self._prior = _prior_of(model.parameters, residual or Residual())
+        for m in measurements:
+            if not (math.isfinite(m.iter_time_s) and m.iter_time_s > 0):
+                raise InvalidInput(
+                    "iter_time_s", f"is {m.iter_time_s} for {m.subject}; give seconds above 0"
+                )
+        self._known = _features([])
+        self._gradients = np.zeros((0, len(model.parameters)))
+        self._weights = np.zeros(0)
+        self._solve = np.zeros((0, 0))
+        self.left_out = 0
+        if measurements:
+            self._learn(measurements)
+
+    def _learn(self, measurements: Sequence[Measurement]) -> None:
+        subjects = [m.subject for m in measurements]
+        times = np.log([m.iter_time_s for m in measurements])
+        for _ in range(PASSES):
+            at = self.log_values(subjects)
+            values, gradients = self.model.log_times(subjects, at)
+            runs = np.isfinite(values)
+            if not runs.all():
+                self.left_out += int((~runs).sum())
+                subjects = [s for s, r in zip(subjects, runs, strict=True) if r]
+                at, values, gradients, times = at[runs], values[runs], gradients[runs], times[runs]
+            if not subjects:
+                return
+            known = _features(subjects)
+            # The model's line through ``at``, seen from the defaults: what they leave to explain.
+            offsets = times - values + (gradients * (at - self._prior.log_values)).sum(axis=1)
+            covariance = _covariance(self._prior, known, gradients, known, gradients)
+            self._solve, self._weights = _robust(covariance, offsets, self._prior.residual.noise_sd)
+            self._known, self._gradients = known, gradients
+
+    def log_values(self, subjects: Sequence[Subject]) -> Floats:
+        """Return the log parameters that hold for each subject, shape (K, P)."""
+        at = np.tile(self._prior.log_values, (len(subjects), 1))
+        if not len(self._weights):
+            return at
+        family, gpu, _ = _same(_features(subjects), self._known)
+        pull = self._weights[:, None] * self._gradients
+        p = self._prior
+        learned = pull.sum(axis=0) * p.shared
+        result: Floats = at + learned + (family @ pull) * p.family + (gpu @ pull) * p.gpu
+        return result
+
+    def estimates(self, subjects: Sequence[Subject]) -> list[Estimate | None]:
+        """Return the iteration times; None where the model has no plan."""
+        if not subjects:
+            return []
+        at = self.log_values(subjects)
+        values, gradients = self.model.log_times(subjects, at)
+        asked = _features(subjects)
+        own = np.array([
+            _covariance(self._prior, one, g, one, g)[0, 0]
+            for one, g in ((_features([s]), gradients[i : i + 1]) for i, s in enumerate(subjects))
+        ])  # fmt: skip
+        if len(self._weights):
+            cross = _covariance(self._prior, asked, gradients, self._known, self._gradients)
+            linear = (gradients * (at - self._prior.log_values)).sum(axis=1)
+            values = values - linear + cross @ self._weights
+            own = own - np.einsum("ij,jk,ik->i", cross, self._solve, cross)
+        sds = np.sqrt(np.maximum(own, 0.0) + self._prior.residual.noise_sd**2)
+        return [
+            Estimate(iter_time_s=math.exp(v), sd=float(sd)) if math.isfinite(v) else None
+            for v, sd in zip(values.tolist(), sds, strict=True)
+        ]
+
+
+def _robust(covariance: Floats, offsets: Floats, noise_sd: float) -> tuple[Floats, Floats]:
+    """Return the inverse of covariance plus noise, shape (K, K), and it times ``offsets``, shape (K,).
+
+    The noise of a measurement grows with its distance from the fit: the weights of Student's t.
+    """
+    trust = np.ones(len(offsets))
+    for _ in range(PASSES):
+        noisy = covariance + np.diag(noise_sd**2 / trust)
+        inverse = np.linalg.inv(noisy).astype(np.float64)
+        weights: Floats = inverse @ offsets
+        distance = (offsets - covariance @ weights) / noise_sd
+        trust = np.minimum((FREEDOM + 1) / (FREEDOM + distance**2), 1.0)
+    return inverse, weights
+
+
+def most_telling(
+    model: TimeModel,
+    choices: Sequence[Subject],
+    targets: Sequence[Subject],
+    most: int,
+    residual: Residual | None = None,
+) -> list[int]:
+    """Return which Cells to measure: at most ``most`` choices for each family and GPU type, best first.
+
+    Greedily the one that takes most variance off the estimates of ``targets`` (Krause et al. 2008), at the
+    model's defaults: no measured time is looked at.
+    """
+    prior = _prior_of(model.parameters, residual or Residual())
+    subjects = [*choices, *targets]
+    at = np.tile(prior.log_values, (len(subjects), 1))
+    values, gradients = model.log_times(subjects, at)
+    gradients = np.where(np.isfinite(values)[:, None], gradients, 0.0)
+    features = _features(subjects)
+    left = _covariance(prior, features, gradients, features, gradients)
+    open_ = np.isfinite(values[: len(choices)])
+    noise = prior.residual.noise_sd**2
+    pairs = [(s.family, s.gpu_type) for s in choices]
+    chosen: list[int] = []
+    while open_.any():
+        gains = (left[len(choices) :, : len(choices)] ** 2).sum(axis=0)
+        gains = gains / (np.diag(left)[: len(choices)] + noise)
+        best = int(np.where(open_, gains, -1.0).argmax())
+        chosen.append(best)
+        column = left[:, best]
+        left = left - np.outer(column, column) / (left[best, best] + noise)
+        open_[best] = False
+        if sum(pairs[i] == pairs[best] for i in chosen) >= most:
+            open_ &= np.array([p != pairs[best] for p in pairs])
+    return chosen
