@@ -1,0 +1,117 @@
+"""Architecture files: our own (YAML or JSON), or a Hugging Face ``config.json``.
+
+Our own names an ``architecture`` and its fields, those of the dataclass of that name:
+
+    architecture: transformer   # transformer: Transformer; moe: MixtureOfExperts; wide_resnet: WideResNet
+    name: my model              # default: the file's name
+    layers: 24
+    hidden: 2048
+    heads: 16
+    sequence: 2048
+    vocabulary: 50304
+    positions: rotary
+    dtype: bf16
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from estimator.architectures.fields import build
+from estimator.architectures.huggingface import read
+from estimator.architectures.moe import MixtureOfExperts, mixture
+from estimator.architectures.resnet import WideResNet, wide_resnet
+from estimator.architectures.transformer import Transformer, transformer
+from estimator.graph import Graph
+from formulation.errors import InvalidInput
+
+Architecture = Transformer | MixtureOfExperts | WideResNet
+
+_KINDS: Mapping[str, type[Architecture]] = {
+    "transformer": Transformer, "moe": MixtureOfExperts, "wide_resnet": WideResNet,
+}  # fmt: skip
+
+
+def load(
+    path: Path, *, sequence: int | None = None, dtype: str | None = None, flash: bool = False
+) -> Graph:
+    """Return the graph of the model in the file. ``sequence`` and ``dtype`` replace the file's.
+
+    Raises:
+        InvalidInput: unreadable, or a field is wrong; names the file and the field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(str(path), f"cannot be read: {error}") from error
+    try:
+        found = parse(_mapping(text), name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
+    except InvalidInput as error:
+        field = f"{path.name}: {error.field}" if error.field else path.name
+        raise InvalidInput(field, error.problem) from error
+    return graph(found)
+
+
+def _name(path: Path) -> str:
+    """Return the model's name: of a ``config.json`` the folder's."""
+    stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return stem or path.stem
+
+
+def _mapping(text: str) -> Mapping[str, Any]:
+    """Return the mapping in a JSON or YAML text (the one is almost a part of the other)."""
+    try:
+        values = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InvalidInput(
+            "", f"is neither JSON nor YAML: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise InvalidInput("", "must be a mapping of fields to values")
+    return values
+
+
+def parse(
+    values: Mapping[str, Any],
+    *,
+    name: str,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    flash: bool = False,
+) -> Architecture:
+    """Return the architecture that the values of a file describe.
+
+    Raises:
+        InvalidInput: a field is wrong; names it.
+    """
+    if "architecture" not in values:
+        if "model_type" in values:
+            return read(values, name=name, sequence=sequence, dtype=dtype, flash=flash)
+        raise InvalidInput(
+            "architecture",
+            f"is missing; it must be one of {', '.join(_KINDS)} (or give a Hugging Face configuration,"
+            " which has a model_type)",
+        )
+    kind = values["architecture"]
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise InvalidInput("architecture", f"unknown {kind!r}; use one of {', '.join(_KINDS)}")
+    given = {"name": name} | {k: v for k, v in values.items() if k != "architecture"}
+    given |= {} if dtype is None else {"dtype": dtype}
+    if _KINDS[kind] is not WideResNet:
+        given |= {} if sequence is None else {"sequence": sequence}
+        given |= {"flash": True} if flash else {}
+    return build(_KINDS[kind], given)
+
+
+def graph(architecture: Architecture) -> Graph:
+    """Return the graph of an architecture of any kind."""
+    if isinstance(architecture, WideResNet):
+        return wide_resnet(architecture)
+    if isinstance(architecture, MixtureOfExperts):
+        return mixture(architecture)
+    return transformer(architecture)

@@ -1,0 +1,292 @@
+"""Hugging Face ``config.json`` files: what each ``model_type`` means in our dimensions.
+
+Names and defaults are those of the library's configuration classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from estimator.architectures.fields import build, check_type
+from estimator.architectures.moe import MixtureOfExperts
+from estimator.architectures.parts import Activation
+from estimator.architectures.transformer import Transformer
+from formulation.errors import InvalidInput
+
+Scalar = TypeVar("Scalar", int, float, bool, str)
+
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A configuration, and what the caller says beside it."""
+
+    values: Mapping[str, Any]
+    name: str
+    sequence: int | None
+
+    def get(self, field: str, default: Scalar) -> Scalar:
+        """Return a field, or what the library takes if it is absent or null."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        check_type(field, value, type(default))
+        return type(default)(value)
+
+    def need(self, field: str) -> int:
+        """Return a positive integer that must be there."""
+        if self.values.get(field) is None:
+            raise InvalidInput(field, "is missing; it must be an integer")
+        value = self.get(field, 0)
+        if value < 1:
+            raise InvalidInput(field, "must be at least 1")
+        return value
+
+    def length(self, field: str, offset: int = 0) -> int:
+        """Return the tokens of a sample: the caller's, or the longest that the model takes."""
+        if self.sequence is not None:
+            return self.sequence
+        if self.values.get(field) is None:
+            raise InvalidInput("sequence", f"is needed: the configuration has no {field}")
+        return self.need(field) - offset
+
+    def activation(self, field: str, default: str) -> Activation:
+        """Return the activation's kind."""
+        name = self.get(field, default)
+        kinds: tuple[tuple[str, Activation], ...] = (
+            ("gelu", "gelu"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu"),
+        )  # fmt: skip
+        for part, kind in kinds:
+            if part in name:
+                return kind
+        raise InvalidInput(
+            field, f"unknown {name!r}; known are gelu, relu and silu in their variants"
+        )
+
+    def drops(self, *probabilities: str) -> bool:
+        """Return whether training drops activations; the library's default is 0.1 where it has a field."""
+        return any(self.get(field, 0.1) > 0 for field in probabilities)
+
+    def purpose(self, known: Mapping[str, str]) -> str:
+        """Return what ``known`` says of the class in ``architectures`` (by its ending); absent: the first."""
+        classes = self.values.get("architectures") or []
+        if not (isinstance(classes, list) and all(isinstance(c, str) for c in classes)):
+            raise InvalidInput("architectures", "must be a list of class names")
+        if not classes:
+            return next(iter(known.values()))
+        for ending, purpose in known.items():
+            if classes[0].endswith(ending):
+                return purpose
+        raise InvalidInput(
+            "architectures",
+            f"{classes[0]} is not known here; known are those that end in {', '.join(known)}",
+        )
+
+    def labels(self) -> int:
+        """Return the number of classes; the library's default is 2."""
+        named = self.values.get("id2label")
+        return len(named) if isinstance(named, Mapping) and named else self.get("num_labels", 2)
+
+
+def read(
+    values: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    flash: bool = False,
+) -> Transformer | MixtureOfExperts:
+    """Return the dimensions that a configuration describes.
+
+    ``sequence``: tokens of a sample (default: the longest that the configuration allows). ``dtype``:
+    of compute (default: ``torch_dtype``; bf16 if there is none).
+
+    Raises:
+        InvalidInput: an unknown ``model_type``, or a field that is missing or wrong; names the field.
+    """
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in _READERS:
+        raise InvalidInput(
+            "model_type",
+            f"{kind!r} is not supported; supported are {', '.join(_READERS)}. Any other model can be"
+            " given as an architecture file (architecture: transformer, moe or wide_resnet; see"
+            " estimator/README.md)",
+        )
+    named = values.get("_name_or_path") or kind
+    source = _Source(values=values, name=name or str(named), sequence=sequence)
+    amounts = _READERS[kind](source) | {"name": source.name, "flash": flash}
+    amounts["dtype"] = dtype or _dtype(source)
+    return build(MixtureOfExperts if "experts" in amounts else Transformer, amounts)
+
+
+def _dtype(source: _Source) -> str:
+    field = "torch_dtype" if "torch_dtype" in source.values else "dtype"
+    name = source.get(field, "bfloat16")
+    if name not in _DTYPES:
+        raise InvalidInput(field, f"unknown {name!r}; use one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+_CAUSAL = {"ForCausalLM": "lm", "LMHeadModel": "lm"}
+_ENCODER = {
+    "ForMaskedLM": "mlm", "ForPreTraining": "pretraining", "ForSequenceClassification": "classes",
+}  # fmt: skip
+
+
+def _gpt2(s: _Source) -> dict[str, Any]:
+    return {
+        "layers": s.need("n_layer"), "hidden": s.need("n_embd"), "heads": s.need("n_head"),
+        "vocabulary": s.need("vocab_size"), "sequence": s.length("n_positions"),
+        "max_positions": s.need("n_positions"), "intermediate": s.get("n_inner", 0),
+        "activation": s.activation("activation_function", "gelu_new"),
+        "tied": s.get("tie_word_embeddings", True), "head": s.purpose(_CAUSAL),
+        "dropout": s.drops("attn_pdrop", "resid_pdrop"),
+    }  # fmt: skip
+
+
+def _gpt_neo(s: _Source) -> dict[str, Any]:
+    """Return GPT-Neo. Its local attention is counted in full, as the library computes it."""
+    return {
+        "layers": s.need("num_layers"), "hidden": s.need("hidden_size"), "heads": s.need("num_heads"),
+        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "max_positions": s.need("max_position_embeddings"),
+        "intermediate": s.get("intermediate_size", 0), "qkv_bias": False,
+        "activation": s.activation("activation_function", "gelu_new"),
+        "tied": s.get("tie_word_embeddings", True), "head": s.purpose(_CAUSAL),
+        "dropout": s.get("attention_dropout", 0.0) > 0 or s.get("resid_dropout", 0.0) > 0,
+    }  # fmt: skip
+
+
+def _dimensions(s: _Source) -> dict[str, Any]:
+    """Return the fields whose names most configurations share."""
+    return {
+        "layers": s.need("num_hidden_layers"), "hidden": s.need("hidden_size"),
+        "heads": s.need("num_attention_heads"),
+    }  # fmt: skip
+
+
+def _gpt_neox(s: _Source) -> dict[str, Any]:
+    return _dimensions(s) | {
+        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "intermediate": s.need("intermediate_size"), "positions": "rotary",
+        "activation": s.activation("hidden_act", "gelu"), "bias": s.get("attention_bias", True),
+        "tied": s.get("tie_word_embeddings", False), "head": s.purpose(_CAUSAL),
+        "dropout": s.get("attention_dropout", 0.0) > 0 or s.get("hidden_dropout", 0.0) > 0,
+    }  # fmt: skip
+
+
+def _opt(s: _Source) -> dict[str, Any]:
+    """Return OPT. Its table of positions has two rows before the first."""
+    hidden = s.need("hidden_size")
+    if s.get("word_embed_proj_dim", hidden) != hidden:
+        raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden}) here")
+    return _dimensions(s) | {
+        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "max_positions": s.need("max_position_embeddings") + 2, "intermediate": s.need("ffn_dim"),
+        "activation": s.activation("activation_function", "relu"),
+        "bias": s.get("enable_bias", True), "norm_first": s.get("do_layer_norm_before", True),
+        "tied": s.get("tie_word_embeddings", True), "head": s.purpose(_CAUSAL),
+        "dropout": s.drops("dropout"),
+    }  # fmt: skip
+
+
+def _llama(s: _Source) -> dict[str, Any]:
+    return _dimensions(s) | {
+        "kv_heads": s.get("num_key_value_heads", s.need("num_attention_heads")),
+        "head_dim": s.get("head_dim", 0), "intermediate": s.need("intermediate_size"),
+        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "positions": "rotary", "norm": "rms", "gated": True,
+        "activation": s.activation("hidden_act", "silu"), "bias": s.get("mlp_bias", False),
+        "qkv_bias": s.get("attention_bias", False), "attention_bias": s.get("attention_bias", False),
+        "tied": s.get("tie_word_embeddings", False), "head": s.purpose(_CAUSAL),
+    }  # fmt: skip
+
+
+def _qwen2(s: _Source) -> dict[str, Any]:
+    return _llama(s) | {"qkv_bias": True, "attention_bias": False}
+
+
+def _gemma(s: _Source) -> dict[str, Any]:
+    return _llama(s) | {
+        "activation": s.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "tied": s.get("tie_word_embeddings", True),
+    }
+
+
+def _mixtral(s: _Source) -> dict[str, Any]:
+    return _llama(s) | {
+        "experts": s.need("num_local_experts"), "top_k": s.get("num_experts_per_tok", 2),
+    }  # fmt: skip
+
+
+def _bert(s: _Source) -> dict[str, Any]:
+    head = s.purpose(_ENCODER)
+    return _dimensions(s) | {
+        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "max_positions": s.need("max_position_embeddings"),
+        "token_types": s.get("type_vocab_size", 2), "intermediate": s.need("intermediate_size"),
+        "activation": s.activation("hidden_act", "gelu"), "causal": False, "norm_first": False,
+        "head": head, "head_bias": True, "tied": s.get("tie_word_embeddings", True),
+        "classes": s.labels() if head == "classes" else 0, "pooler": head == "classes",
+        "dropout": s.drops("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    }  # fmt: skip
+
+
+def _roberta(s: _Source) -> dict[str, Any]:
+    """Return RoBERTa. The first two rows of its table of positions are not for tokens of a sample."""
+    length = s.length("max_position_embeddings", offset=2)
+    if length > s.need("max_position_embeddings") - 2:
+        raise InvalidInput("sequence", "must be at most max_position_embeddings - 2")
+    return _bert(s) | {"sequence": length}
+
+
+def _vit(s: _Source) -> dict[str, Any]:
+    s.purpose({"ForImageClassification": "classes"})
+    qkv = s.get("qkv_bias", True)
+    return _dimensions(s) | {
+        "intermediate": s.need("intermediate_size"), "image": s.get("image_size", 224),
+        "patch": s.get("patch_size", 16), "channels": s.get("num_channels", 3), "causal": False,
+        "activation": s.activation("hidden_act", "gelu"), "qkv_bias": qkv, "head": "classes",
+        "classes": s.labels(),
+        "dropout": s.get("hidden_dropout_prob", 0.0) > 0
+        or s.get("attention_probs_dropout_prob", 0.0) > 0,
+    }  # fmt: skip
+
+
+def _t5_family(s: _Source, projection: str, *, tied: bool) -> dict[str, Any]:
+    layers, form = s.need("num_layers"), s.get("feed_forward_proj", projection)
+    values = {"feed_forward_proj": form.removeprefix("gated-")}
+    activation = _Source(values=values, name=s.name, sequence=None).activation(
+        "feed_forward_proj", "relu"
+    )
+    return {
+        "layers": layers, "decoder_layers": s.get("num_decoder_layers", layers),
+        "hidden": s.need("d_model"), "heads": s.need("num_heads"), "head_dim": s.need("d_kv"),
+        "intermediate": s.need("d_ff"), "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("n_positions"), "positions": "relative", "norm": "rms", "bias": False,
+        "position_buckets": s.get("relative_attention_num_buckets", 32), "activation": activation,
+        "gated": form.startswith("gated-"), "tied": s.get("tie_word_embeddings", tied),
+        "dropout": s.drops("dropout_rate"),
+        "head": s.purpose({"ForConditionalGeneration": "lm", "WithLMHeadModel": "lm"}),
+    }  # fmt: skip
+
+
+def _t5(s: _Source) -> dict[str, Any]:
+    return _t5_family(s, "relu", tied=True)
+
+
+def _mt5(s: _Source) -> dict[str, Any]:
+    return _t5_family(s, "gated-gelu", tied=False)
+
+
+_READERS: Mapping[str, Callable[[_Source], dict[str, Any]]] = {
+    "gpt2": _gpt2, "gpt_neo": _gpt_neo, "gpt_neox": _gpt_neox, "opt": _opt, "llama": _llama,
+    "mistral": _llama, "qwen2": _qwen2, "gemma": _gemma, "mixtral": _mixtral, "bert": _bert,
+    "roberta": _roberta, "xlm-roberta": _roberta, "vit": _vit, "t5": _t5, "mt5": _mt5,
+}  # fmt: skip
+
+SUPPORTED = tuple(_READERS)
+"""The values of ``model_type`` that can be read."""

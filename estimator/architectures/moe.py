@@ -1,0 +1,136 @@
+"""Transformers whose feed-forward nets are, in some or all blocks, a choice of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.architectures.parts import Activation, Part, feed_forward, linear
+from estimator.architectures.transformer import (
+    Transformer,
+    block_layer,
+    block_part,
+    embedding_layer,
+    head_layer,
+    shape_name,
+    stack,
+    tensor_limit,
+)
+from estimator.graph import Graph, Layer, graph_of
+from formulation.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts(Transformer):
+    """A transformer with experts. Blocks ``first``, ``first + every``, ... have them, the others none."""
+
+    experts: int
+    top_k: int = 2
+    """Experts that a token goes to."""
+    every: int = 1
+    first: int = 0
+    expert_intermediate: int = 0
+    """0: as in the other blocks."""
+    expert_activation: Activation | None = None
+    """Where it differs from ``activation``."""
+    expert_bias: bool = False
+    capacity_factor: float = 0.0
+    """Slots of all experts together, over tokens times ``top_k``; what does not fit is dropped (GShard,
+    Lepikhin et al. 2021, section 2.2). 0: no capacity, every token gets its slots (Mixtral)."""
+    group: int = 2048
+    """Tokens that share slots. With a capacity they are sent by products with masks of ``group`` x slots."""
+
+    def __post_init__(self) -> None:
+        """Refuse dimensions that make no model."""
+        Transformer.__post_init__(self)
+        for field in ("experts", "top_k", "every", "group"):
+            if getattr(self, field) < 1:
+                raise InvalidInput(field, "must be at least 1")
+        if self.top_k > self.experts:
+            raise InvalidInput("top_k", f"must be at most experts ({self.experts})")
+        if not 0 <= self.first < self.layers:
+            raise InvalidInput("first", f"must lie in [0, {self.layers})")
+        if self.expert_intermediate < 0:
+            raise InvalidInput("expert_intermediate", "must not be negative")
+        if not 0 <= self.capacity_factor < float("inf"):
+            raise InvalidInput("capacity_factor", "must be 0 (no capacity) or a number")
+        if self.decoder_layers or self.image:
+            raise InvalidInput(
+                "experts", "go with one stack of tokens: no decoder_layers, no image"
+            )
+
+    @property
+    def slots(self) -> float:
+        """Return the slots of all experts together, for each token."""
+        return self.top_k * (self.capacity_factor or 1.0)
+
+
+def mixture(c: MixtureOfExperts) -> Graph:
+    """Return the graph: embedding, one layer a block, head."""
+    dense, expert = block_layer(c, causal=c.causal), _expert_layer(c)
+    places = range(c.first, c.layers, c.every)
+    blocks = [expert if index in places else dense for index in range(c.layers)]
+    return graph_of(c.name, c.dtype, [embedding_layer(c), *stack(c, blocks), head_layer(c)])
+
+
+def _expert_layer(c: MixtureOfExperts) -> Layer:
+    return block_part(c, causal=c.causal, feed=expert_part(c)).layer(
+        f"expert block {shape_name(c)} s{c.tokens} e{c.experts} k{c.top_k} x{_inner(c)}"
+        f" {c.expert_activation or c.activation} c{c.capacity_factor:g}/{c.group}",
+        boundary=c.tokens * c.hidden, tensor_limit=tensor_limit(c), experts=c.experts,
+    )  # fmt: skip
+
+
+def _inner(c: MixtureOfExperts) -> int:
+    return c.expert_intermediate or c.inner
+
+
+def expert_part(c: MixtureOfExperts) -> Part:
+    """Return gate, dispatch, experts and combination.
+
+    A token's copies go to their experts and come back: ``2 x slots`` exchanges of ``hidden``. Where experts
+    are not divided, the tensor group reduces their sum like that of a dense net.
+    """
+    places = c.slots * c.tokens
+    one = feed_forward(
+        places, c.hidden, _inner(c),
+        activation=c.expert_activation or c.activation, gated=c.gated, biased=c.expert_bias,
+    )  # fmt: skip
+    experts = Part(
+        flops=one.flops, touched=one.touched, kernels=one.kernels, kept=one.kept, working=one.working,
+        expert_weights=c.experts * (one.weights + one.shared_weights),
+    )  # fmt: skip
+    exchanged = 2 * places * c.hidden
+    return gate(c) + experts + route(c, places) + Part(
+        exchanged=exchanged, reduced=c.tokens * c.hidden
+    )  # fmt: skip
+
+
+def gate(c: MixtureOfExperts) -> Part:
+    """Return the choice of experts: a small product, softmax, top k. Its weights are whole everywhere."""
+    scores = c.tokens * c.experts
+    product = linear(c.tokens, c.hidden, c.experts, bias="none", keeps=False)
+    return Part(
+        flops=product.flops, touched=product.touched + 4 * scores, kernels=3,
+        shared_weights=product.weights, kept=scores,
+    )  # fmt: skip
+
+
+def route(c: MixtureOfExperts, places: float) -> Part:
+    """Return how tokens reach experts and come back; both results are kept.
+
+    With a capacity: products with one-hot masks of ``group`` tokens x their slots, built as outer products
+    of expert and slot for each of ``top_k`` choices. Without: a sort and two copies.
+    """
+    size = places * c.hidden
+    if not c.capacity_factor:
+        return Part(touched=3 * size + c.tokens * c.hidden, kernels=4, kept=2 * size)
+    mask = c.tokens * c.slots * c.group
+    product = 2 * mask * c.hidden
+    tensors = c.tokens * c.hidden + mask + size  # input, mask and output of either product
+    return Part(
+        flops=2 * product + 2 * c.top_k * mask,
+        touched=2 * tensors + 2 * (c.top_k + 1) * mask,
+        kernels=4 + c.top_k,
+        kept=2 * mask + 2 * size,
+        working=2 * mask,
+    )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Operators that layers are made of, and what one sample costs in each.
+
+Counted are matrix products (two FLOPs a multiply-add) and, in scalars, what kernels read and write of
+activations. What a backward pass needs is kept as in Korthikanti et al. 2022, section 4.1: each operator
+keeps its output where a later operator's gradient uses it, so an input is counted by who made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from estimator.graph import DTYPE_BYTES, Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one sample costs in some operators; the fields are those of :class:`Layer`."""
+
+    flops: float = 0.0
+    touched: float = 0.0
+    kernels: float = 0.0
+    weights: float = 0.0
+    expert_weights: float = 0.0
+    shared_weights: float = 0.0
+    kept: float = 0.0
+    unsplit: float = 0.0
+    working: float = 0.0
+    reduced: float = 0.0
+    exchanged: float = 0.0
+
+    def __add__(self, other: Part) -> Part:
+        """Return both, one after the other."""
+        total = {f: getattr(self, f) + getattr(other, f) for f in _FIELDS}
+        total["working"] = max(self.working, other.working)
+        return Part(**total)
+
+    def layer(
+        self, kind: str, *, boundary: float, tensor_limit: float, experts: float = 1.0
+    ) -> Layer:
+        """Return it as a layer."""
+        amounts = {f: getattr(self, f) for f in _FIELDS}
+        return Layer(
+            kind=kind, boundary=boundary, tensor_limit=tensor_limit, experts=experts, **amounts
+        )
+
+
+_FIELDS = tuple(f.name for f in fields(Part))
+
+Bias = Literal["none", "split", "whole"]
+"""Of a linear layer: split with its columns, or whole behind a product that is split by rows."""
+
+
+def linear(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, keeps: bool) -> Part:
+    """Return a product with a matrix of weights."""
+    return Part(
+        flops=2 * tokens * wide_in * wide_out,
+        touched=tokens * (wide_in + wide_out),
+        kernels=1,
+        weights=wide_in * wide_out + (wide_out if bias == "split" else 0.0),
+        shared_weights=wide_out if bias == "whole" else 0.0,
+        kept=tokens * wide_out if keeps else 0.0,
+    )
+
+
+def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
+    """Return a normalisation (layer norm, or root mean square without bias); its output is kept."""
+    size = tokens * hidden
+    return Part(
+        touched=2 * size, kernels=1, shared_weights=(2 if biased else 1) * hidden,
+        kept=size, unsplit=size,
+    )  # fmt: skip
+
+
+def add(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str) -> Part:
+    """Return a residual addition, with the dropout before it (one kernel), a byte an element of mask."""
+    size = tokens * hidden
+    mask = size / DTYPE_BYTES[dtype] if dropped else 0.0
+    kept = mask + (size if keeps else 0.0)
+    return Part(touched=3 * size + mask, kernels=1, kept=kept, unsplit=kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Widths and switches of multi-head attention."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    flash: bool  # one fused kernel (Dao et al. 2022): no matrix of scores; a causal one skips half of it
+    rotary: bool
+    dropout: bool
+    dtype: str
+    in_bias: bool
+    out_bias: bool
+
+
+def attention(a: Attention, queries: float, keys: float, *, cross: bool = False) -> Part:
+    """Return projections, attention of ``queries`` tokens on ``keys`` tokens, and output projection.
+
+    One all-reduce over a tensor group (Megatron-LM: Shoeybi et al. 2019, section 3).
+    """
+    q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    bias: Bias = "split" if a.in_bias else "none"
+    if cross:
+        into = linear(queries, a.hidden, q, bias=bias, keeps=True)
+        into += linear(keys, a.hidden, 2 * kv, bias=bias, keeps=True)
+    else:
+        into = linear(queries, a.hidden, q + 2 * kv, bias=bias, keeps=True)
+    if a.rotary:
+        into += Part(touched=2 * (queries * q + keys * kv), kernels=1)
+    out = linear(queries, q, a.hidden, bias="whole" if a.out_bias else "none", keeps=False)
+    return into + _scores(a, queries, keys) + out + Part(reduced=queries * a.hidden)
+
+
+def _scores(a: Attention, queries: float, keys: float) -> Part:
+    """Return softmax(q k) v. Scores are computed in full even if causal, unless the kernel is fused."""
+    q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    scores = a.heads * queries * keys
+    products = 4 * queries * keys * q
+    context = queries * q
+    if a.flash:
+        return Part(
+            flops=products * (0.5 if a.causal and queries == keys else 1.0),
+            touched=2 * context + 2 * keys * kv, kernels=1, kept=context + a.heads * queries,
+        )  # fmt: skip
+    dropped = scores * (1 + 1 / DTYPE_BYTES[a.dtype]) if a.dropout else 0.0  # result and mask
+    return Part(
+        flops=products,
+        touched=2 * context + 2 * keys * kv + 4 * scores + dropped,
+        kernels=3,
+        kept=scores + dropped + context,
+        working=2 * scores,  # gradients of softmax and scores
+    )
+
+
+Activation = Literal["gelu", "relu", "silu"]
+
+
+def feed_forward(
+    tokens: float, hidden: float, inner: float, *, activation: Activation, gated: bool, biased: bool
+) -> Part:
+    """Return two products (three if gated) and an activation. One all-reduce over a tensor group."""
+    wide = 2 * inner if gated else inner
+    into = linear(tokens, hidden, wide, bias="split" if biased else "none", keeps=False)
+    out = linear(tokens, inner, hidden, bias="whole" if biased else "none", keeps=False)
+    return (
+        into
+        + activate(tokens, inner, activation, gated=gated)
+        + out
+        + Part(reduced=tokens * hidden)
+    )
+
+
+def activate(tokens: float, inner: float, activation: Activation, *, gated: bool) -> Part:
+    """Return the activation between the two products of a feed-forward net.
+
+    Kept: input and output; of ReLU the output alone; of a gated one both inputs, the gate's activation
+    and the product.
+    """
+    tensors = 4 if gated else 1 if activation == "relu" else 2
+    size = tokens * inner
+    return Part(
+        touched=(3 if gated else 2) * size, kernels=1, kept=tensors * size, working=2 * size
+    )
+
+
+def loss(tokens: float, classes: float, dtype: str) -> Part:
+    """Return softmax cross-entropy, computed and kept in 32 bits (Korthikanti et al. 2022, section 4.3)."""
+    size = tokens * classes
+    wide = size * 4 / DTYPE_BYTES[dtype]
+    return Part(touched=size + wide, kernels=2, kept=wide, working=wide)

@@ -1,0 +1,230 @@
+"""The models that the papers measured, at their sizes, batches and ways of training.
+
+Arena's are Alpa's (OSDI 2022, section 8.1): dimensions from Alpa's public benchmark suites; batches from
+the data set; optimizers, remat and numbers of classes from the trainers of Arena's public artifact.
+Morphling's: model names and sizes from its Table 1; vocabulary and head by the exact parameter counts
+of its artifact (``models.csv``), see ``estimator/README.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+
+from estimator.architectures.moe import MixtureOfExperts, mixture
+from estimator.architectures.resnet import WideResNet, wide_resnet
+from estimator.architectures.transformer import Transformer, transformer
+from estimator.graph import Graph
+from estimator.plans import Training
+from formulation.errors import InvalidInput
+
+ADAM_MIXED = 16.0
+"""Bytes a parameter: 16-bit weight and gradient, 32-bit copy and two moments (ZeRO, SC 2020, section 3.1)."""
+ADAFACTOR_MIXED = 8.0
+"""The same without moments: they are factored into rows and columns (Shazeer and Stern 2018, section 3)."""
+MOMENTUM_F32 = 12.0
+"""32-bit weight, gradient and momentum (SGD)."""
+
+ARENA_MICRO_BATCHES = 16
+"""What the artifact's measurements used (the papers say 4 x stages, Crius, and as many as stages, Arena)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Published:
+    """A model at a size, and how the papers train it."""
+
+    model: str
+    params: str
+    graph: Graph
+    training: Training
+    """At the smallest of ``batches``."""
+    batches: tuple[int, ...]
+
+    def at(self, global_batch: int) -> Training:
+        """Return the training at another batch, in no more micro-batches than samples."""
+        most = min(self.training.micro_batches, global_batch)
+        return replace(self.training, global_batch=global_batch, micro_batches=most)
+
+
+def find(model: str, params: str) -> Published:
+    """Return a published model.
+
+    Raises:
+        InvalidInput: there is none of that name; says which there are.
+    """
+    known = published()
+    if (model, params) not in known:
+        names = ", ".join(f"{m} {p}" for m, p in known)
+        raise InvalidInput(
+            "model", f"no published model is called {model} {params}; there are {names}"
+        )
+    return known[model, params]
+
+
+@cache
+def published() -> Mapping[tuple[str, str], Published]:
+    """Return the models by name and size, as the data sets call them."""
+    found = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
+    return MappingProxyType({(p.model, p.params): p for p in found})
+
+
+_WIDE_RESNETS = {  # channels, width
+    "500M": (224, 2), "1B": (320, 2), "2B": (448, 2), "4B": (640, 2), "6.8B": (320, 16),
+}  # fmt: skip
+_BERTS = {  # hidden, layers, heads
+    "760M": (1536, 24, 16), "1.3B": (2048, 24, 32), "2.6B": (2560, 32, 32),
+    "6.7B": (4096, 32, 32), "15B": (5120, 48, 40),
+}  # fmt: skip
+_MOES = {  # hidden, layers, experts
+    "690M": (768, 8, 16), "1.3B": (768, 16, 16), "2.4B": (1024, 16, 16), "10B": (1536, 16, 32),
+    "27B": (2048, 16, 48),
+}  # fmt: skip
+
+
+def _arena(
+    model: str, params: str, graph: Graph, batches: tuple[int, ...], state: float
+) -> Published:
+    """Return one of Arena's. All three families rematerialise (the trainers' ``use_remat``)."""
+    training = Training(
+        global_batch=batches[0],
+        micro_batches=ARENA_MICRO_BATCHES,
+        state_bytes=state,
+        checkpointing=True,
+    )
+    return Published(model=model, params=params, graph=graph, training=training, batches=batches)
+
+
+def _wide_resnets() -> list[Published]:
+    """Return Wide-ResNets of 50 layers in 32 bits, on 224 x 224 pixels and 1,024 classes, SGD."""
+    return [
+        _arena(
+            "wide_resnet", params,
+            wide_resnet(WideResNet(name=f"wide_resnet {params}", channels=c, width=w, classes=1024)),
+            (256, 512, 1024), MOMENTUM_F32,
+        )
+        for params, (c, w) in _WIDE_RESNETS.items()
+    ]  # fmt: skip
+
+
+def _berts() -> list[Published]:
+    """Return what the data call "bert" and the papers GPT-3 or BERT: BERT with a masked-language head,
+    GPT-3's dimensions, untied embeddings, no token types."""
+    return [
+        _arena(
+            "bert", params,
+            transformer(Transformer(
+                name=f"bert {params}", layers=layers, hidden=hidden, heads=heads, sequence=1024,
+                vocabulary=51_200, causal=False, norm_first=False, head="mlm", head_bias=True,
+                tied=False, dtype="f16",
+            )),
+            (128, 256, 512), ADAM_MIXED,
+        )
+        for params, (hidden, layers, heads) in _BERTS.items()
+    ]  # fmt: skip
+
+
+def _moes() -> list[Published]:
+    """Return GShard models: experts in every second block, top 2, groups of 2,048 tokens with two slots
+    for each, nets eight times as wide as the model, 16 heads; Adafactor."""
+    return [
+        _arena(
+            "moe", params,
+            mixture(MixtureOfExperts(
+                name=f"moe {params}", layers=layers, hidden=hidden, heads=16, sequence=1024,
+                vocabulary=32_000, intermediate=8 * hidden, causal=False, norm_first=False,
+                head_bias=True, tied=False, dtype="f16",
+                experts=experts, every=2, capacity_factor=1.0, expert_activation="relu",
+            )),
+            (256, 512, 1024), ADAFACTOR_MIXED,
+        )
+        for params, (hidden, layers, experts) in _MOES.items()
+    ]  # fmt: skip
+
+
+def _morphling() -> list[Published]:
+    """Return Morphling's, in 16 bits with Adam (DeepSpeed's usual; the paper does not say)."""
+    found = {
+        ("vit", "86M"): (64, _vit()),
+        ("roberta", "355M"): (64, _roberta()),
+        ("bert", "336M"): (32, _bert_large()),
+        ("t5", "1.2B"): (
+            16,
+            _t5("1.2B", layers=16, head_dim=64, inner=8192, gated=True, rows=32_000),
+        ),
+        ("gpt2", "1.5B"): (16, _gpt2()),
+        ("llama7", "7B"): (8, _llama("llama7 7B", 4096, 32, 32, 11_008, vocabulary=32_001)),
+        ("llama30", "30B"): (4, _llama("llama30 30B", 6656, 60, 52, 17_920, vocabulary=32_000)),
+        ("llama7b_bsz16", "7B"): (
+            16,
+            _llama("llama7b 7B", 4096, 32, 32, 11_008, vocabulary=32_001),
+        ),
+        ("t5_3B", "3B"): (
+            4,
+            _t5("3B", layers=24, head_dim=128, inner=16_384, gated=False, rows=32_128),
+        ),
+    }
+    return [
+        Published(
+            model=model, params=params, graph=graph, batches=(batch,),
+            training=Training(global_batch=batch, micro_batches=1, state_bytes=ADAM_MIXED),
+        )
+        for (model, params), (batch, graph) in found.items()
+    ]  # fmt: skip
+
+
+def _vit() -> Graph:
+    """Return ViT-B/16 with 200 classes: 85,952,456 parameters."""
+    return transformer(Transformer(
+        name="vit 86M", layers=12, hidden=768, heads=12, image=224, patch=16, causal=False,
+        head="classes", classes=200, dtype="f16",
+    ))  # fmt: skip
+
+
+def _roberta() -> Graph:
+    """Return RoBERTa-large with its masked-language head: 355,412,057 parameters."""
+    return transformer(Transformer(
+        name="roberta 355M", layers=24, hidden=1024, heads=16, sequence=512, vocabulary=50_265,
+        max_positions=514, token_types=1, causal=False, norm_first=False, head="mlm",
+        head_bias=True, dropout=True, dtype="f16",
+    ))  # fmt: skip
+
+
+def _bert_large() -> Graph:
+    """Return BERT-large with both pre-training heads, vocabulary padded: 336,297,858 parameters."""
+    return transformer(Transformer(
+        name="bert 336M", layers=24, hidden=1024, heads=16, sequence=512, vocabulary=30_592,
+        token_types=2, causal=False, norm_first=False, head="pretraining", head_bias=True,
+        dropout=True, dtype="f16",
+    ))  # fmt: skip
+
+
+def _t5(params: str, *, layers: int, head_dim: int, inner: int, gated: bool, rows: int) -> Graph:
+    """Return a T5 with 32 heads. Of 1.2B no shape is published: one with its count, hidden size and
+    32 layers in all (``models.csv``)."""
+    return transformer(Transformer(
+        name=f"t5 {params}", layers=layers, decoder_layers=layers, hidden=1024, heads=32,
+        head_dim=head_dim, intermediate=inner, gated=gated, activation="gelu" if gated else "relu",
+        sequence=512, vocabulary=rows, positions="relative", norm="rms", bias=False, dropout=True,
+        dtype="f16",
+    ))  # fmt: skip
+
+
+def _gpt2() -> Graph:
+    """Return GPT-2 XL, vocabulary padded: 1,557,686,400 parameters."""
+    return transformer(Transformer(
+        name="gpt2 1.5B", layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_304,
+        dropout=True, dtype="f16",
+    ))  # fmt: skip
+
+
+def _llama(
+    name: str, hidden: int, layers: int, heads: int, inner: int, *, vocabulary: int
+) -> Graph:
+    """Return a LLaMA. The smaller one has a padding token: 6,738,423,808 parameters."""
+    return transformer(Transformer(
+        name=name, layers=layers, hidden=hidden, heads=heads, intermediate=inner, gated=True,
+        activation="silu", sequence=2048, vocabulary=vocabulary, positions="rotary", norm="rms",
+        bias=False, tied=False, dtype="f16",
+    ))  # fmt: skip

@@ -1,0 +1,119 @@
+"""Wide residual networks of bottleneck blocks, as in Alpa's evaluation (OSDI 2022, section 8.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.architectures.parts import Part, linear, loss
+from estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
+from formulation.errors import InvalidInput
+
+DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+"""Blocks of the four stages, by number of layers (He et al. 2016, Table 1; 200: their identity mappings)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideResNet:
+    """Dimensions of a network. Stage i has ``channels x 2^i`` channels, ``width`` times as many inside its
+    3x3 convolutions (Zagoruyko and Komodakis 2016), four times as many at its blocks' ends."""
+
+    name: str
+    depth: int = 50
+    channels: int = 64
+    width: int = 1
+    image: int = 224
+    classes: int = 1000
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
+        """Refuse dimensions that make no model."""
+        if self.depth not in DEPTHS:
+            raise InvalidInput("depth", f"must be one of {', '.join(map(str, DEPTHS))}")
+        for field in ("channels", "width", "classes"):
+            if getattr(self, field) < 1:
+                raise InvalidInput(field, "must be at least 1")
+        if self.image < 32 or self.image % 32:
+            raise InvalidInput("image", "must be a multiple of 32 pixels")
+        if self.dtype not in DTYPE_BYTES:
+            raise InvalidInput(
+                "dtype", f"unknown {self.dtype!r}; use one of {', '.join(DTYPE_BYTES)}"
+            )
+
+
+def wide_resnet(c: WideResNet) -> Graph:
+    """Return the graph: stem, one layer a residual block, classifier."""
+    layers = [_stem(c)]
+    into, before = c.channels, c.image // 4
+    for stage, blocks in enumerate(DEPTHS[c.depth]):
+        channels, side = c.channels * 2**stage, c.image // 4 // 2**stage
+        for _ in range(blocks):
+            layers.append(_block(into, channels, c.width, before, side))
+            into, before = 4 * channels, side
+    return graph_of(c.name, c.dtype, [*layers, _classifier(c, into, before)])
+
+
+def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Part:
+    """Return a convolution from ``before`` x ``before`` to ``side`` x ``side``; its output is kept."""
+    weights = into * out * kernel**2
+    size = side**2 * out
+    return Part(
+        flops=2 * side**2 * weights, touched=before**2 * into + size, kernels=1, weights=weights,
+        kept=size, working=2 * size,
+    )  # fmt: skip
+
+
+def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
+    """Return a pass for the statistics and one that normalises, with the activation or sum behind it.
+
+    Kept: the activation's result, from which its own gradient and the next convolution's are computed.
+    """
+    size = side**2 * channels
+    return Part(
+        touched=3 * size, kernels=2, weights=2 * channels, kept=size if keeps else 0.0, working=size
+    )
+
+
+def _block(into: int, channels: int, width: int, before: int, side: int) -> Layer:
+    """Return a bottleneck: 1x1, 3x3 (which has the stride), 1x1, and a projection if the shape changes."""
+    inner, out = channels * width, 4 * channels
+    part = convolution(into, channels, 1, before, before) + batch_norm(channels, before, keeps=True)
+    part += convolution(channels, inner, 3, before, side) + batch_norm(inner, side, keeps=True)
+    part += convolution(inner, out, 1, side, side) + batch_norm(out, side, keeps=False)
+    part += Part(touched=side**2 * out)  # the sum reads the shortcut
+    projects = into != out or before != side
+    if projects:
+        part += convolution(into, out, 1, before, side) + batch_norm(out, side, keeps=False)
+    part += Part(reduced=_reduced(channels, inner, out, before, side))
+    return part.layer(
+        f"bottleneck {into}-{channels}-{inner}-{out} {before}-{side}{' projection' * projects}",
+        boundary=side**2 * out, tensor_limit=channels,
+    )  # fmt: skip
+
+
+def _reduced(channels: int, inner: int, out: int, before: int, side: int) -> float:
+    """Return what a tensor group all-reduces when channels are divided: the cheaper of two ways.
+
+    A convolution divided by output channels needs whole inputs, one divided by input channels an
+    all-reduce of its output; an all-gather moves half of what an all-reduce does. Either the second and
+    third convolutions are such a pair (and the first one's output is gathered), or the first two (and the
+    block's output is gathered).
+    """
+    last = side**2 * out + before**2 * channels / 2
+    first = side**2 * inner + side**2 * out / 2
+    return min(last, first)
+
+
+def _stem(c: WideResNet) -> Layer:
+    """Return the 7x7 convolution, and the pooling that quarters its output."""
+    half, quarter = c.image // 2, c.image // 4
+    part = convolution(3, c.channels, 7, c.image, half) + batch_norm(c.channels, half, keeps=True)
+    pooled = quarter**2 * c.channels
+    part += Part(touched=half**2 * c.channels + pooled, kernels=1, kept=3 * c.image**2)
+    part += Part(reduced=pooled / 2)  # gathered
+    return part.layer(f"stem {c.image} c{c.channels}", boundary=pooled, tensor_limit=c.channels)
+
+
+def _classifier(c: WideResNet, into: int, side: int) -> Layer:
+    part = Part(touched=side**2 * into + into, kernels=1, kept=into)
+    part += linear(1, into, c.classes, bias="split", keeps=True) + loss(1, c.classes, c.dtype)
+    return part.layer(f"classifier {into}-{c.classes}", boundary=0.0, tensor_limit=c.classes)
