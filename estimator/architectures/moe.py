@@ -132,5 +132,5 @@ def route(c: MixtureOfExperts, places: float) -> Part:
         touched=2 * tensors + 2 * (c.top_k + 1) * mask,
         kernels=4 + c.top_k,
         kept=2 * mask + 2 * size,
-        working=2 * mask,
+        working=mask,
     )  # fmt: skip

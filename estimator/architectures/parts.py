@@ -3,6 +3,7 @@
 Counted are matrix products (two FLOPs a multiply-add) and, in scalars, what kernels read and write of
 activations. What a backward pass needs is kept as in Korthikanti et al. 2022, section 4.1: each operator
 keeps its output where a later operator's gradient uses it, so an input is counted by who made it.
+``working`` is the largest tensor that is not kept; a backward pass has a gradient of like size beside it.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _scores(a: Attention, queries: float, keys: float) -> Part:
         touched=2 * context + 2 * keys * kv + 4 * scores + dropped,
         kernels=3,
         kept=scores + dropped + context,
-        working=2 * scores,  # gradients of softmax and scores
+        working=scores,
     )
 
 
@@ -162,13 +163,11 @@ def activate(tokens: float, inner: float, activation: Activation, *, gated: bool
     """
     tensors = 4 if gated else 1 if activation == "relu" else 2
     size = tokens * inner
-    return Part(
-        touched=(3 if gated else 2) * size, kernels=1, kept=tensors * size, working=2 * size
-    )
+    return Part(touched=(3 if gated else 2) * size, kernels=1, kept=tensors * size, working=size)
 
 
 def loss(tokens: float, classes: float, dtype: str) -> Part:
     """Return softmax cross-entropy, computed and kept in 32 bits (Korthikanti et al. 2022, section 4.3)."""
     size = tokens * classes
     wide = size * 4 / DTYPE_BYTES[dtype]
-    return Part(touched=size + wide, kernels=2, kept=wide, working=wide)
+    return Part(touched=size + wide, kernels=2, kept=wide, working=size)

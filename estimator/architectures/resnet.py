@@ -58,7 +58,7 @@ def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Par
     size = side**2 * out
     return Part(
         flops=2 * side**2 * weights, touched=before**2 * into + size, kernels=1, weights=weights,
-        kept=size, working=2 * size,
+        kept=size, working=size,
     )  # fmt: skip
 
 
