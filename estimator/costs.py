@@ -14,7 +14,7 @@ import numpy as np
 
 from estimator.graph import Graph
 from estimator.hardware import Hardware
-from estimator.memory import States, parameter_bytes, state_bytes
+from estimator.memory import Copies, States, parameter_bytes, state_bytes
 from estimator.plans import (
     Candidates,
     Compute,
@@ -164,6 +164,7 @@ def stage_costs(
     network: Network,
     *,
     states: States | None = None,
+    copies: Copies | None = None,
 ) -> StageCosts:
     """Return the costs of candidate stages. ``states``: ZeRO and offload; without them, neither."""
     kept = states or States()
@@ -183,7 +184,7 @@ def stage_costs(
         update_s=_updates_s(graph, training, hardware, rows, kept),
         state_bytes=rows.states(graph, training, kept),
         flight_bytes=_flight_bytes(graph, training, rows),
-        working_bytes=_working_bytes(graph, training, rows, kept),
+        working_bytes=_working_bytes(graph, training, rows, kept, copies or Copies()),
     )
 
 
@@ -428,21 +429,31 @@ def _inputs(graph: Graph) -> Floats:
     return np.concatenate([[0.0], graph.boundary[:-1]])
 
 
-def _working_bytes(graph: Graph, training: Training, rows: _Rows, states: States) -> Floats:
-    """Return bytes alive while the largest layer runs: activations and their gradients, buffers.
+def _working_bytes(
+    graph: Graph, training: Training, rows: _Rows, states: States, copies: Copies
+) -> Floats:
+    """Return bytes alive while a micro-batch is computed, and not between its passes.
 
-    A repeated forward pass has one layer's kept activations there at a time. Buffers: a stage's input
-    and output, and the largest all-reduce, all-to-all or, under ZeRO 3, layer of gathered weights.
+    The largest layer's activations (all of them, where the forward pass is repeated); a stage's input and
+    output; the buffer of the largest all-reduce, all-to-all or, under ZeRO 3, layer of gathered weights.
     """
     repeated = 1.0 if training.checkpointing else 0.0
-    alive = graph.working + repeated * (graph.kept - graph.unsplit)
-    activations = 2 * rows.samples * rows.divided(alive, repeated * graph.unsplit, rows.most)
-    edges = rows.samples * (_inputs(graph)[rows.start] + graph.boundary[rows.end - 1])
-    reduced = rows.most(graph.reduced / messages(graph)) * rows.samples * (rows.tp > 1)
-    exchanged = rows.most(graph.exchanged) / 2 * rows.samples / rows.tp * (rows.ep > 1)
-    buffers = np.maximum(reduced, exchanged)
-    if states.zero == 3:
-        whole = graph.weights + graph.shared_weights
-        gathered = rows.most(whole) / rows.tp + rows.most(graph.expert_weights) / rows.ep
-        buffers = np.maximum(buffers, gathered)
-    return np.asarray(graph.element_bytes * (activations + edges + buffers), dtype=np.float64)
+    divided, whole = repeated * (graph.kept - graph.unsplit), repeated * graph.unsplit
+    layer = copies.layer * rows.divided(graph.working + divided, whole, rows.most)
+    stage = copies.stage * rows.divided(divided, whole, rows.total) if copies.stage else 0.0
+    edges = _inputs(graph)[rows.start] + graph.boundary[rows.end - 1]
+    gradients = copies.gradients * (rows.own + rows.shared + rows.experts)
+    buffers = _buffers(graph, rows, states)
+    total = rows.samples * (layer + stage + edges) + gradients + buffers
+    return np.asarray(graph.element_bytes * total, dtype=np.float64)
+
+
+def _buffers(graph: Graph, rows: _Rows, states: States) -> Floats:
+    """Return scalars that the largest collective of each stage holds beside its operands."""
+    reduced = rows.most(graph.reduced / messages(graph)) * (rows.tp > 1)
+    exchanged = rows.most(graph.exchanged) / 2 / rows.tp * (rows.ep > 1)
+    largest = rows.samples * np.maximum(reduced, exchanged)
+    if states.zero < 3:
+        return largest
+    dense = rows.most(graph.weights) / rows.tp + rows.most(graph.shared_weights)
+    return np.maximum(largest, dense + rows.most(graph.expert_weights) / rows.ep)

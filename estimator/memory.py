@@ -33,6 +33,25 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How often a runtime holds what is alive while a micro-batch is computed; a calibration replaces them.
+
+    The defaults are what the operators need. Compilers hold more: operands in two types or layouts, a
+    repeated forward pass run ahead of the backward pass that needs it.
+    """
+
+    layer: float = 1.0  # of the largest layer's activations
+    stage: float = (
+        0.0  # of the activations of all of a stage's layers whose forward pass is repeated
+    )
+    gradients: float = 0.0  # of a micro-batch's gradients, beside those they are added to
+
+    def __post_init__(self) -> None:
+        if min(self.layer, self.stage, self.gradients) < 0:
+            raise TesseraError(f"copies are counted from 0, not {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """What a GPU's memory is good for."""
 

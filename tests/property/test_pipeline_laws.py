@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s, simulated_s
+from estimator.plans import Schedule
+
+Passes = list[tuple[float, float]]
+seconds = st.floats(0.01, 10.0)
+passes = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=5)
+batches = st.integers(1, 8)
+
+
+def formula_s(busy: list[float], micro_batches: int, send: list[float] | None = None) -> float:
+    row = np.array([busy])
+    wires = np.zeros_like(row) if send is None else np.array([send])
+    nothing = np.zeros_like(row)
+    plans = Pipelines(
+        busy_s=row, send_s=wires, backward_s=nothing, sync_s=nothing, update_s=nothing
+    )
+    return float(iteration_s(plans, micro_batches, Overlap(transfers=Transfers.ADDED))[0])
+
+
+@given(st.lists(seconds, min_size=1, max_size=5), seconds, batches)
+@settings(max_examples=100, deadline=None)
+def test_passes_in_one_proportion_make_gpipe_exact_and_1f1b_no_longer(
+    forward: list[float], ratio: float, micro_batches: int
+) -> None:
+    backward = [ratio * f for f in forward]
+    busy = [f + b for f, b in zip(forward, backward, strict=True)]
+    expected = formula_s(busy, micro_batches)
+    gpipe = simulated_s(Schedule.GPIPE, forward, backward, micro_batches)
+    one_by_one = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, micro_batches)
+    assert gpipe == pytest.approx(expected)
+    assert one_by_one <= expected * (1 + 1e-9)
+
+
+@given(passes, batches)
+@settings(max_examples=100, deadline=None)
+def test_the_formula_lies_between_what_no_schedule_beats_and_what_two_phases_take(
+    stages: Passes, micro_batches: int
+) -> None:
+    forward, backward = [f for f, _ in stages], [b for _, b in stages]
+    busy = [f + b for f, b in stages]
+    least = max(sum(busy[:i]) + micro_batches * own for i, own in enumerate(busy))
+    phases = formula_s(forward, micro_batches) + formula_s(backward, micro_batches)
+    gpipe = simulated_s(Schedule.GPIPE, forward, backward, micro_batches)
+    one_by_one = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, micro_batches)
+    assert gpipe == pytest.approx(phases)
+    assert least * (1 - 1e-9) <= one_by_one <= gpipe * (1 + 1e-9)
+    assert least * (1 - 1e-9) <= formula_s(busy, micro_batches) <= phases * (1 + 1e-9)
+
+
+@given(passes, batches, st.lists(seconds, min_size=5, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_transfers_that_wait_for_nothing_cost_gpipe_their_sum(
+    stages: Passes, micro_batches: int, wires: list[float]
+) -> None:
+    forward, backward = [f for f, _ in stages], [b for _, b in stages]
+    between = wires[: len(stages) - 1]
+    plain = simulated_s(Schedule.GPIPE, forward, backward, micro_batches)
+    found = simulated_s(Schedule.GPIPE, forward, backward, micro_batches, [*between, 0.0])
+    assert found == pytest.approx(plain + 2 * sum(between))

@@ -1,0 +1,54 @@
+"""Builders for the estimator: layers, graphs and a network of one latency and one bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from estimator.graph import Graph, Layer, graph_of
+from estimator.plans import Candidates, Groups, Primitive
+from formulation.tables import Floats
+
+
+def a_layer(**given: Any) -> Layer:
+    """Return a layer of round numbers: everything divided, nothing exchanged."""
+    amounts: dict[str, Any] = {
+        "kind": "block", "flops": 1e12, "touched": 1e8, "kernels": 10.0, "weights": 1e8,
+        "boundary": 2e6, "kept": 3e7, "working": 4e7, "reduced": 4e6, "tensor_limit": 8.0,
+    }  # fmt: skip
+    return Layer(**(amounts | given))
+
+
+def a_graph(*layers: Layer, dtype: str = "f16") -> Graph:
+    """Return a graph of these layers; of four equal ones if none are given."""
+    return graph_of("model", dtype, layers or (a_layer(),) * 4)
+
+
+def one_candidate(
+    start: int = 0, end: int = 1, dp: int = 1, tp: int = 1, ep: int = 1, *, sp: bool = False
+) -> Candidates:
+    """Return a single row."""
+    columns = {"start": start, "end": end, "dp": dp, "tp": tp, "ep": ep}
+    return Candidates(
+        **{name: np.array([value], dtype=np.int64) for name, value in columns.items()},
+        sp=np.array([sp]),
+    )
+
+
+@dataclass(frozen=True)
+class FlatNetwork:
+    """Every collective: a latency, and its ring's bytes at one rate inside nodes and another across."""
+
+    latency_s: float = 0.0
+    inside_bytes_per_s: float = 100e9
+    across_bytes_per_s: float = 10e9
+
+    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        passes = 2.0 if primitive is Primitive.ALL_REDUCE else 1.0
+        share = 1.0 if primitive is Primitive.SEND else (groups.size - 1) / groups.size
+        port = self.across_bytes_per_s / groups.beside
+        rate = np.where(groups.nodes > 1, port, self.inside_bytes_per_s)
+        taken = self.latency_s + passes * share * payload_bytes / rate
+        return np.where(groups.size > 1, taken, 0.0)

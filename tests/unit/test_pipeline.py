@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from estimator.costs import stage_costs
+from estimator.hardware import A40
+from estimator.pipeline import (
+    Overlap,
+    Pipelines,
+    Sync,
+    Transfers,
+    iteration_s,
+    pipelines_of,
+    simulated_s,
+)
+from estimator.plans import Candidates, Schedule, Shape, Training
+from estimator.rooflines import RooflineCompute
+from tests.support.estimates import FlatNetwork, a_graph
+
+
+def some_plans(**given: list[list[float]]) -> Pipelines:
+    shape = np.shape(given["busy_s"])
+    fields = {f: np.array(given.get(f, np.zeros(shape))) for f in Pipelines.__dataclass_fields__}
+    return Pipelines(**fields)
+
+
+BUSY = [[3.0, 6.0, 4.5]]
+
+
+def seconds(overlap: Overlap, **given: list[list[float]]) -> float:
+    return float(iteration_s(some_plans(busy_s=BUSY, **given), 5, overlap)[0])
+
+
+def test_the_first_micro_batch_passes_all_stages_and_the_rest_follow_the_slowest() -> None:
+    assert seconds(Overlap()) == 13.5 + 4 * 6
+
+
+@pytest.mark.parametrize(
+    ("transfers", "expected"),
+    [
+        (Transfers.ADDED, 13.5 + 9 + 4 * (6 + 7)),
+        (Transfers.HIDDEN, 13.5 + 9 + 4 * 6),
+        (Transfers.OVERLAPPED, 13.5 + 9 + 4 * 7),
+    ],
+)
+def test_transfers_are_waited_for_or_hidden(transfers: Transfers, expected: float) -> None:
+    overlap = Overlap(transfers=transfers)
+    assert seconds(overlap, send_s=[[2.0, 7.0, 0.0]]) == expected
+
+
+@pytest.mark.parametrize(
+    ("sync", "expected"),
+    [(Sync.IN_TURN, 6.0), (Sync.TOGETHER, 5.0), (Sync.BEHIND, 3.5)],
+)
+def test_gradients_are_exchanged_after_or_behind_the_last_backward_pass(
+    sync: Sync, expected: float
+) -> None:
+    found = seconds(Overlap(sync=sync), sync_s=[[5.0, 1.0, 0.0]], backward_s=[[1.5, 4.0, 3.0]])
+    assert found - seconds(Overlap()) == pytest.approx(expected)
+
+
+def test_stages_update_their_weights_at_once() -> None:
+    assert seconds(Overlap(), update_s=[[0.5, 2.0, 1.0]]) - seconds(Overlap()) == 2.0
+
+
+def test_shorter_plans_may_stand_beside_longer_ones() -> None:
+    found = iteration_s(some_plans(busy_s=[[3.0, 6.0, 4.5], [8.0, 5.0, 0.0]]), 5)
+    assert found.tolist() == [13.5 + 24, 13 + 32]
+
+
+def test_plans_of_candidates_read_their_rows() -> None:
+    rows = {"start": [0, 0, 2], "end": [4, 2, 4], "dp": [2, 1, 1], "tp": [2, 2, 1], "ep": [1] * 3}
+    candidates = Candidates(
+        **{f: np.array(v, dtype=np.int64) for f, v in rows.items()}, sp=np.zeros(3, dtype=bool)
+    )
+    costs = stage_costs(
+        a_graph(), Training(global_batch=64), A40, Shape(nodes=1, gpus_per_node=4), candidates,
+        RooflineCompute(hardware=A40), FlatNetwork(),
+    )  # fmt: skip
+    plans = pipelines_of(costs, np.array([[1, 2], [0, -1]]))
+    assert plans.busy_s.tolist() == [costs.busy_s[[1, 2]].tolist(), [costs.busy_s[0], 0.0]]
+    assert plans.sync_s.tolist() == [[0.0, 0.0], [costs.sync_s[0], 0.0]]
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_even_stages_take_exactly_what_the_formula_says(schedule: Schedule) -> None:
+    found = simulated_s(schedule, [1.0] * 4, [2.0] * 4, 8)
+    assert found == (4 + 7) * 3.0
+
+
+def test_1f1b_may_take_longer_than_the_formula_where_passes_are_in_other_proportions() -> None:
+    """Two stages are busy 2 s a micro-batch, one backward and one forward only: the formula says 8 s."""
+    forward, backward = [2.0, 0.0, 0.0], [0.0, 2.0, 0.0]
+    found = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, 3)
+    assert found == 10.0
+    assert found <= simulated_s(Schedule.GPIPE, forward, backward, 3)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estimator.costs import candidates_of, messages, stage_costs
+from estimator.graph import Graph
+from estimator.hardware import A40, A100
+from estimator.memory import Copies, States
+from estimator.plans import Candidates, Groups, Network, Primitive, Shape, StageCosts, Training
+from estimator.rooflines import RooflineCompute
+from formulation.errors import TesseraError
+from formulation.tables import Floats, Ints
+from tests.support.estimates import FlatNetwork, a_graph, a_layer, one_candidate
+
+SIXTEEN = Shape(nodes=4, gpus_per_node=4)
+TRAINING = Training(global_batch=256, micro_batches=16)
+
+
+@dataclass
+class Recording:
+    """A network in which everything is free, and which remembers what was asked."""
+
+    asked: list[tuple[Primitive, Floats, Groups]] = field(default_factory=list)
+
+    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        self.asked.append((primitive, payload_bytes, groups))
+        return np.zeros(len(payload_bytes))
+
+    def of(self, primitive: Primitive) -> list[tuple[float, int, int, int]]:
+        """Return (bytes, size, nodes, beside) of each collective that moves something."""
+        return [
+            (float(b), int(s), int(n), int(k))
+            for kind, payload, g in self.asked
+            for b, s, n, k in zip(payload, g.size, g.nodes, g.beside, strict=True)
+            if kind is primitive and b > 0 and s > 1
+        ]
+
+
+def costs(
+    candidates: Candidates, graph: Graph | None = None, *, network: Network | None = None,
+    training: Training = TRAINING, shape: Shape = SIXTEEN, **options: Any,
+) -> StageCosts:  # fmt: skip
+    return stage_costs(
+        graph or a_graph(), training, A40, shape, candidates, RooflineCompute(hardware=A40),
+        network or FlatNetwork(), **options,
+    )  # fmt: skip
+
+
+def asked_for(candidate: Candidates, graph: Graph | None = None, **given: Any) -> Recording:
+    recording = Recording()
+    costs(candidate, graph, network=recording, **given)
+    return recording
+
+
+def test_candidates_are_all_segments_on_all_powers_of_two_of_gpus() -> None:
+    found = candidates_of(a_graph(), Shape(nodes=1, gpus_per_node=4), sequence_parallel=False)
+    rows = {
+        (int(a), int(b), int(d), int(t))
+        for a, b, d, t in zip(found.start, found.end, found.dp, found.tp, strict=True)
+    }
+    shapes = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
+    segments = [(a, b) for a in range(4) for b in range(a + 1, 5)]
+    assert rows == {(*segment, *shape) for segment in segments for shape in shapes}
+    assert len(found) == len(rows)
+
+
+def test_a_job_without_a_pipeline_may_have_any_number_of_gpus() -> None:
+    found = candidates_of(a_graph(), Shape(nodes=3, gpus_per_node=8))
+    assert {24, 16, 8} <= set(found.gpus.tolist())
+    assert set(found.tp[found.gpus == 24].tolist()) == {1, 2, 4, 8}
+
+
+def test_candidates_keep_to_the_limits_of_their_layers() -> None:
+    graph = a_graph(a_layer(tensor_limit=2.0), a_layer(experts=4.0, expert_weights=1e8))
+    found = candidates_of(graph, SIXTEEN)
+    assert found.tp[found.start == 0].max() == 2
+    assert found.tp[found.start == 1].max() == 8
+    assert found.ep[found.end == 1].max() == 1
+    assert found.ep[found.end == 2].max() == 4
+    assert np.all(found.gpus % found.ep == 0)
+    assert not found.sp[found.tp == 1].any()
+    assert np.isfinite(costs(found, graph).forward_s).all()
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        one_candidate(tp=16),
+        one_candidate(dp=32),
+        one_candidate(dp=2, ep=2),
+    ],
+    ids=["tensor degree above the heads", "more replicas than samples", "experts without any"],
+)
+def test_what_cannot_run_takes_for_ever(candidate: Candidates) -> None:
+    assert np.isinf(costs(candidate).forward_s).all()
+
+
+def test_a_segment_costs_what_its_layers_cost() -> None:
+    graph = a_graph(a_layer(), a_layer(flops=3e12, boundary=5e6), a_layer(weights=7e8))
+    whole = costs(one_candidate(0, 3, dp=2, tp=2), graph)
+    parts = [costs(one_candidate(i, i + 1, dp=2, tp=2), graph) for i in range(3)]
+    for name in ("forward_s", "backward_s", "comm_s", "sync_s", "update_s", "state_bytes"):
+        assert getattr(whole, name) == pytest.approx(sum(getattr(p, name) for p in parts)), name
+
+
+def test_rows_do_not_depend_on_what_else_is_asked() -> None:
+    graph = a_graph(a_layer(experts=8.0, expert_weights=1e9, exchanged=4e6), a_layer(reduced=1e6))
+    found = candidates_of(graph, SIXTEEN)
+    together = costs(found, graph)
+    for k in range(0, len(found), 17):
+        alone = costs(one_row(found, k), graph)
+        for name in StageCosts.__dataclass_fields__:
+            if name != "candidates":
+                assert getattr(alone, name)[0] == pytest.approx(getattr(together, name)[k]), name
+
+
+def one_row(found: Candidates, k: int) -> Candidates:
+    return Candidates(**{f: getattr(found, f)[[k]] for f in Candidates.__dataclass_fields__})
+
+
+def test_the_fullest_replica_sets_the_time() -> None:
+    four, three = (costs(one_candidate(dp=dp), network=Recording()) for dp in (4, 3))
+    training = replace(TRAINING, global_batch=16 * 6 * 3)  # replicas of three get 6 samples
+    assert three.forward_s == pytest.approx(costs(one_candidate(dp=3), training=training).forward_s)
+    assert three.forward_s > four.forward_s
+
+
+def test_a_tensor_group_reduces_once_a_pass_and_boundary() -> None:
+    graph = a_graph(a_layer(reduced=4e6, boundary=2e6))
+    for checkpointing, passes in ((False, 2), (True, 3)):
+        training = replace(TRAINING, checkpointing=checkpointing)
+        found = costs(
+            one_candidate(dp=4, tp=2), graph, training=training, network=FlatNetwork(latency_s=1.0)
+        )
+        payload = 2 * 4e6 * 4  # bytes of 4 samples
+        assert found.comm_s == pytest.approx(passes * (2 * 1.0 + 2 * 0.5 * payload / 100e9))
+
+
+def test_a_divided_sequence_moves_as_many_bytes() -> None:
+    whole, divided = (costs(one_candidate(tp=4, sp=sp)) for sp in (False, True))
+    assert divided.comm_s == pytest.approx(whole.comm_s)
+    recording = asked_for(one_candidate(tp=4, sp=True))
+    assert recording.of(Primitive.REDUCE_SCATTER)
+    assert recording.of(Primitive.ALL_GATHER)
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "tensor", "data"),
+    [  # (size, nodes, beside) on nodes of four
+        (1, 4, (4, 1, 1), None),
+        (2, 2, (2, 1, 2), (2, 1, 2)),
+        (8, 2, (2, 1, 2), (8, 4, 2)),
+        (4, 1, None, (4, 1, 1)),
+        (16, 1, None, (16, 4, 1)),
+        (2, 8, (8, 2, 1), (2, 2, 4)),
+        (4, 4, (4, 1, 1), (4, 4, 4)),
+    ],
+)
+def test_groups_lie_on_nodes_tensor_parts_inside(
+    dp: int, tp: int, tensor: tuple[int, ...] | None, data: tuple[int, ...] | None
+) -> None:
+    graph = a_graph(a_layer(boundary=0.0, reduced=4e6, weights=1e8))
+    found = asked_for(one_candidate(dp=dp, tp=tp), graph).of(Primitive.ALL_REDUCE)
+    activations = 2 * 4e6 * 16 / dp
+    layouts = {bytes_: tuple(where) for bytes_, *where in found}
+    assert layouts.get(activations) == tensor
+    assert layouts.get(2 * 1e8 / tp) == data
+
+
+def test_experts_are_exchanged_in_their_groups_and_synchronised_over_their_copies() -> None:
+    graph = a_graph(a_layer(reduced=0.0, experts=8.0, expert_weights=8e8, exchanged=6e6))
+    recording = asked_for(one_candidate(dp=16, ep=4), graph)
+    assert set(recording.of(Primitive.ALL_TO_ALL)) == {(2 * 6e6 / 2, 4, 1, 1)}  # 1 sample, one way
+    assert (2 * 8e8 / 4, 4, 4, 4) in recording.of(Primitive.ALL_REDUCE)
+    assert (2 * 1e8, 16, 4, 1) in recording.of(Primitive.ALL_REDUCE)  # the other weights
+
+
+def test_shared_weights_are_exchanged_by_all_only_where_gradients_differ() -> None:
+    graph = a_graph(a_layer(reduced=0.0, weights=0.0, shared_weights=1e6))
+    whole = asked_for(one_candidate(dp=2, tp=2), graph).of(Primitive.ALL_REDUCE)
+    divided = asked_for(one_candidate(dp=2, tp=2, sp=True), graph).of(Primitive.ALL_REDUCE)
+    assert [size for _, size, _, _ in whole] == [2]
+    assert [size for _, size, _, _ in divided] == [4]
+
+
+def test_a_stage_sends_what_it_hands_on_and_the_last_one_nothing() -> None:
+    one_node = Shape(nodes=1, gpus_per_node=4)
+    bytes_ = 2 * 2e6 * 16  # boundary of a micro-batch of 16 samples in half precision
+    inside = costs(one_candidate(0, 2), shape=one_node)
+    across = costs(one_candidate(0, 2))
+    assert inside.send_s == pytest.approx(2 * bytes_ / 100e9)
+    assert across.send_s == pytest.approx(2 * bytes_ / 10e9)
+    assert costs(one_candidate(2, 4)).send_s == 0.0
+
+
+def test_tensor_parts_send_a_part_each_and_gather() -> None:
+    recording = asked_for(one_candidate(0, 2, tp=4))
+    bytes_ = 2 * 2e6 * 16
+    assert recording.of(Primitive.SEND) == [(bytes_ / 4, 2, 2, 4)]
+    assert recording.of(Primitive.ALL_GATHER) == [(bytes_, 4, 1, 1)]
+    assert not asked_for(one_candidate(0, 2, tp=4, sp=True)).of(Primitive.ALL_GATHER)[4:]
+
+
+def test_zero_divides_states_among_replicas() -> None:
+    parameters, width, whole = 1e8, 2, 16.0
+    expected = [whole, 4 + 12 / 4, 2 + 14 / 4, 16 / 4]
+    for stage, bytes_ in enumerate(expected):
+        found = costs(one_candidate(dp=4), states=States(zero=stage))
+        assert found.state_bytes == pytest.approx(parameters * bytes_), stage
+    offloaded = costs(one_candidate(dp=4), states=States(zero=2, offload=True))
+    assert offloaded.state_bytes == pytest.approx(parameters * (width + width / 4))
+
+
+def test_zero_exchanges_in_two_halves_and_the_third_stage_in_every_micro_batch() -> None:
+    def exchanged(stage: int) -> tuple[float, float]:
+        found = costs(one_candidate(dp=4), states=States(zero=stage))
+        return float(found.sync_s[0]), float(found.comm_s[0])
+
+    whole = 2 * 0.75 * 2e8 / 100e9  # a ring's all-reduce of 200 MB among four
+    assert exchanged(0) == pytest.approx((whole, 0.0))
+    assert exchanged(1) == pytest.approx((whole, 0.0))
+    assert exchanged(2) == pytest.approx((whole / 2, whole / 2))
+    assert exchanged(3) == pytest.approx((0.0, 3 * whole / 2))
+
+
+def test_an_update_reads_and_writes_the_states_on_the_gpu_or_goes_to_the_host() -> None:
+    here = costs(one_candidate(dp=4)).update_s[0]
+    divided = costs(one_candidate(dp=4), states=States(zero=1)).update_s[0]
+    host = costs(one_candidate(dp=4), states=States(zero=1, offload=True)).update_s[0]
+    assert here == pytest.approx(2 * 16 * 1e8 / (0.8 * 696e9))
+    assert divided == pytest.approx(here / 4)
+    assert host > divided
+
+
+def test_checkpointing_keeps_inputs_alone_and_pays_with_a_forward_pass() -> None:
+    plain = costs(one_candidate(1, 3))
+    thrifty = costs(one_candidate(1, 3), training=replace(TRAINING, checkpointing=True))
+    assert plain.flight_bytes == pytest.approx(2 * 16 * (2 * 2e6 + 2 * 3e7))
+    assert thrifty.flight_bytes == pytest.approx(2 * 16 * 2 * 2e6)
+    assert thrifty.working_bytes - plain.working_bytes == pytest.approx(2 * 16 * 3e7)
+    assert thrifty.backward_s - plain.backward_s == pytest.approx(plain.forward_s)
+
+
+def test_what_tensor_parts_all_keep_is_divided_with_the_sequence() -> None:
+    graph = a_graph(*[a_layer(unsplit=1e7)] * 2)
+    whole, divided = (costs(one_candidate(1, 2, tp=4, sp=sp), graph) for sp in (False, True))
+    assert whole.flight_bytes == pytest.approx(2 * 16 * (2e6 + 1e7 + 2e7 / 4))
+    assert divided.flight_bytes == pytest.approx(2 * 16 * (2e6 + 3e7) / 4)
+
+
+def test_copies_of_a_layer_a_stage_and_gradients_are_held_beside_what_is_needed() -> None:
+    thrifty = replace(TRAINING, checkpointing=True)
+
+    def working(**given: float) -> float:
+        copies = Copies(**({"layer": 0.0} | given))
+        return float(costs(one_candidate(0, 3), training=thrifty, copies=copies).working_bytes[0])
+
+    none = working()
+    assert none == pytest.approx(2 * 16 * 2e6)  # handed on
+    assert working(layer=2.0) - none == pytest.approx(2 * 2 * 16 * 7e7)
+    assert working(stage=2.0) - none == pytest.approx(2 * 2 * 16 * 9e7)
+    assert working(gradients=1.0) - none == pytest.approx(2 * 3e8)
+    with pytest.raises(TesseraError):
+        Copies(layer=-1.0)
+
+
+def test_buffers_hold_the_largest_collective() -> None:
+    alone, parted = (costs(one_candidate(3, 4, tp=tp)).working_bytes[0] for tp in (1, 2))
+    activations, edges, reduced = 4e7, 2e6 + 2e6, 2e6
+    assert alone == pytest.approx(2 * 16 * (activations + edges))
+    assert parted == pytest.approx(2 * 16 * (activations / 2 + edges + reduced))
+    gathered = costs(one_candidate(3, 4, dp=16), states=States(zero=3)).working_bytes[0]
+    assert gathered == pytest.approx(2 * (activations + edges + 1e8))
+
+
+def test_reductions_are_as_large_as_boundaries() -> None:
+    graph = a_graph(a_layer(reduced=4e6), a_layer(reduced=0.0), a_layer(reduced=2e6, boundary=0.0))
+    assert messages(graph).tolist() == [2.0, 1.0, 1.0]
+
+
+def test_a_faster_gpu_is_faster() -> None:
+    def forward_s(hardware: Any) -> Ints | Floats:
+        found = stage_costs(
+            a_graph(), TRAINING, hardware, SIXTEEN, one_candidate(0, 4),
+            RooflineCompute(hardware=hardware), FlatNetwork(),
+        )  # fmt: skip
+        return found.forward_s
+
+    assert forward_s(A100) < forward_s(A40)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from estimator.costs import stage_costs
+from estimator.hardware import A40, GIB
+from estimator.memory import (
+    Room,
+    States,
+    in_flight,
+    limit_bytes,
+    memory_bytes,
+    overflow,
+    parameter_bytes,
+)
+from estimator.plans import Candidates, Schedule, Shape, StageCosts, Training
+from estimator.rooflines import RooflineCompute
+from formulation.errors import TesseraError
+from tests.support.estimates import FlatNetwork, a_graph, a_layer
+
+TRAINING = Training(global_batch=64)
+
+
+def halves(training: Training = TRAINING) -> StageCosts:
+    """Return the costs of two stages of two layers, and of all four layers, a GPU each."""
+    rows = {"start": [0, 2, 0], "end": [2, 4, 4], "dp": [1] * 3, "tp": [1] * 3, "ep": [1] * 3}
+    candidates = Candidates(
+        **{f: np.array(v, dtype=np.int64) for f, v in rows.items()}, sp=np.zeros(3, dtype=bool)
+    )
+    return stage_costs(
+        a_graph(*[a_layer(weights=5e8)] * 4), training, A40, Shape(nodes=1, gpus_per_node=2),
+        candidates, RooflineCompute(hardware=A40), FlatNetwork(),
+    )  # fmt: skip
+
+
+def test_1f1b_keeps_fewer_micro_batches_the_later_the_stage() -> None:
+    assert in_flight(Schedule.ONE_F_ONE_B, 4, 16).tolist() == [4, 3, 2, 1]
+    assert in_flight(Schedule.ONE_F_ONE_B, 4, 2).tolist() == [2, 2, 2, 1]
+    assert in_flight(Schedule.GPIPE, 4, 16).tolist() == [16] * 4
+
+
+def test_memory_is_states_and_flights_and_work_and_context() -> None:
+    costs, room = halves(), Room(context_bytes=7.0)
+    found = memory_bytes(costs, 3, room)
+    parts = costs.state_bytes + 3 * costs.flight_bytes + costs.working_bytes
+    assert found == pytest.approx(parts + 7.0)
+    assert costs.state_bytes.tolist() == [16e9, 16e9, 32e9]
+
+
+def test_a_plan_that_fits_has_no_overflow() -> None:
+    assert overflow(halves(), [0, 1], in_flight(Schedule.ONE_F_ONE_B, 2, 16), 48 * GIB) is None
+
+
+def test_a_plan_that_does_not_fit_says_which_stage_and_what() -> None:
+    flights = in_flight(Schedule.ONE_F_ONE_B, 2, 16)
+    found = overflow(halves(), [0, 1], flights, 16 * GIB)
+    assert found is not None
+    assert found.stage == 0
+    assert found.limit_bytes == pytest.approx(limit_bytes(16 * GIB))
+    assert found.needed_bytes == pytest.approx(memory_bytes(halves(), 2)[0])
+    assert found.largest == "states"
+    assert str(found).startswith("stage 0 needs")
+    assert "states alone are 14.9 GiB" in str(found)
+
+
+def test_gpipe_overflows_where_1f1b_fits() -> None:
+    costs = halves(replace(TRAINING, global_batch=512))
+    flights = {s: in_flight(s, 2, 16) for s in Schedule}
+    assert overflow(costs, [0, 1], flights[Schedule.ONE_F_ONE_B], 40 * GIB) is None
+    found = overflow(costs, [0, 1], flights[Schedule.GPIPE], 40 * GIB)
+    assert found is not None
+    assert found.largest == "activations in flight"
+
+
+def test_states_that_do_not_even_hold_a_weight_are_refused() -> None:
+    with pytest.raises(TesseraError, match="less than a f16 weight and its gradient"):
+        parameter_bytes(a_graph(), replace(TRAINING, state_bytes=3.0))
+
+
+def test_there_is_no_fourth_stage_of_zero() -> None:
+    with pytest.raises(TesseraError, match="0 to 3"):
+        States(zero=4)
