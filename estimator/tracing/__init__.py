@@ -1,0 +1,10 @@
+"""Models as JAX functions, traced without allocating anything. Needs the extra ``tessera[estimator]``."""
+
+from importlib.util import find_spec
+
+from formulation.errors import Unavailable
+
+if missing := [name for name in ("jax", "equinox") if find_spec(name) is None]:
+    raise Unavailable(
+        f"{' and '.join(missing)} cannot be imported; install them with pip install 'tessera[estimator]'"
+    )

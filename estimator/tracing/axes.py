@@ -1,0 +1,60 @@
+"""Where a divided axis goes in operators that are no products."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from estimator.tracing.counts import is_reduction
+
+Dims = tuple[int, ...]
+
+
+def through(
+    name: str, params: dict[str, Any], axis: int, shape: Dims, out: Dims
+) -> tuple[int | None, bool]:
+    """Return the axis's place in the result (none: the result is whole), and whether parts are summed.
+
+    ``shape`` is of the operand that is divided along ``axis``.
+    """
+    if name == "transpose":
+        return int(params["permutation"].index(axis)), False
+    if name == "broadcast_in_dim":
+        return int(params["broadcast_dimensions"][axis]), False
+    if name in ("reshape",):
+        return reshaped(axis, shape, out), False
+    if name == "squeeze" or is_reduction(name):
+        gone = params["dimensions"] if name == "squeeze" else params["axes"]
+        if axis in gone:
+            return None, name != "squeeze"
+        return axis - sum(d < axis for d in gone), False
+    if name == "expand_dims":
+        return axis + sum(d <= axis for d in params["dimensions"]), False
+    if name in (
+        "gather",
+        "dynamic_slice",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "sort",
+        "top_k",
+    ):
+        return (axis, False) if shape == out else (None, True)
+    if len(shape) != len(out):
+        return None, False
+    if name.startswith("cum") and params.get("axis") == axis:
+        return None, False
+    if name == "concatenate" and params["dimension"] == axis:
+        return None, False
+    return axis, False  # by element, or a slice, whose parts are laid out so that it is local
+
+
+def reshaped(axis: int, shape: Dims, out: Dims) -> int | None:
+    """Return the axis after a reshape: of a split axis the first part, of a merged one if it leads."""
+    before = math.prod(shape[:axis])
+    seen = 1
+    for place, size in enumerate(out):
+        if seen == before and size > 1:
+            return place
+        seen *= size
+    return None

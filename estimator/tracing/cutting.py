@@ -1,0 +1,86 @@
+"""Where a chain of operators is cut into layers: between products, at the narrowest live set."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+from estimator.tracing.counts import HEAVY
+from estimator.tracing.flow import Flow
+from estimator.tracing.program import Operator
+
+LONG = 12
+"""Products between two cuts, above which narrower places are looked for: attention has 6, a T5 block 14."""
+
+NARROW = 1.1
+"""How much wider than the narrowest place such a cut may be."""
+
+
+def ends_of(flow: Flow) -> list[int]:
+    """Return where layers end, as positions in ``flow.active`` (exclusive), the last its length.
+
+    Between one product (or table look-up) and the next the cut is at the fewest live bytes, the earliest
+    such place. A cut stays where one value alone is alive: inside a residual block the block's input is
+    alive beside what is computed, so blocks stay whole. A chain of more than ``LONG`` products
+    without such a place (a decoder that reads an encoder's memory) is cut at its narrowest places.
+    """
+    live = _live(flow)
+    heavy = [p for p, i in enumerate(flow.active) if _is_heavy(flow, flow.program.operators[i])]
+    places = [min(range(a, b), key=lambda p: (live[p][0], p)) for a, b in pairwise(heavy)]
+    widths = [live[p][0] for p in places]
+    single = [i for i, p in enumerate(places) if live[p][1] == 1 and not _bulges(widths, i)]
+    chosen = list(single)
+    for a, b in zip([-1, *single], [*single, len(places)], strict=True):
+        inside = [i for i in range(a + 1, b) if widths[i] > 0]
+        if b - a > LONG and inside:
+            narrowest = min(widths[i] for i in inside)
+            chosen += [i for i in inside if widths[i] <= NARROW * narrowest]
+    return [*sorted(places[i] + 1 for i in chosen), len(flow.active)]
+
+
+def _bulges(widths: list[float], i: int) -> bool:
+    """Return whether a place is wider than the places before and after it, or at an end than the one."""
+    beside = [*widths[max(0, i - 1) : i], *widths[i + 1 : i + 2]]
+    return bool(beside) and all(widths[i] > other for other in beside)
+
+
+def _live(flow: Flow) -> list[tuple[float, int]]:
+    """Return bytes and number of activations alive after each active operator."""
+    alive: set[int] = set()
+    width, lives = 0.0, []
+    dying: dict[int, list[int]] = {}
+    for position, index in enumerate(flow.active):
+        for out in flow.program.operators[index].writes:
+            value = flow.root[out]
+            if value in alive or not flow.activation(out) or flow.last_read[value] <= position:
+                continue
+            alive.add(value)
+            width += flow.program.bytes_of(value)
+            dying.setdefault(flow.last_read[value], []).append(value)
+        for value in dying.pop(position, []):
+            alive.discard(value)
+            width -= flow.program.bytes_of(value)
+        lives.append((max(0.0, width), len(alive)))
+    return lives
+
+
+def _is_heavy(flow: Flow, op: Operator) -> bool:
+    if op.name == "gather":  # a look-up of samples in a table of weights
+        return bool(flow.sources.get(op.reads[0])) and flow.from_batch[op.reads[1]]
+    return op.name in HEAVY
+
+
+def kind_of(flow: Flow, start: int, end: int) -> str:
+    """Return a name that layers share when they are the same operators at the same shapes."""
+    digest = hashlib.sha256()
+    busiest, most = "gather", 0.0
+    for index in flow.active[start:end]:
+        op = flow.program.operators[index]
+        shapes = [
+            (flow.program.shape(v), str(flow.program.avals[v].dtype))
+            for v in (*op.reads, *op.writes)
+        ]
+        digest.update(repr((op.name, shapes, op.flops)).encode())
+        if op.flops > most and op.name in HEAVY:
+            busiest, most = op.name, op.flops
+    return f"{busiest.partition('_')[0]}-{digest.hexdigest()[:10]}"

@@ -1,0 +1,194 @@
+"""How operators of a layer fuse into kernels, and what memory they touch and keep.
+
+XLA fuses operators by element with each other and with the row-wise reductions among them; products,
+look-ups and sorts are kernels of their own. Whether an elementwise result is kept for the backward pass or
+computed again from its kernel's inputs is settled for fewer bytes, except that operands of products are in
+memory anyway and stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.tracing.counts import ALIAS, ALONE, HEAVY, is_reduction
+from estimator.tracing.flow import Flow
+from estimator.tracing.program import Operator
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A group of operators; values are roots. ``inputs`` come from other kernels or layers."""
+
+    operators: list[Operator]
+    inputs: set[int]
+    outputs: set[int]
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of one layer's forward pass, and its kernels."""
+
+    kernels: int
+    touched: float
+    kept: float
+    working: float
+
+
+def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
+    """Return the footprint of each layer. What crosses into the next layer is its boundary, not kept."""
+    residuals = {flow.root[v] for v in _unstacked(flow) if flow.activation(v)}
+    derived = _derived(flow, residuals)
+    operands = {
+        flow.root[v]
+        for i in flow.active
+        if flow.program.operators[i].name in HEAVY
+        for v in flow.program.operators[i].reads
+    }
+    held: set[int] = set()  # kept or a boundary, by the layers so far
+    prints, start = [], 0
+    for end in ends:
+        kernels = fused(flow, start, end)
+        written = set[int]().union(*(k.outputs for k in kernels))
+        crossing = {v for v in written if flow.last_read[v] >= end}
+        before = held | crossing
+        kept = _kept(flow, kernels, residuals, derived, operands, before)
+        prints.append(
+            Footprint(
+                kernels=len(kernels),
+                touched=sum(flow.amount(k.inputs | k.outputs) for k in kernels),
+                kept=flow.amount(kept - before),
+                working=_working(flow, kernels, kept | before),
+            )
+        )
+        held |= kept | crossing
+        start = end
+    return prints
+
+
+def _unstacked(flow: Flow) -> list[int]:
+    """Return the residuals, those that a scan stacked one by one."""
+    stacks = {op.writes[0]: op.reads for op in flow.program.operators if op.name == "stack_of"}
+    found, todo = [], list(flow.program.residuals)
+    while todo:
+        value = todo.pop()
+        if value in stacks:
+            todo.extend(stacks[value])
+        else:
+            found.append(value)
+    return found
+
+
+def fused(flow: Flow, start: int, end: int) -> list[Kernel]:
+    """Return the kernels of the active operators ``start`` to ``end``, in an order in which they can run."""
+    program = flow.program
+    ops = [program.operators[i] for i in flow.active[start:end]]
+    writer = {v: n for n, op in enumerate(ops) for v in op.writes}
+    level, parent = [0] * len(ops), list(range(len(ops)))
+
+    def find(n: int) -> int:
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    for n, op in enumerate(ops):
+        before = [writer[v] for v in op.reads if v in writer]
+        level[n] = max((level[m] + _ends_kernel(flow, ops[m]) for m in before), default=0)
+        if op.name in ALONE:
+            level[n] += 1
+            continue
+        for m in before:
+            if level[m] == level[n] and ops[m].name not in ALONE:
+                parent[find(m)] = find(n)
+    groups: dict[int, list[int]] = {}
+    for n in range(len(ops)):
+        groups.setdefault(find(n), []).append(n)
+    ordered = sorted(groups.values(), key=lambda g: (level[g[0]], g[0]))
+    kernels = [_kernel(flow, [ops[n] for n in group], end) for group in ordered]
+    outside: set[int] = set().union(*(k.inputs for k in kernels))
+    for kernel in kernels:
+        kernel.outputs = {
+            v
+            for v in kernel.outputs
+            if v in outside or flow.last_read[v] >= end or v == flow.root[program.loss]
+        }
+    return [k for k in kernels if any(op.name not in ALIAS for op in k.operators)]
+
+
+def _kernel(flow: Flow, ops: list[Operator], end: int) -> Kernel:
+    outputs = {flow.root[v] for op in ops if op.name not in ALIAS for v in op.writes}
+    reads = {flow.root[v] for op in ops for v in op.reads if flow.from_batch[v]}
+    if all(op.name in ALIAS for op in ops):
+        reads = set()
+    return Kernel(ops, reads - outputs, outputs, alone=ops[0].name in ALONE)
+
+
+def _ends_kernel(flow: Flow, op: Operator) -> bool:
+    """Return whether readers of this operator's result run in a later kernel."""
+    if op.name in ALONE:
+        return True
+    if not is_reduction(op.name):
+        return False
+    rank, axes = len(flow.program.shape(op.reads[0])), op.params["axes"]
+    return sorted(axes) != list(range(rank - len(axes), rank)) or len(axes) == rank
+
+
+def _kept(
+    flow: Flow,
+    kernels: list[Kernel],
+    residuals: set[int],
+    derived: dict[int, set[int]],
+    operands: set[int],
+    held: set[int],
+) -> set[int]:
+    """Return what these kernels keep. ``derived``: what the backward pass prepares by element, with the
+    values of the forward pass that it comes from."""
+    kept: set[int] = set()
+    for kernel in kernels:
+        written = {flow.root[v] for op in kernel.operators for v in op.writes}
+        wanted = (residuals & written) - held
+        kept |= wanted if kernel.alone else wanted & operands
+        here = {r for r, origins in derived.items() if max(origins) in written}
+        rest = (wanted - kept) | {r for r in here if not derived[r] <= kept | held}
+        origins = set[int]().union(*(derived[r] for r in here & rest))
+        instead = origins if kernel.alone else kernel.inputs | (origins - written)
+        instead = instead.difference(flow.program.batch) - held - kept
+        kept |= instead if flow.amount(instead) <= flow.amount(rest) else rest
+    return kept
+
+
+def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
+    """Return residuals that only the backward pass needs, with the forward values they come from."""
+    active = {v for i in flow.active for v in flow.program.operators[i].writes}
+    active = {flow.root[v] for v in active} | set(flow.program.batch)
+    writer = {v: op for op in flow.program.operators for v in op.writes}
+    found: dict[int, set[int]] = {}
+    for residual in residuals - active:
+        origins: set[int] = set()
+        stack, seen = [residual], {residual}
+        while stack:
+            for v in writer[stack.pop()].reads if stack else ():
+                value = flow.root[v]
+                if not flow.from_batch[value] or value in seen:
+                    continue
+                seen.add(value)
+                if value in active:
+                    origins.add(value)
+                else:
+                    stack.append(value)
+        if origins := origins.difference(flow.program.batch):
+            found[residual] = origins
+    return found
+
+
+def _working(flow: Flow, kernels: list[Kernel], held: set[int]) -> float:
+    """Return the most bytes alive at once that are neither kept nor a boundary."""
+    last = {v: n for n, kernel in enumerate(kernels) for v in kernel.inputs}
+    alive: set[int] = set()
+    most = 0.0
+    for n, kernel in enumerate(kernels):
+        alive |= {v for v in kernel.outputs if v not in held}
+        most = max(most, flow.amount(alive))
+        alive = {v for v in alive if last.get(v, -1) > n}
+    return most

@@ -1,0 +1,85 @@
+"""A training step as it is given to the tracer, and how a user's own is found.
+
+A user's own step is a function ``module:function`` without required arguments that returns
+``(loss, params, batch)``: a function ``loss(params, batch)`` to a scalar, the parameters, and a batch whose
+leaves all have the samples as their first axis. Both may be abstract (``jax.ShapeDtypeStruct``) and should
+be for large models; only shapes and types are looked at.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from estimator.graph import Untraceable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A loss of parameters and a batch; ``params`` and ``batch`` are trees of arrays or their shapes."""
+
+    name: str
+    loss: Callable[[Any, Any], Any]
+    params: Any
+    batch: Any
+
+    @property
+    def samples(self) -> int:
+        """Return the first axis of the batch.
+
+        Raises:
+            Untraceable: a leaf without one, or leaves that differ.
+        """
+        leading = {tuple(leaf.shape)[:1] for leaf in jax.tree.leaves(self.batch)}
+        if len(leading) != 1 or leading == {()}:
+            raise Untraceable(
+                f"{self.name}: the leaves of the batch begin with {sorted(leading)}; every leaf must have "
+                "the same number of samples as its first axis"
+            )
+        (first,) = leading.pop()
+        if not isinstance(first, int) or first < 1:
+            raise Untraceable(
+                f"{self.name}: the batch has {first} samples; give a fixed number of at least 1"
+            )
+        return first
+
+
+def load_step(target: str, arguments: Mapping[str, Any] | None = None) -> Step:
+    """Return the step that ``module:function`` makes, called with these keyword arguments.
+
+    Raises:
+        Untraceable: not of that form, not there, or it returns something else.
+    """
+    module_name, colon, function_name = target.partition(":")
+    if not colon or not module_name or not function_name:
+        raise Untraceable(f"{target!r} is no step; write it as module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Untraceable(
+            f"{target}: module {module_name} cannot be imported ({error}); install it or set PYTHONPATH"
+        ) from error
+    make = getattr(module, function_name, None)
+    if not callable(make):
+        raise Untraceable(
+            f"{target}: {module_name} has no function {function_name}; check its name"
+        )
+    made = make(**(arguments or {}))
+    if isinstance(made, Step):
+        return made
+    if not isinstance(made, tuple) or len(made) != 3 or not callable(made[0]):
+        raise Untraceable(
+            f"{target} returned {type(made).__name__}; it must return (loss, params, batch), where loss is a "
+            "function of params and batch"
+        )
+    loss, params, batch = made
+    return Step(name=target, loss=loss, params=abstract(params), batch=abstract(batch))
+
+
+def abstract(tree: Any) -> Any:
+    """Return a tree of arrays as shapes and types only."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)

@@ -1,0 +1,295 @@
+"""Steps traced by JAX: FLOPs, parameters, layers, what is kept, and what is refused."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from estimator.architectures.published import find
+from estimator.families import models as family_models
+from estimator.graph import Graph, Untraceable, layer_of
+from estimator.tracing.models import steps
+from estimator.tracing.models.parts import softmax
+from estimator.tracing.step import Step, load_step
+from estimator.tracing.trace import parameter_axes, trace, traced
+
+F32 = jnp.float32
+
+
+def a_decoder(**changed: Any) -> Step:
+    sizes = {"hidden": 64, "layers": 3, "heads": 4, "vocabulary": 512, "sequence": 32, "samples": 2}
+    return steps.decoder(**(sizes | changed))
+
+
+def a_step(
+    loss: Callable[[Any, Any], Any], weight: tuple[int, ...] = (8, 8), batch: Any = None
+) -> Step:
+    batch = jax.ShapeDtypeStruct((4, 8), F32) if batch is None else batch
+    return Step(name="own", loss=loss, params=jax.ShapeDtypeStruct(weight, F32), batch=batch)
+
+
+def own_step() -> tuple[Any, Any, Any]:
+    step = a_step(lambda w, x: jnp.mean((x @ w) ** 2))
+    return step.loss, step.params, step.batch
+
+
+def no_step() -> int:
+    return 3
+
+
+def blocks(graph: Graph, *, most: int = 4) -> Counter[str]:
+    return Counter({k: n for k, n in Counter(graph.kind).items() if n >= most})
+
+
+def test_a_model_of_6_7_billion_parameters_is_traced_without_allocating() -> None:
+    graph = trace(
+        steps.decoder(
+            hidden=4096,
+            layers=32,
+            heads=32,
+            inner=11008,
+            vocabulary=32000,
+            sequence=2048,
+            llama=True,
+        )
+    )
+    assert graph.parameters == 6_738_415_616  # Touvron et al. 2023: LLaMA 7B
+    assert blocks(graph).total() == 64  # attention and feed-forward of 32 blocks
+    assert len(blocks(graph)) == 2
+
+
+def test_traced_gpt_agrees_with_the_analytic_count() -> None:
+    known = next(m for m in family_models() if m.family.name == "bert" and m.params == "1.3B")
+    graph = trace(steps.decoder(hidden=2048, layers=24, heads=32, vocabulary=51_200, sequence=1024))
+    assert graph.parameters == pytest.approx(known.weights, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(sum(x.flops for x in known.layers), rel=0.02)
+
+
+def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
+    known = next(m for m in family_models() if m.family.name == "moe" and m.params == "1.3B")
+    graph = trace(
+        steps.decoder(
+            hidden=768, layers=16, heads=16, vocabulary=32_000, sequence=1024, inner=8 * 768,
+            experts=16, samples=2,
+        )
+    )  # fmt: skip
+    assert graph.parameters == pytest.approx(known.weights, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(sum(x.flops for x in known.layers), rel=0.03)
+    assert graph.exchanged.sum() == pytest.approx(sum(x.exchanged for x in known.layers), rel=0.01)
+    assert graph.experts.max() == 16
+
+
+def test_traced_wide_resnet_agrees_with_the_architecture() -> None:
+    known = find("wide_resnet", "500M").graph
+    graph = trace(steps.wide_resnet(base=224, width=2, classes=1024))
+    assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
+    assert len(graph) == 18  # stem, 16 blocks, classifier
+
+
+def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
+    vit, t5 = find("vit", "86M").graph, find("t5_3B", "3B").graph
+    graph = trace(steps.vision(classes=200))
+    assert graph.parameters == pytest.approx(vit.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(vit.flops.sum(), rel=0.03)
+    graph = trace(
+        steps.encoder_decoder(
+            hidden=1024, layers=24, heads=32, head_width=128, inner=16_384, vocabulary=32_128,
+            sequence=512,
+        )
+    )  # fmt: skip
+    assert graph.parameters == pytest.approx(t5.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(t5.flops.sum(), rel=0.03)
+
+
+def test_repeated_blocks_are_of_one_kind_and_hand_on_one_tensor() -> None:
+    graph = trace(a_decoder(layers=4))
+    assert sorted(blocks(graph, most=3).values()) == [3, 4]  # the first attention adds positions
+    assert (graph.boundary[:-1] == 32 * 64).all()
+    assert graph.boundary[-1] == 0
+
+
+def test_tensor_parallelism_reduces_after_attention_and_after_the_feed_forward_net() -> None:
+    step = a_decoder()
+    graph, axes = trace(step), parameter_axes(traced(step))
+    assert (graph.reduced[1:-1] == 32 * 64).all()
+    assert graph.tensor_limit[1] == 4  # heads
+    names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(step.params)]
+    found = {names[leaf].rpartition(".")[2]: axis for leaf, (_, axis) in axes.items()}
+    assert found == {"table": 0, "query": 1, "key": 1, "value": 1, "out": 0, "into": 1}
+
+
+def test_attention_keeps_what_korthikanti_counts_without_dropout() -> None:
+    """Korthikanti et al. 2022, eq. (1), without masks: 32 s h + 2 a s^2 bytes a block."""
+    graph = trace(a_decoder(hidden=128, sequence=64))
+    s, h, a = 64, 128, 4
+    kept = graph.kept[3:5].sum() + graph.boundary[3:5].sum()
+    assert kept == pytest.approx((32 * s * h + 2 * a * s * s) / 2, rel=0.05)
+
+
+def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.checkpoint(lambda y: jnp.tanh(jnp.tanh(y @ w) @ w))(x) @ w)
+
+    def kept(f: Callable[[Any, Any], Any]) -> float:
+        graph = trace(a_step(f))
+        return float(graph.kept.sum() + graph.boundary.sum())
+
+    assert kept(loss) < kept(lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) @ w))
+
+
+def test_a_scan_over_layers_is_the_same_as_the_layers_written_out() -> None:
+    def scanned(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0])
+
+    def written(w: Any, x: Any) -> Any:
+        for i in range(5):
+            x = jnp.tanh(x @ w[i])
+        return jnp.mean(x)
+
+    one, other = trace(a_step(scanned, (5, 8, 8))), trace(a_step(written, (5, 8, 8)))
+    assert one.flops.sum() == other.flops.sum() == 5 * (2 * 64 + 8) + 8 + 0.25
+    assert one.parameters == other.parameters == 320
+    assert list(one.weights) == [64] * 5
+    assert one.kept.sum() + one.boundary.sum() == other.kept.sum() + other.boundary.sum()
+
+
+def test_a_long_scan_counts_every_turn_without_being_unrolled() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, 60_000)[0])
+
+    assert trace(a_step(loss)).flops.sum() == pytest.approx(60_000 * (2 * 64 + 8), rel=0.2)
+
+
+def test_a_conditional_counts_as_its_costliest_branch() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        y = jax.lax.cond(x.sum() > 0, lambda v: v @ w, lambda v: v @ w @ w, x)
+        return jnp.mean(y)
+
+    assert trace(a_step(loss)).flops.sum() >= 2 * 2 * 64
+
+
+def test_convolutions_count_two_a_multiply_add() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(
+            jax.lax.conv_general_dilated(
+                x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        )
+
+    batch = jax.ShapeDtypeStruct((2, 6, 6, 3), F32)
+    flops = trace(a_step(loss, (3, 3, 3, 5), batch)).flops.sum()
+    assert flops == 2 * (4 * 4 * 5) * 27 + 4 * 4 * 5
+
+
+def test_amounts_are_of_one_sample_whatever_the_batch() -> None:
+    one, four = trace(a_decoder(samples=1)), trace(a_decoder(samples=4))
+    assert one.flops == pytest.approx(four.flops)
+    assert one.kept == pytest.approx(four.kept)
+
+
+def test_a_part_of_a_tensor_group_has_a_part_of_the_work() -> None:
+    whole, part = trace(a_decoder()), trace(a_decoder(tp=2))
+    assert len(whole) == len(part)
+    assert part.flops[1:-1].sum() == pytest.approx(whole.flops[1:-1].sum() / 2, rel=0.05)
+
+
+def test_a_users_own_step_is_found_by_name() -> None:
+    assert trace(f"{__name__}:own_step").flops.sum() == pytest.approx(2 * 64 + 8 + 8, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("tests.unit.nowhere:f", "cannot be imported"),
+        (f"{__name__}:nothing", "has no function nothing"),
+        (__name__, "module:function"),
+        (f"{__name__}:no_step", "must return"),
+    ],
+)
+def test_a_step_that_is_not_there_is_refused(target: str, says: str) -> None:
+    with pytest.raises(Untraceable, match=says):
+        load_step(target)
+
+
+def branches(w: Any, x: Any) -> Any:
+    return jnp.mean(x @ w) if x.sum() > 0 else jnp.mean(w)
+
+
+def selects(w: Any, x: Any) -> Any:
+    return jnp.mean(x[x > 0]) + jnp.sum(w)
+
+
+def loops(w: Any, x: Any) -> Any:
+    return jnp.mean(jax.lax.while_loop(lambda y: y.sum() > 1, lambda y: y @ w, x))
+
+
+def counts(w: Any, x: Any) -> Any:
+    turns = jax.lax.while_loop(lambda n: n < x.sum(), lambda n: n + 1, 0)
+    return jnp.mean(x @ w) * turns
+
+
+def calls_back(w: Any, x: Any) -> Any:
+    y = jax.lax.stop_gradient(x)
+    return jnp.mean(jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct((4, 8), F32), y) @ w)
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (branches, "branch with jax.numpy.where"),
+        (selects, "select with a mask"),
+        (loops, "number of turns depends on data"),
+        (counts, "number of turns depends on data"),
+        (calls_back, "cannot be counted"),
+        (lambda w, x: x @ w, "one floating-point number"),
+        (lambda w, x: jnp.mean(x @ w.T[:3]), "fails while it is traced"),
+        (lambda w, x: jnp.sum(w), "does not depend on the batch"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_with_advice(
+    loss: Callable[[Any, Any], Any], says: str
+) -> None:
+    with pytest.raises(Untraceable, match=says):
+        trace(a_step(loss))
+
+
+def test_dynamic_shapes_are_refused() -> None:
+    (size,) = jax.export.symbolic_shape("b")
+    with pytest.raises(Untraceable, match="fixed number"):
+        trace(a_step(lambda w, x: jnp.mean(x @ w), batch=jax.ShapeDtypeStruct((size, 8), F32)))
+    (wide,) = jax.export.symbolic_shape("w")
+    odd = {"a": jax.ShapeDtypeStruct((4, 8), F32), "b": jax.ShapeDtypeStruct((4, wide), F32)}
+    with pytest.raises(Untraceable, match="dynamic shape"):
+        trace(a_step(lambda w, x: jnp.mean(x["a"] @ w) + jnp.mean(x["b"]), batch=odd))
+
+
+def test_a_batch_of_unequal_leaves_is_refused() -> None:
+    batch = [jax.ShapeDtypeStruct((n, 8), F32) for n in (4, 5)]
+    with pytest.raises(Untraceable, match="same number of samples"):
+        trace(a_step(lambda w, x: jnp.mean(x[0] @ w) + jnp.mean(x[1]), batch=batch))
+
+
+def test_the_models_own_softmax_has_the_derivative_of_jax() -> None:
+    x = jnp.linspace(-2.0, 3.0, 12).reshape(3, 4)
+    ours = jax.jacobian(softmax)(x)
+    assert jnp.allclose(ours, jax.jacobian(jax.nn.softmax)(x), atol=1e-6)
+
+
+def test_the_models_compute_a_finite_loss() -> None:
+    tiny = {"hidden": 16, "sequence": 8, "vocabulary": 32}
+    mixture = a_decoder(experts=4, layers=2, dtype="f32", **tiny)
+    for step in (mixture, a_decoder(llama=True, layers=1, **tiny)):
+        params = jax.tree.map(lambda x: 0.02 * jnp.ones(x.shape, x.dtype), step.params)
+        batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), step.batch)
+        assert math.isfinite(float(jax.jit(step.loss)(params, batch)))
+
+
+def test_layers_are_read_back_one_by_one() -> None:
+    graph = trace(steps.perceptron(samples=4))
+    assert len(graph) == 2
+    assert layer_of(graph, 0).weights == 2 * 64 * 256
