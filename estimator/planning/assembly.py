@@ -1,0 +1,114 @@
+"""Crius' estimate of a Cell (section 5.1): two profiled plans assembled into 2^stages, the best of them.
+
+Every stage is known under data parallelism alone and under tensor parallelism alone. Any mixture of them
+is a plan, once stages are joined by send/recv, all-gather or both. The joining depends on neighbours only
+and latency is a sum plus maxima, so the best mixture is found exactly by a chain of two states a stage,
+for each pair of maxima; nothing is enumerated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.planning.options import NoPlan
+from estimator.plans import Groups, Network, Primitive
+from formulation.tables import Floats, Ints
+
+DATA, TENSOR = 0, 1
+"""The two ways to run a stage, as columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Profiled:
+    """S stages under W ways (two in the paper: ``DATA`` and ``TENSOR``). Seconds; ``inf`` in ``busy_s``: it
+    does not fit."""
+
+    busy_s: Floats  # (S, W) of a micro-batch, both passes, with collectives inside the stage
+    join_s: Floats  # (S - 1, W, W) from stage s run one way to stage s + 1 run another
+    once_s: (
+        Floats  # (S, W) once an iteration: gradients and optimizer; stages do it at the same time
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """The best mixture: the way of each stage, and the latency of an iteration."""
+
+    ways: tuple[int, ...]
+    latency_s: float
+
+
+def assembled(profiled: Profiled, micro_batches: int) -> Assembled:
+    """Return the mixture of least latency (Crius, section 5.1).
+
+    Latency = sum of stages and joints, for the first micro-batch, + (B - 1) * slowest stage without its
+    joint, which overlaps, + longest of what is done once. For each pair of limits on slowest and
+    longest that stages attain, the least sum within them is found; the best of all pairs is the optimum.
+
+    Raises:
+        NoPlan: some stage fits neither way.
+    """
+    busy, once = profiled.busy_s, profiled.once_s
+    if not np.isfinite(busy).any(axis=1).all():
+        stage = int(np.flatnonzero(~np.isfinite(busy).any(axis=1))[0])
+        raise NoPlan(f"stage {stage} fits in no way; use more GPUs or more memory")
+    pace = np.unique(busy[np.isfinite(busy)])
+    last = np.unique(once[np.isfinite(busy)])
+    pace = pace[pace >= busy.min(axis=1).max()]
+    allowed = (busy[:, :, None, None] <= pace[:, None]) & (once[:, :, None, None] <= last)
+    cost = np.where(allowed, busy[:, :, None, None], np.inf)  # (S, W, paces, lasts)
+    total, came = cost[0], []
+    for s in range(1, len(busy)):
+        through = total[:, None] + profiled.join_s[s - 1][:, :, None, None]
+        came.append(through.argmin(axis=0))
+        total = through.min(axis=0) + cost[s]
+    latency = total + (micro_batches - 1) * pace[:, None] + last
+    way, p, u = np.unravel_index(int(latency.argmin()), latency.shape)
+    ways = [int(way)]
+    for back in reversed(came):
+        ways.append(int(back[ways[-1], p, u]))
+    return Assembled(ways=tuple(ways[::-1]), latency_s=float(latency[way, p, u]))
+
+
+def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int) -> Floats:
+    """Return what joining neighbours takes, forward and back, shape (S - 1, W, W).
+
+    ``boundary_bytes`` (S - 1,): a micro-batch's activations between stages. ``degrees`` (S, W, 2): dp and
+    tp of each way. A tensor sent is cut into as many parts as the side with fewer GPUs has; a
+    tensor-parallel receiver then gathers what its parts hold of its replica's samples: send/recv alone
+    joins data-parallel stages, send/recv and all-gather the others. On the way back sender and receiver
+    change places.
+    """
+    dp, tp = degrees[..., 0], degrees[..., 1]
+    ways = degrees.shape[1]
+    shape = (len(boundary_bytes), ways, ways)
+    size = np.broadcast_to(boundary_bytes[:, None, None], shape)
+    front = [np.broadcast_to(x[:-1, :, None], shape).ravel() for x in (dp, tp)]
+    behind = [np.broadcast_to(x[1:, None, :], shape).ravel() for x in (dp, tp)]
+    size = size.ravel()
+    one_way = _joint_s(size, front, behind, network, gpus_per_node)
+    back = _joint_s(size, behind, front, network, gpus_per_node)
+    return (one_way + back).reshape(shape)
+
+
+def _joint_s(
+    size: Floats, sender: list[Ints], receiver: list[Ints], network: Network, gpus_per_node: int
+) -> Floats:
+    """Return seconds to bring activations from one stage to the next, one row a pair of ways."""
+    (dp_a, tp_a), (dp_b, tp_b) = sender, receiver
+    parts = np.minimum(dp_a * tp_a, dp_b * tp_b)
+    nodes = 1 + (dp_a * tp_a + dp_b * tp_b > gpus_per_node).astype(np.int64)
+    pairs = Groups(
+        size=np.full(len(parts), 2, dtype=np.int64), nodes=nodes,
+        beside=np.minimum(parts, gpus_per_node),
+    )  # fmt: skip
+    sent = network.seconds(Primitive.SEND, size / parts, pairs)
+    within = Groups(
+        size=tp_b, nodes=-(-tp_b // gpus_per_node),
+        beside=np.maximum(1, np.minimum(dp_b * tp_b, gpus_per_node) // np.minimum(tp_b, gpus_per_node)),
+    )  # fmt: skip
+    gathered = network.seconds(Primitive.ALL_GATHER, size / dp_b, within)
+    joined: Floats = sent + gathered
+    return joined

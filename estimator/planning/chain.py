@@ -1,0 +1,94 @@
+"""Dynamic programming along a chain of layers: tables of what the rest of a plan costs at least.
+
+A state is (stages left, first layer left, GPUs left); a stage takes it to another by covering layers and
+GPUs. Tables have shape (stages + 1, layers + 1, GPUs + 1); ``inf`` where no plan leads from there to the
+end with all GPUs used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from estimator.planning.options import NoPlan, Options
+from formulation.tables import Floats, Ints
+
+Fold = Callable[[Floats, Floats], Floats]
+"""``np.add``: values of stages add up; ``np.maximum``: the greatest counts."""
+
+
+def dense(options: Options, value: Floats, sizes: Ints) -> Floats:
+    """Return the least value of any option, shape (C, sizes, layers, layers + 1): by GPUs, start and end.
+
+    ``value`` has shape (C, K): C columns are treated alike.
+    """
+    layers = options.layers
+    columns = len(value)
+    at = np.searchsorted(sizes, options.gpus) * layers + options.start
+    at = at * (layers + 1) + options.end
+    out = np.full((columns, len(sizes) * layers * (layers + 1)), np.inf)
+    for column, row in zip(out, value, strict=True):
+        np.minimum.at(column, at, row)
+    return out.reshape(columns, len(sizes), layers, layers + 1)
+
+
+def suffixes(options: Options, value: Floats, fold: Fold, stages: int, gpus: int) -> Floats:
+    """Return the least that the rest costs, shape (C, stages + 1, layers + 1, gpus + 1).
+
+    ``value`` has shape (C, K). A stage with j stages from it to the end is made of options with depth >= j.
+    """
+    sizes = options.sizes[options.sizes <= gpus]
+    usable = options.only(options.gpus <= gpus) if len(sizes) < len(options.sizes) else options
+    column = value[:, options.gpus <= gpus]
+    out = np.full((len(value), stages + 1, options.layers + 1, gpus + 1), np.inf)
+    out[:, 0, options.layers, 0] = 0.0
+    bound_by_memory = bool((usable.depth < stages).any())
+    table = dense(usable, column, sizes)
+    for j in range(1, min(stages, options.layers) + 1):
+        if bound_by_memory:
+            fits = usable.depth >= j
+            table = dense(usable.only(fits), column[:, fits], sizes)
+        _one_more(table, out[:, j - 1], sizes, fold, j, out[:, j])
+    return out
+
+
+def _one_more(
+    table: Floats, rest: Floats, sizes: Ints, fold: Fold, stages: int, best: Floats
+) -> None:
+    """Lower ``best``, the table of ``stages`` stages, to what one stage before ``rest`` gives.
+
+    With one layer a stage at least, the stage's layers end where ``stages - 1`` are left.
+    """
+    layers, gpus = rest.shape[1] - 1, rest.shape[2] - 1
+    starts = slice(0, layers - stages + 1)
+    ends = slice(1, layers - stages + 2) if stages > 1 else slice(layers, layers + 1)
+    for p, size in enumerate(sizes):
+        after = rest[:, None, ends, : gpus + 1 - size]
+        least = fold(table[:, p, starts, ends, None], after).min(axis=2)
+        lowered = best[:, starts, size:]
+        np.minimum(lowered, least, out=lowered)
+
+
+def walk(options: Options, value: Floats, rest: Floats, stages: int, gpus: int) -> Ints:
+    """Return the options of a plan with the least sum, in order.
+
+    ``value`` (K,) and ``rest``, of ``suffixes`` for one column with ``np.add``.
+
+    Raises:
+        NoPlan: there is none.
+    """
+    if not np.isfinite(rest[stages, 0, gpus]):
+        raise NoPlan(
+            f"no plan of {stages} stages on {gpus} GPUs: give more layers, other counts or more memory"
+        )
+    rows, layer, left = [], 0, gpus
+    for j in range(stages, 0, -1):
+        low, high = np.searchsorted(options.start, [layer, layer + 1])
+        here = np.arange(low, high)
+        here = here[(options.gpus[here] <= left) & (options.depth[here] >= j)]
+        total = value[here] + rest[j - 1, options.end[here], left - options.gpus[here]]
+        row = int(here[int(total.argmin())])
+        rows.append(row)
+        layer, left = int(options.end[row]), left - int(options.gpus[row])
+    return np.array(rows, dtype=np.int64)

@@ -1,0 +1,158 @@
+"""Plans built stage by stage from the front, many at a time; those that cannot matter are given up.
+
+A label is the front of a plan. Its criteria are sums and maxima over its stages; tables of :mod:`.chain`
+bound what the rest of the plan adds to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from estimator.planning.chain import suffixes
+from estimator.planning.options import Options
+from formulation.tables import Bools, Floats, Ints, ranges
+
+_LOOK_BACK = 12
+"""Labels are compared with so many before them in order of their first criterion."""
+_SPARE = 4
+"""Times as many labels as are kept are looked at for dominated ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Criteria:
+    """What counts of each option: columns that add up, (A, K), and columns whose maximum counts, (M, K)."""
+
+    added: Floats
+    worst: Floats
+
+    def only(self, kept: Bools | Ints) -> Criteria:
+        """Return the criteria of some options."""
+        return Criteria(added=self.added[:, kept], worst=self.worst[:, kept])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rest:
+    """The least that the rest of a plan adds to each criterion, as tables of :mod:`.chain`."""
+
+    added: Floats  # (A, stages + 1, layers + 1, gpus + 1)
+    worst: Floats  # (M, stages + 1, layers + 1, gpus + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Labels:
+    """n fronts of plans with equally many stages to come. ``rows``: the options taken, (stages so far,
+    n)."""
+
+    layer: Ints  # (n,) the next one
+    gpus: Ints  # (n,) left
+    added: Floats  # (A, n) so far
+    worst: Floats  # (M, n) so far
+    rows: Ints
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+    def only(self, kept: Bools | Ints) -> Labels:
+        """Return some of the labels."""
+        return Labels(**{f.name: getattr(self, f.name)[..., kept] for f in fields(self)})
+
+
+Judge = Callable[[Floats, Floats], Floats]
+"""From the least totals of whole plans, added (A, n) and worst (M, n), to a score (n,): less is better,
+``inf`` is given up."""
+
+
+def rest_of(options: Options, criteria: Criteria, stages: int, gpus: int) -> Rest:
+    """Return bounds for plans of up to ``stages`` stages on up to ``gpus`` GPUs."""
+    return Rest(
+        added=suffixes(options, criteria.added, np.add, stages, gpus),
+        worst=suffixes(options, criteria.worst, np.maximum, stages, gpus),
+    )
+
+
+def complete(
+    options: Options, criteria: Criteria, rest: Rest, stages: int, gpus: int,
+    judge: Judge, most: int,
+) -> tuple[Labels, bool]:  # fmt: skip
+    """Return whole plans that ``judge`` keeps, and whether none was left out.
+
+    After each stage at most ``most`` labels are kept, those with the least score. Of two labels at the same
+    state the one that is worse or equal in every criterion is given up.
+    """
+    labels, all_kept = _none_yet(criteria, gpus), True
+    first = np.searchsorted(options.start, np.arange(options.layers + 2))
+    for left in range(stages - 1, -1, -1):
+        labels = _extended(labels, options, criteria, rest, first, left + 1)
+        added, worst = totals(labels, rest, left)
+        score = judge(added, worst)
+        found = np.flatnonzero(np.isfinite(score))
+        likely = _least(found, score, _SPARE * most)
+        apart = likely[_undominated(labels, likely)]
+        kept = _least(apart, score, most)
+        all_kept &= len(likely) == len(found) and len(kept) == len(apart)
+        labels = labels.only(kept)
+    return labels, all_kept
+
+
+def _least(among: Ints, score: Floats, most: int) -> Ints:
+    """Return the ``most`` indices of least score."""
+    if len(among) <= most:
+        return among
+    return among[np.argpartition(score[among], most)[:most]]
+
+
+def totals(labels: Labels, rest: Rest, left: int) -> tuple[Floats, Floats]:
+    """Return each label's least totals at the end, added (A, n) and worst (M, n), ``left`` stages from
+    it."""
+    layer, gpus = labels.layer, labels.gpus
+    return (
+        labels.added + rest.added[:, left, layer, gpus],
+        np.maximum(labels.worst, rest.worst[:, left, layer, gpus]),
+    )
+
+
+def _none_yet(criteria: Criteria, gpus: int) -> Labels:
+    return Labels(
+        layer=np.zeros(1, dtype=np.int64), gpus=np.array([gpus], dtype=np.int64),
+        added=np.zeros((len(criteria.added), 1)), worst=np.zeros((len(criteria.worst), 1)),
+        rows=np.zeros((0, 1), dtype=np.int64),
+    )  # fmt: skip
+
+
+def _extended(
+    labels: Labels, options: Options, criteria: Criteria, rest: Rest, first: Ints, stages: int
+) -> Labels:
+    """Return the labels with one more stage in every way that leads to the end; ``stages`` are to come."""
+    count = first[labels.layer + 1] - first[labels.layer]
+    front = np.repeat(np.arange(len(labels)), count)
+    row = ranges(first[labels.layer], count)
+    gpus = labels.gpus[front] - options.gpus[row]
+    leads = (gpus >= 0) & (options.depth[row] >= stages)
+    leads &= np.isfinite(rest.added[0, stages - 1, options.end[row], np.maximum(gpus, 0)])
+    front, row = front[leads], row[leads]
+    return Labels(
+        layer=options.end[row],
+        gpus=gpus[leads],
+        added=labels.added[:, front] + criteria.added[:, row],
+        worst=np.maximum(labels.worst[:, front], criteria.worst[:, row]),
+        rows=np.concatenate([labels.rows[:, front], row[None]]),
+    )
+
+
+def _undominated(labels: Labels, among: Ints) -> Ints:
+    """Return positions in ``among`` of labels that no near one at their state is as good as everywhere.
+
+    Not all dominated labels are found, but no other is given up: the last one standing of equals stays.
+    """
+    state = labels.layer[among] * (int(labels.gpus.max(initial=0)) + 1) + labels.gpus[among]
+    values = np.concatenate([labels.added[:, among], labels.worst[:, among]])
+    order = np.lexsort((*values[::-1], state))
+    values, state = values[:, order], state[order]
+    stays = np.ones(len(order), dtype=np.bool_)
+    for shift in range(1, min(_LOOK_BACK, len(order) - 1) + 1):
+        beside = state[shift:] == state[:-shift]
+        stays[shift:] &= ~(beside & (values[:, :-shift] <= values[:, shift:]).all(axis=0))
+    return order[stays]

@@ -1,0 +1,127 @@
+"""The stages that a plan may be made of, one a row, and where each fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.memory import Room, limit_bytes, memory_bytes
+from estimator.plans import Candidates, Schedule, Stage, StageCosts
+from formulation.errors import TesseraError
+from formulation.tables import Bools, Floats, Ints
+
+ANYWHERE = 2**30
+"""A depth that no pipeline reaches."""
+
+
+class NoPlan(TesseraError):
+    """No chain of stages covers the layers with these GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """Layers ``start`` to ``end`` (exclusive) on ``gpus`` GPUs, one a row, sorted by ``start``.
+
+    ``depth``: a row fits into memory while at most so many stages lie between it and the end, itself
+    included. Under 1F1B that is the number of micro-batches whose activations it keeps (Narayanan et al.,
+    SC 2021, section 2.2), so that one rule serves all pipeline degrees. ``source``: rows of the table they
+    were made from. All arrays have shape (K,).
+    """
+
+    start: Ints
+    end: Ints
+    gpus: Ints
+    depth: Ints
+    source: Ints
+    layers: int
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def sizes(self) -> Ints:
+        """Return the distinct GPU counts, ascending."""
+        return np.unique(self.gpus)
+
+    def only(self, kept: Bools | Ints) -> Options:
+        """Return the options of a mask, or of indices in ascending order."""
+        return Options(
+            start=self.start[kept], end=self.end[kept], gpus=self.gpus[kept],
+            depth=self.depth[kept], source=self.source[kept], layers=self.layers,
+        )  # fmt: skip
+
+
+def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Options:
+    """Return options of these rows; the layers are as many as the furthest end. ``depth`` None: all fit.
+
+    Raises:
+        NoPlan: there is no row.
+    """
+    if not len(start):
+        raise NoPlan("no candidate stages; give at least one")
+    fits = np.full(len(start), ANYWHERE, dtype=np.int64) if depth is None else depth
+    source = np.flatnonzero(fits > 0)
+    source = source[np.argsort(start[source], kind="stable")]
+    return Options(
+        start=start[source], end=end[source], gpus=gpus[source], depth=fits[source],
+        source=source.astype(np.int64), layers=int(end.max()),
+    )  # fmt: skip
+
+
+def options_of(candidates: Candidates, depth: Ints | None = None) -> Options:
+    """Return candidates as options."""
+    return options(candidates.start, candidates.end, candidates.gpus, depth)
+
+
+def depths(
+    costs: StageCosts,
+    memory: float,
+    micro_batches: int,
+    schedule: Schedule,
+    room: Room | None = None,
+) -> Ints:
+    """Return each candidate's depth (see :class:`Options`) on GPUs of ``memory`` bytes, shape (K,).
+
+    0: it fits nowhere, or cannot run.
+    """
+    left = limit_bytes(memory, room) - memory_bytes(costs, 0, room)
+    flights = np.floor(left / np.maximum(costs.flight_bytes, 1.0)).clip(0, ANYWHERE)
+    some = flights if schedule is Schedule.ONE_F_ONE_B else 0
+    depth = np.where(flights >= micro_batches, ANYWHERE, some)
+    return np.where((left >= 0) & np.isfinite(costs.busy_s), depth, 0).astype(np.int64)
+
+
+def stages_at(candidates: Candidates, rows: Ints) -> tuple[Stage, ...]:
+    """Return these candidates as stages of a plan."""
+    c = candidates
+    return tuple(
+        Stage(
+            start=int(c.start[i]), end=int(c.end[i]), dp=int(c.dp[i]),
+            tp=int(c.tp[i]), ep=int(c.ep[i]), sp=bool(c.sp[i]),
+        )
+        for i in rows
+    )  # fmt: skip
+
+
+def powers_of_two(most: int) -> Ints:
+    """Return 1, 2, 4 ... up to ``most``."""
+    return 2 ** np.arange(int(most).bit_length(), dtype=np.int64)
+
+
+def every_stage(layers: int, sizes: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return start, end and GPUs of each stretch of layers on each number of GPUs."""
+    first, last = np.triu_indices(layers)
+    count = len(first)
+    return (
+        np.repeat(first, len(sizes)).astype(np.int64),
+        np.repeat(last + 1, len(sizes)).astype(np.int64),
+        np.tile(sizes, count).astype(np.int64),
+    )
+
+
+def least_in_each(group: Ints, value: Floats) -> Ints:
+    """Return the index of the least value of each group, ascending; the first among equals."""
+    order = np.lexsort((value, group))
+    leads = np.r_[True, np.diff(group[order]) != 0]
+    return np.sort(order[leads])

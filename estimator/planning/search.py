@@ -1,0 +1,180 @@
+"""The exact least-latency plan of a Cell under the cost model.
+
+An iteration takes a sum over stages and weighted maxima over stages (:mod:`estimator.pipeline`). With T
+the sum and m_i the maxima, latency = T + sum_i w_i * m_i. The heaviest weight, B - 1, is on the slowest
+stage: once some plan is known, no stage slower than (its latency - least T) / (B - 1) can be in a better
+one, which leaves few stages and few fronts of plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.memory import Room, in_flight, memory_bytes
+from estimator.pipeline import DEFAULT, Overlap, Sync, Transfers, exposed_sync_s
+from estimator.planning.labels import Criteria, Rest, complete, rest_of
+from estimator.planning.options import NoPlan, Options, least_in_each, stages_at
+from estimator.plans import Plan, StageCosts, Training
+from formulation.tables import Bools, Floats, Ints
+
+_BEAM = 16
+"""Fronts of plans kept after each stage for a first good plan."""
+_TIE = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Latency:
+    """What an iteration takes: the sum of ``added_s`` (K,) over stages, and of each row of ``worst_s``,
+    (M, K), the maximum over stages times ``weight`` (M,)."""
+
+    added_s: Floats
+    worst_s: Floats
+    weight: Floats
+
+    def of(self, rows: Sequence[int] | Ints) -> float:
+        """Return the latency of a plan of these rows, in seconds."""
+        at = np.asarray(rows, dtype=np.int64)
+        return float(self.added_s[at].sum() + self.weight @ self.worst_s[:, at].max(axis=1))
+
+
+def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT) -> Latency:
+    """Return the terms of ``estimator.pipeline.iteration_s`` for each candidate."""
+    pace = {
+        Transfers.ADDED: [costs.busy_s, costs.send_s],
+        Transfers.HIDDEN: [costs.busy_s],
+        Transfers.OVERLAPPED: [np.maximum(costs.busy_s, costs.send_s)],
+    }[overlap.transfers]
+    synced = exposed_sync_s(costs.sync_s, costs.backward_s, overlap)
+    in_turn = overlap.sync is Sync.IN_TURN
+    after = [costs.update_s] if in_turn else [synced, costs.update_s]
+    return Latency(
+        added_s=costs.busy_s + costs.send_s + (synced if in_turn else 0.0),
+        worst_s=np.array([*pace, *after]),
+        weight=np.array([micro_batches - 1.0] * len(pace) + [1.0] * len(after)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best plan: rows of the table that the options came from, in order, and its latency."""
+
+    rows: tuple[int, ...]
+    latency_s: float
+
+
+def best_plans(
+    options: Options, latency: Latency, gpus: int, degrees: Iterable[int]
+) -> dict[int, Found]:
+    """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs; degrees without one
+    are absent.
+
+    Bounds on what is left of a plan are shared by all degrees.
+    """
+    wanted = sorted({s for s in degrees if 1 <= s <= min(gpus, options.layers)})
+    if not wanted:
+        return {}
+    usable = options.only(_useful(options, latency))
+    counts = latency.weight > 0
+    weight, worst_s = latency.weight[counts], latency.worst_s[counts]
+    criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
+    rest = rest_of(usable, criteria, wanted[-1], gpus)
+    found: dict[int, Found] = {}
+    for stages in wanted:
+        if np.isfinite(rest.added[0, stages, 0, gpus]):
+            found[stages] = _best(usable, criteria, weight, rest, stages, gpus)
+    return found
+
+
+def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Found:
+    """Return the least-latency plan of one pipeline degree.
+
+    Raises:
+        NoPlan: no chain of options covers the layers within memory.
+    """
+    found = best_plans(options, latency, gpus, [stages])
+    if stages not in found:
+        raise NoPlan(
+            f"no plan of {stages} stages on {gpus} GPUs fits; give more GPUs, memory or other degrees"
+        )
+    return found[stages]
+
+
+def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
+    """Return what was found as a plan, with the memory of each stage."""
+    rows = np.array(found.rows, dtype=np.int64)
+    flights = in_flight(training.schedule, len(rows), training.micro_batches)
+    every = memory_bytes(costs, 0, room)[rows] + costs.flight_bytes[rows] * flights
+    return Plan(
+        stages=stages_at(costs.candidates, rows), micro_batches=training.micro_batches,
+        iter_time_s=found.latency_s, memory_bytes=tuple(every.tolist()),
+    )  # fmt: skip
+
+
+def _best(
+    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int
+) -> Found:
+    """Return the best plan: a beam finds a good one, which bounds the search for the best."""
+    beam, exact = _below(options, criteria, weight, rest, stages, gpus, np.inf, _BEAM)
+    if beam is None:
+        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs; ask for fewer")
+    if exact:
+        return beam
+    kept = _in_time(criteria, weight, rest, stages, gpus, beam.latency_s)
+    options, criteria = options.only(kept), criteria.only(kept)
+    rest = rest_of(options, criteria, stages, gpus)
+    width = _BEAM
+    while not exact:
+        width *= 16
+        better, exact = _below(options, criteria, weight, rest, stages, gpus, beam.latency_s, width)
+        beam = better or beam
+    return beam
+
+
+def _below(
+    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
+    limit_s: float, width: int,
+) -> tuple[Found | None, bool]:  # fmt: skip
+    """Return the best plan found that is faster than ``limit_s``, and whether there is no faster one."""
+
+    def judge(added: Floats, worst: Floats) -> Floats:
+        bound = added[0] + weight @ worst
+        return np.where(bound < limit_s * (1 - _TIE), bound, np.inf)
+
+    labels, exact = complete(options, criteria, rest, stages, gpus, judge, width)
+    if not len(labels):
+        return None, exact
+    total = labels.added[0] + weight @ labels.worst
+    best = int(total.argmin())
+    rows = options.source[labels.rows[:, best]]
+    return Found(rows=tuple(rows.tolist()), latency_s=float(total[best])), exact
+
+
+def _in_time(
+    criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int, most: float
+) -> Bools:
+    """Return which options can be part of a plan no slower than ``most``: each maximum alone must leave
+    room for the least of all else."""
+    least = weight * rest.worst[:, stages, 0, gpus]
+    others = rest.added[0, stages, 0, gpus] + least.sum() - least
+    kept: Bools = (weight[:, None] * criteria.worst + others[:, None] <= most).all(axis=0)
+    return kept
+
+
+def _useful(options: Options, latency: Latency) -> Ints:
+    """Return the options that no other one for the same layers and GPUs beats or equals in everything."""
+    at = options.source
+    values = np.vstack([latency.added_s[None, at], latency.worst_s[:, at], -options.depth[None]])
+    most = int(options.gpus.max(initial=0)) + 1
+    group = (options.start * (options.layers + 1) + options.end) * most + options.gpus
+    lead_of = np.zeros(int(group.max(initial=0)) + 1, dtype=np.int64)
+    left = np.flatnonzero(np.isfinite(values).all(axis=0))
+    kept = [left[:0]]
+    while len(left):  # nothing beats the option of least sum; what it beats goes
+        lead = left[least_in_each(group[left], values[0, left])]
+        kept.append(lead)
+        lead_of[group[lead]] = lead
+        left = left[(values[:, lead_of[group[left]]] > values[:, left]).any(axis=0)]
+    return np.sort(np.concatenate(kept))

@@ -1,0 +1,203 @@
+"""Where a model is cut into stages, and how many GPUs each gets, before any plan is priced.
+
+Crius, section 4.2: layers get GPUs by their FLOPs, and the model is cut where least is communicated.
+Arena, section 3.3: layers get GPUs by their roofline load, and stages get the powers of two nearest to
+the sums in L2; the distance is the computation bias. Both papers enumerate; here both are exact by
+dynamic programming.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.planning.chain import suffixes, walk
+from estimator.planning.options import NoPlan, Options, every_stage, options, powers_of_two
+from formulation.tables import Floats, Ints, ranges
+
+NEAR = 0.5
+"""A sum of GPUs is near the power of two that is nearest by ratio: log2 differs by at most this."""
+_TIE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """A model cut into stages. ``bias``: L2 distance of GPUs from each stage's share of them."""
+
+    ends: tuple[int, ...]  # the layer after each stage's last
+    gpus: tuple[int, ...]
+    bias: float
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Return each stage's first layer."""
+        return (0, *self.ends[:-1])
+
+
+def shares(load: Floats, gpus: int) -> Floats:
+    """Return the GPUs that each layer deserves, shape (L,): its part of the load."""
+    total = load.sum()
+    if not total > 0 or not np.isfinite(total):
+        raise NoPlan("the layers have no load to share GPUs by; give positive, finite loads")
+    share: Floats = load / total * gpus
+    return share
+
+
+def stage_shares(load: Floats, gpus: int, start: Ints, end: Ints) -> Floats:
+    """Return the GPUs that stages deserve, shape (K,)."""
+    before = np.concatenate([[0.0], np.cumsum(shares(load, gpus))])
+    share: Floats = before[end] - before[start]
+    return share
+
+
+def bias_of(share: Floats, gpus: Ints) -> Floats:
+    """Return the computation bias of plans: the L2 norm over the last axis (Arena, equation 3)."""
+    bias: Floats = np.sqrt(((share - gpus) ** 2).sum(axis=-1))
+    return bias
+
+
+def nearest_powers(share: Floats, gpus: int) -> Ints:
+    """Return the powers of two, shape (S,), that sum to ``gpus`` and are nearest to the shares in L2.
+
+    Raises:
+        NoPlan: fewer GPUs than stages.
+    """
+    count = len(share)
+    sizes = powers_of_two(gpus)
+    at = np.arange(count, dtype=np.int64)
+    one = options(np.repeat(at, len(sizes)), np.repeat(at + 1, len(sizes)), np.tile(sizes, count))
+    value = (share[one.start] - one.gpus) ** 2
+    rest = suffixes(one, value[None], np.add, count, gpus)[0]
+    return one.gpus[walk(one, value, rest, count, gpus)]
+
+
+def balanced(load: Floats, gpus: int, stages: int) -> Stages:
+    """Return the partition and GPUs of least computation bias (Arena, section 3.3).
+
+    Raises:
+        NoPlan: fewer layers or GPUs than stages.
+    """
+    return balanced_each(load, gpus, [stages])[0]
+
+
+def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
+    """Return :func:`balanced` of each pipeline degree, from one table.
+
+    Raises:
+        NoPlan: fewer layers or GPUs than stages.
+    """
+    every, share = _all_stages(load, gpus)
+    value = (share - every.gpus) ** 2
+    rest = suffixes(every, value[None], np.add, max(degrees), gpus)[0]
+    return [_made(every, share, walk(every, value, rest, s, gpus)) for s in degrees]
+
+
+def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
+    """Return the ``k`` partitions with GPUs of least computation bias, best first; fewer if there are
+    fewer.
+
+    Raises:
+        NoPlan: there is none.
+    """
+    every, share = _all_stages(load, gpus)
+    value = (share - every.gpus) ** 2
+    front = _Fronts.none_yet(gpus)
+    for left in range(stages, 0, -1):
+        front = front.extended(every, value, left, k)
+    done = (front.layer == every.layers) & (front.gpus == 0)
+    if not done.any():
+        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs: fewer layers or GPUs than that")
+    best = np.flatnonzero(done)[np.argsort(front.total[done], kind="stable")]
+    return [_made(every, share, front.rows[:, i]) for i in best]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fronts:
+    """n beginnings of plans: next layer, GPUs left, sum so far, and options taken, shape (stages, n)."""
+
+    layer: Ints
+    gpus: Ints
+    total: Floats
+    rows: Ints
+
+    @staticmethod
+    def none_yet(gpus: int) -> _Fronts:
+        zero = np.zeros(1, dtype=np.int64)
+        return _Fronts(
+            layer=zero, gpus=zero + gpus, total=np.zeros(1), rows=np.zeros((0, 1), dtype=np.int64)
+        )
+
+    def extended(self, every: Options, value: Floats, left: int, k: int) -> _Fronts:
+        """Return the k best at each state after one more stage of ``left``."""
+        first = np.searchsorted(every.start, np.arange(every.layers + 2))
+        count = first[self.layer + 1] - first[self.layer]
+        front, row = np.repeat(np.arange(len(count)), count), ranges(first[self.layer], count)
+        fits = every.gpus[row] <= self.gpus[front] - (left - 1)
+        fits &= every.end[row] <= every.layers - (left - 1)
+        front, row = front[fits], row[fits]
+        total = self.total[front] + value[row]
+        layer, gpus = every.end[row], self.gpus[front] - every.gpus[row]
+        state = layer * (int(self.gpus.max(initial=0)) + 1) + gpus
+        order = np.lexsort((total, state))
+        leads = np.flatnonzero(np.r_[True, np.diff(state[order]) != 0])
+        rank = np.arange(len(order)) - np.repeat(leads, np.diff(np.r_[leads, len(order)]))
+        kept = order[rank < k]
+        rows = np.concatenate([self.rows[:, front[kept]], row[None, kept]])
+        return _Fronts(layer=layer[kept], gpus=gpus[kept], total=total[kept], rows=rows)
+
+
+def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages:
+    """Return Crius' stages (section 4.2): cut where least is communicated, GPU sums near powers of two.
+
+    ``flops`` has shape (L,); ``boundary`` too: what each layer hands to the next (the last one's is not
+    looked at). A stage may have ``p`` GPUs if its sum of the layers' GPUs is within ``NEAR`` of p in
+    log2; where no partition has only such stages, the least distance that some partition reaches in all
+    stages is allowed. Ties are broken by the least computation bias, then by the earliest cut; the paper
+    leaves them open.
+
+    Raises:
+        NoPlan: fewer layers or GPUs than stages.
+    """
+    every, share = _all_stages(flops, gpus)
+    off = np.abs(np.log2(np.maximum(share, 1e-300) / every.gpus))
+    reach = suffixes(every, off[None], np.maximum, stages, gpus)[0, stages, 0, gpus]
+    near = every.only(off <= max(NEAR, float(reach) * (1 + _TIE)))
+    cut = np.where(near.end < near.layers, boundary[near.end - 1], 0.0)
+    bias = (stage_shares(flops, gpus, near.start, near.end) - near.gpus) ** 2
+    rest = suffixes(near, cut[None], np.add, stages, gpus)[0]
+    if not np.isfinite(rest[stages, 0, gpus]):
+        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs: fewer layers or GPUs than that")
+    return _least_bias_of_cheapest(near, cut, bias, rest, stages, gpus)
+
+
+def _least_bias_of_cheapest(
+    near: Options, cut: Floats, bias: Floats, rest: Floats, stages: int, gpus: int
+) -> Stages:
+    """Return the plan of least bias among those of least communication.
+
+    A sum of both with a weight on bias too small to matter: cuts that differ, differ by more than a 1e-6
+    part of the total, or count as equal.
+    """
+    total = float(rest[stages, 0, gpus]) or float(cut.max(initial=0.0)) or 1.0
+    most_bias = float(bias.max(initial=0.0)) * stages or 1.0
+    value = cut / total + 1e-6 * bias / most_bias
+    table = suffixes(near, value[None], np.add, stages, gpus)[0]
+    rows = walk(near, value, table, stages, gpus)
+    return Stages(
+        ends=tuple(near.end[rows].tolist()), gpus=tuple(near.gpus[rows].tolist()),
+        bias=float(np.sqrt(bias[rows].sum())),
+    )  # fmt: skip
+
+
+def _all_stages(load: Floats, gpus: int) -> tuple[Options, Floats]:
+    """Return every stage on every power of two, and the GPUs that each deserves, shape (K,)."""
+    every = options(*every_stage(len(load), powers_of_two(gpus)))
+    return every, stage_shares(load, gpus, every.start, every.end)
+
+
+def _made(every: Options, share: Floats, rows: Ints) -> Stages:
+    return Stages(
+        ends=tuple(every.end[rows].tolist()), gpus=tuple(every.gpus[rows].tolist()),
+        bias=float(bias_of(share[rows], every.gpus[rows])),
+    )  # fmt: skip

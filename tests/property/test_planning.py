@@ -1,0 +1,203 @@
+"""What planners find by dynamic programming is what listing every plan finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator.memory import in_flight, limit_bytes, memory_bytes
+from estimator.pipeline import Overlap, Sync, Transfers, iteration_s, pipelines_of
+from estimator.planning.assembly import Profiled, assembled
+from estimator.planning.options import NoPlan, depths, options_of
+from estimator.planning.pareto import comm_load, frontier, undominated
+from estimator.planning.search import best_plan, latency_of
+from estimator.planning.stages import (
+    NEAR,
+    balanced_each,
+    bias_of,
+    k_balanced,
+    least_cut,
+    nearest_powers,
+    stage_shares,
+)
+from estimator.planning.tuning import whole_space
+from estimator.plans import Schedule
+from tests.support.planning import (
+    all_stages,
+    every_candidate,
+    every_plan,
+    random_costs,
+    random_depth,
+)
+
+SEEDS = st.integers(0, 10_000)
+SIZES = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 4))
+OVERLAPS = st.builds(Overlap, transfers=st.sampled_from(Transfers), sync=st.sampled_from(Sync))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, SIZES, OVERLAPS, st.integers(1, 9))
+def test_the_best_plan_is_the_fastest_of_all_plans(
+    seed: int, size: tuple[int, int, int], overlap: Overlap, micro_batches: int
+) -> None:
+    (layers, gpus, stages), rng = size, np.random.default_rng(seed)
+    costs = random_costs(every_candidate(min(layers, 4), gpus), rng)
+    option = options_of(costs.candidates, random_depth(len(costs.candidates), rng))
+    latency = latency_of(costs, micro_batches, overlap)
+    plans = np.array(list(every_plan(option, gpus, stages)), dtype=np.int64)
+    if not len(plans):
+        with pytest.raises(NoPlan):
+            best_plan(option, latency, gpus, stages)
+        return
+    everywhere = iteration_s(pipelines_of(costs, option.source[plans]), micro_batches, overlap)
+    found = best_plan(option, latency, gpus, stages)
+    assert found.latency_s == pytest.approx(everywhere.min(), rel=1e-9)
+    assert latency.of(found.rows) == pytest.approx(found.latency_s, rel=1e-9)
+    assert set(found.rows) <= set(option.source.tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, SIZES, st.integers(1, 9))
+def test_the_frontier_is_that_of_all_plans(
+    seed: int, size: tuple[int, int, int], micro_batches: int
+) -> None:
+    (layers, gpus, stages), rng = size, np.random.default_rng(seed)
+    candidates = every_candidate(layers, gpus)
+    comm, load = rng.uniform(0, 1, len(candidates)), rng.uniform(0.2, 3, layers)
+    option = options_of(candidates, random_depth(len(candidates), rng))
+    plans = np.array(list(every_plan(option, gpus, stages)), dtype=np.int64)
+    if not len(plans):
+        with pytest.raises(NoPlan):
+            frontier(option, load, comm, gpus, stages, micro_batches)
+        return
+    share = stage_shares(load, gpus, option.start, option.end)
+    bias = bias_of(share[plans], option.gpus[plans])
+    total = comm_load(comm[option.source][plans], micro_batches)
+    best = undominated(bias, total)
+    found = frontier(option, load, comm, gpus, stages, micro_batches, limit=10_000)
+    expected = sorted(zip(bias[best], total[best], strict=True))
+    assert found.exact
+    assert found.found == len(found.plans)
+    for plan, (least_bias, least) in zip(found.plans, expected, strict=True):
+        assert plan.bias == pytest.approx(least_bias, abs=1e-9)
+        assert plan.comm_load_s == pytest.approx(least, rel=1e-9)
+    assert found.proxy.bias == pytest.approx(bias.min(), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, SIZES)
+def test_least_bias_is_that_of_all_partitions_and_powers_of_two(
+    seed: int, size: tuple[int, int, int]
+) -> None:
+    layers, gpus, stages = size
+    load = np.random.default_rng(seed).uniform(0.1, 3, layers)
+    option = all_stages(layers, gpus)
+    plans = np.array(list(every_plan(option, gpus, stages)), dtype=np.int64)
+    if not len(plans):
+        with pytest.raises(NoPlan):
+            balanced_each(load, gpus, [stages])
+        return
+    share = stage_shares(load, gpus, option.start, option.end)
+    every = np.sort(bias_of(share[plans], option.gpus[plans]))
+    assert balanced_each(load, gpus, [stages])[0].bias == pytest.approx(every[0], abs=1e-9)
+    few = [x.bias for x in k_balanced(load, gpus, stages, 7)]
+    assert few == pytest.approx(every[:7].tolist(), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, st.integers(1, 4), st.sampled_from([4, 6, 8, 12]))
+def test_gpus_of_a_partition_are_the_nearest_powers_of_two(
+    seed: int, stages: int, gpus: int
+) -> None:
+    share = np.random.default_rng(seed).dirichlet(np.ones(stages)) * gpus
+    powers = np.stack(np.meshgrid(*[[1, 2, 4, 8]] * stages), axis=-1).reshape(-1, stages)
+    vectors = powers[powers.sum(axis=1) == gpus]
+    if not len(vectors):
+        with pytest.raises(NoPlan):
+            nearest_powers(share, gpus)
+        return
+    found = nearest_powers(share, gpus)
+    assert found.sum() == gpus
+    assert bias_of(share, found) == pytest.approx(bias_of(share, vectors).min())
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, SIZES)
+def test_stages_are_cut_where_least_is_sent_among_sums_near_powers_of_two(
+    seed: int, size: tuple[int, int, int]
+) -> None:
+    (layers, gpus, stages), rng = size, np.random.default_rng(seed)
+    flops, boundary = rng.uniform(0.2, 3, layers), rng.integers(1, 9, layers).astype(np.float64)
+    option = all_stages(layers, gpus)
+    plans = np.array(list(every_plan(option, gpus, stages)), dtype=np.int64)
+    if not len(plans):
+        with pytest.raises(NoPlan):
+            least_cut(flops, boundary, gpus, stages)
+        return
+    share = stage_shares(flops, gpus, option.start, option.end)
+    off = np.abs(np.log2(share / option.gpus))[plans].max(axis=1)
+    near = plans[off <= max(NEAR, off.min() + 1e-9)]
+    sent = boundary[option.end - 1][near[:, :-1]].sum(axis=1)
+    bias = bias_of(share[near], option.gpus[near])
+    found = least_cut(flops, boundary, gpus, stages)
+    assert boundary[np.array(found.ends[:-1], dtype=np.int64) - 1].sum() == sent.min()
+    assert found.bias == pytest.approx(bias[sent == sent.min()].min(), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(1, 5), st.integers(2, 3), st.integers(1, 9))
+def test_the_assembled_plan_is_the_fastest_mixture(
+    seed: int, stages: int, ways: int, micro_batches: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    busy = rng.uniform(1, 3, (stages, ways))
+    busy[rng.random(busy.shape) < 0.2] = np.inf
+    profiled = Profiled(
+        busy_s=busy, once_s=rng.uniform(0, 4, busy.shape),
+        join_s=rng.uniform(0, 2, (stages - 1, ways, ways)),
+    )  # fmt: skip
+    every = np.stack(np.meshgrid(*[range(ways)] * stages), axis=-1).reshape(-1, stages)
+    at = np.arange(stages)
+    every = every[np.isfinite(busy[at, every]).all(axis=1)]
+    joins = profiled.join_s[at[:-1], every[:, :-1], every[:, 1:]].sum(axis=1)
+    chosen = busy[at, every]
+    latency = chosen.sum(axis=1) + joins + (micro_batches - 1) * chosen.max(axis=1)
+    latency += profiled.once_s[at, every].max(axis=1)
+    if not len(every):
+        with pytest.raises(NoPlan, match="stage"):
+            assembled(profiled, micro_batches)
+        return
+    found = assembled(profiled, micro_batches)
+    assert found.latency_s == pytest.approx(latency.min())
+    assert latency[(every == found.ways).all(axis=1)] == pytest.approx(latency.min())
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.integers(1, 4), st.sampled_from([1, 2, 4, 6]), st.integers(1, 3))
+def test_a_space_counts_and_holds_just_the_plans_it_yields(
+    seed: int, layers: int, gpus: int, stages: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    candidates = every_candidate(layers, gpus)
+    space = whole_space(candidates, gpus, stages, random_depth(len(candidates), rng))
+    listed = [tuple(space.options.source[list(p)]) for p in every_plan(space.options, gpus, stages)]
+    assert space.count == len(listed)
+    assert sorted(space.rows()) == sorted(listed)
+    assert all(space.holds(rows) for rows in listed)
+    assert len(list(space.plans())) == space.count
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.sampled_from(Schedule), st.integers(1, 6))
+def test_a_stage_fits_as_deep_as_its_memory_holds_micro_batches(
+    seed: int, schedule: Schedule, micro_batches: int
+) -> None:
+    costs = random_costs(every_candidate(3, 4), np.random.default_rng(seed))
+    memory = 8e9
+    depth = depths(costs, memory, micro_batches, schedule)
+    for left in range(1, 5):
+        flights = int(in_flight(schedule, left, micro_batches)[0])
+        fits = memory_bytes(costs, flights) <= limit_bytes(memory)
+        assert ((depth >= left) == fits).all()

@@ -1,0 +1,64 @@
+"""All plans of a few layers, listed one by one, and random costs: what planners are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from estimator.planning.options import Options, every_stage, options, powers_of_two
+from estimator.plans import Candidates, StageCosts
+from formulation.tables import Ints
+
+
+def every_plan(option: Options, gpus: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Yield every plan as indices of options, by trying each option after each front."""
+
+    def onward(layer: int, gpus: int, left: int) -> Iterator[tuple[int, ...]]:
+        if left == 0:
+            if layer == option.layers and gpus == 0:
+                yield ()
+            return
+        for k in range(len(option)):
+            if option.start[k] == layer and option.gpus[k] <= gpus and option.depth[k] >= left:
+                for more in onward(int(option.end[k]), gpus - int(option.gpus[k]), left - 1):
+                    yield (k, *more)
+
+    yield from onward(0, gpus, stages)
+
+
+def every_candidate(layers: int, gpus: int) -> Candidates:
+    """Return every stretch of layers on every power of two, in every split of GPUs into dp and tp."""
+    start, end, size = every_stage(layers, powers_of_two(gpus))
+    splits = np.array([int(n).bit_length() for n in size])
+    row = np.repeat(np.arange(len(size)), splits)
+    dp = 2 ** (np.arange(len(row)) - np.repeat(np.cumsum(splits) - splits, splits))
+    return Candidates(
+        start=start[row], end=end[row], dp=dp, tp=size[row] // dp,
+        ep=np.ones_like(dp), sp=np.zeros(len(dp), dtype=np.bool_),
+    )  # fmt: skip
+
+
+def random_costs(candidates: Candidates, rng: np.random.Generator) -> StageCosts:
+    """Return costs that grow with layers and shrink with GPUs, with chance in each."""
+    span = (candidates.end - candidates.start).astype(np.float64)
+
+    def about(value: float) -> np.ndarray:
+        return value * span / candidates.gpus * rng.uniform(0.5, 2.0, len(span))
+
+    last = candidates.end == candidates.end.max()
+    return StageCosts(
+        candidates=candidates, forward_s=about(1.0), backward_s=about(2.0), comm_s=about(0.5),
+        send_s=np.where(last, 0.0, rng.uniform(0.0, 3.0, len(span))), sync_s=about(3.0),
+        update_s=about(1.0), state_bytes=about(4e9), flight_bytes=about(1e9), working_bytes=about(1e8),
+    )  # fmt: skip
+
+
+def random_depth(count: int, rng: np.random.Generator) -> Ints:
+    """Return depths of which some forbid early stages and some forbid all."""
+    return rng.integers(0, 6, count).astype(np.int64)
+
+
+def all_stages(layers: int, gpus: int) -> Options:
+    """Return every stretch of layers on every power of two; all fit."""
+    return options(*every_stage(layers, powers_of_two(gpus)))
