@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -26,6 +26,7 @@ _NOISE_SD: Final = 0.4
 """Of a log time about five rates; measured tables leave 0.3 to 0.5."""
 _STEPS: Final = 40
 _ALGORITHMS: Final = 3
+_RATES: Final = 5
 _LINK: Final = 3  # among the costs
 _PORT: Final = 4
 _MAD_TO_SD: Final = 1.4826  # for a normal distribution
@@ -112,42 +113,54 @@ class Fits:
     exercised: dict[Kind, Bools]  # which of the five rates its tables exercise
 
     def of(self, kind: Kind, sheet: LinkRates) -> LinkRates:
-        """Return the fitted rates of a kind; for one that was not measured, its data sheet's times the
-        median ratio by which fitted rates differ from data sheets, each taken where it was exercised."""
-        return self.rates[kind] if kind in self.rates else self.usual(kind.sends, sheet)
+        """Return the fitted rates of a kind, or :meth:`usual` ones where it was not measured."""
+        return self.rates[kind] if kind in self.rates else self.usual(kind, sheet)
 
-    def usual(self, sends: bool, sheet: LinkRates) -> LinkRates:
-        """Return a data sheet's rates times the ratios that are usual."""
-        like = [k for k in self.rates if k.sends == sends]
-        if not like:
-            return sheet
-        ratios = np.array(
-            [np.log(self.rates[k].costs / sheet_rates(k.gpu_type).costs) for k in like]
-        )
-        known = np.array([self.exercised[k] for k in like])
+    def usual(self, kind: Kind, sheet: LinkRates) -> LinkRates:
+        """Return the base of a kind times the median ratio of like kinds' fitted rates to their bases.
+
+        The base is the data sheet; of sends, the rates fitted to collectives on the same links, if any.
+        """
+        ratios = self._ratios(kind.sends)
+        if not len(ratios):
+            return LinkRates.from_seconds(self._base(kind, sheet))
         usual = [
-            float(np.median(column[mask])) if mask.any() else 0.0
-            for column, mask in zip(ratios.T, known.T, strict=True)
+            float(np.median(column[known])) if (known := np.isfinite(column)).any() else 0.0
+            for column in ratios.T
         ]
-        return LinkRates.from_seconds(sheet.costs * np.exp(usual))
+        return LinkRates.from_seconds(self._base(kind, sheet) * np.exp(usual))
 
     def sd(self, kind: Kind, *, crossing: bool) -> float:
         """Return the standard deviation of the logarithm of the bandwidth that groups need.
 
-        0 where it was measured; else how widely bandwidths of like kinds differ from data sheets (by their
+        0 where it was measured; else how widely bandwidths of like kinds differ from their bases (by their
         median absolute deviation, since one of them may be Ethernet; 1 where fewer than two were measured).
         """
         if kind in self.rates and self.exercised[kind][_PORT if crossing else _LINK]:
             return 0.0
-        ratios = [
-            np.log(rates.costs / sheet_rates(k.gpu_type).costs)[c]
-            for k, rates in self.rates.items()
-            for c in (_LINK, _PORT)
-            if k.sends == kind.sends and self.exercised[k][c]
-        ]
+        ratios = self._ratios(kind.sends)[:, [_LINK, _PORT]]
+        ratios = ratios[np.isfinite(ratios)]
         if len(ratios) < 2:
             return 1.0
         return float(_MAD_TO_SD * np.median(np.abs(ratios - np.median(ratios))))
+
+    def _ratios(self, sends: bool) -> NDArray[np.float64]:
+        """Return log fitted over base costs of the kinds measured, shape (kinds, 5); NaN: not exercised."""
+        rows = [
+            np.where(
+                self.exercised[kind],
+                np.log(rates.costs / self._base(kind, sheet_rates(kind.gpu_type))),
+                np.nan,
+            )
+            for kind, rates in self.rates.items()
+            if kind.sends == sends
+        ]
+        return np.array(rows).reshape(-1, _RATES)
+
+    def _base(self, kind: Kind, sheet: LinkRates) -> Floats:
+        collectives = replace(kind, sends=False)
+        same_links = kind.sends and collectives in self.rates
+        return self.rates[collectives].costs if same_links else sheet.costs
 
 
 def fit_kinds(curves: Sequence[Curve]) -> Fits:
@@ -165,7 +178,7 @@ def fit_kinds(curves: Sequence[Curve]) -> Fits:
         exercised=exercised,
     )
     second = {
-        kind: fit_links(own, first.usual(kind.sends, sheet_rates(kind.gpu_type)))
+        kind: fit_links(own, first.usual(kind, sheet_rates(kind.gpu_type)))
         for kind, own in kinds.items()
     }
     return Fits(rates=second, exercised=exercised)

@@ -1,0 +1,1 @@
+"""Measuring on devices that are there, with JAX."""
