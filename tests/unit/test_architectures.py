@@ -216,6 +216,53 @@ def test_more_slots_cost_more_of_everything_that_experts_do() -> None:
     assert loose.parameters == tight.parameters
 
 
+def test_a_tensor_group_reduces_twice_a_block_and_once_between_both_ends() -> None:
+    """The embedding's all-reduce has none in the backward pass, the output's none in the forward pass."""
+    size = 32 * 64
+    assert transformer(a_decoder(layers=2)).reduced.tolist() == [
+        size / 2, 2 * size, 2 * size, size / 2,
+    ]  # fmt: skip
+    assert mixture(a_mixture(layers=1)).reduced.tolist() == [size / 2, 2 * size, size / 2]
+    t5 = transformer(a_t5(layers=1, decoder_layers=1, heads=16, decoder_sequence=128))
+    source, target = 512 * 1024, 128 * 1024
+    assert t5.reduced.tolist() == [
+        source / 2, 2 * source, target / 2, 3 * target, target / 2,
+    ]  # fmt: skip
+
+
+def test_a_tensor_group_is_no_larger_than_the_heads_of_keys_or_the_channels() -> None:
+    assert transformer(a_decoder(kv_heads=2)).tensor_limit[1] == 2
+    assert transformer(a_decoder()).tensor_limit[1] == 4
+    assert wide_resnet(WideResNet(name="w", channels=64)).tensor_limit[[1, -2]].tolist() == [
+        64,
+        512,
+    ]
+
+
+def test_activations_keep_what_their_gradients_need() -> None:
+    """Of width 4 h: input and result of GELU, the result alone of ReLU; both inputs, result and product
+    where it is gated."""
+    inner = 32 * 4 * 64
+
+    def kept(**changes: Any) -> float:
+        return float(transformer(a_decoder(**changes)).kept[1])
+
+    assert kept() - kept(activation="relu") == inner
+    assert kept(activation="silu", gated=True) - kept() == 2 * inner
+
+
+def test_a_bottleneck_keeps_outputs_of_convolutions_and_activations_and_reduces_the_cheaper_pair() -> (
+    None
+):
+    """64 channels at 56 x 56: a, 2a or 16a inside, 4a at the end, with a = 64 x 56^2."""
+    a = 64 * 56**2
+    for width, reduced in ((2, 2 + 4 / 2), (16, 4 + 1 / 2)):
+        block = layer_of(wide_resnet(WideResNet(name="w", channels=64, width=width)), 2)
+        assert block.kept == (2 + 2 * width + 4) * a
+        assert block.reduced == reduced * a
+        assert block.boundary == 4 * a
+
+
 def test_equal_blocks_are_of_one_kind_and_others_are_not() -> None:
     kinds = Counter(transformer(a_decoder()).kind)
     assert sorted(kinds.values()) == [1, 1, 4]

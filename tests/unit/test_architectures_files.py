@@ -119,6 +119,11 @@ def test_the_callers_sequence_and_type_replace_the_files(tmp_path: Path) -> None
     assert (usual.boundary[0], short.boundary[0]) == (4096 * 4096, 512 * 4096)
 
 
+def test_a_width_of_heads_of_its_own_is_read(tmp_path: Path) -> None:
+    usual, narrow = (load(a_file(tmp_path, v)) for v in (LLAMA, {**LLAMA, "head_dim": 64}))
+    assert usual.parameters - narrow.parameters == 32 * 4 * 4096 * 32 * 64
+
+
 def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
     (tmp_path / "my-llama").mkdir()
     assert load(a_file(tmp_path / "my-llama", LLAMA)).name == "my-llama"
