@@ -434,26 +434,32 @@ def _working_bytes(
 ) -> Floats:
     """Return bytes alive while a micro-batch is computed, and not between its passes.
 
-    The largest layer's activations (all of them, where the forward pass is repeated); a stage's input and
-    output; the buffer of the largest all-reduce, all-to-all or, under ZeRO 3, layer of gathered weights.
+    The largest layer's activations and their gradients (and what it keeps, where the forward pass is
+    repeated); a stage's input and output; buffers of collectives.
     """
     repeated = 1.0 if training.checkpointing else 0.0
     divided, whole = repeated * (graph.kept - graph.unsplit), repeated * graph.unsplit
-    layer = copies.layer * rows.divided(graph.working + divided, whole, rows.most)
+    layer = copies.layer * rows.divided(2 * graph.working + divided, whole, rows.most)
     stage = copies.stage * rows.divided(divided, whole, rows.total) if copies.stage else 0.0
     edges = _inputs(graph)[rows.start] + graph.boundary[rows.end - 1]
-    gradients = copies.gradients * (rows.own + rows.shared + rows.experts)
-    buffers = _buffers(graph, rows, states)
-    total = rows.samples * (layer + stage + edges) + gradients + buffers
+    total = rows.samples * (layer + stage + edges) + _buffers(graph, rows, states, copies)
     return np.asarray(graph.element_bytes * total, dtype=np.float64)
 
 
-def _buffers(graph: Graph, rows: _Rows, states: States) -> Floats:
-    """Return scalars that the largest collective of each stage holds beside its operands."""
+def _buffers(graph: Graph, rows: _Rows, states: States, copies: Copies) -> Floats:
+    """Return scalars that collectives hold beside their operands.
+
+    The largest all-reduce or all-to-all of a micro-batch or, under ZeRO 3, layer of gathered weights; and
+    gradients on their way between replicas, which ZeRO 2 and 3 reduce layer by layer.
+    """
     reduced = rows.most(graph.reduced / messages(graph)) * (rows.tp > 1)
     exchanged = rows.most(graph.exchanged) / 2 / rows.tp * (rows.ep > 1)
     largest = rows.samples * np.maximum(reduced, exchanged)
-    if states.zero < 3:
+    if states.zero < 2:
+        exchanged = np.where(rows.dp > 1, rows.own + rows.shared, 0.0)
+        exchanged += np.where(rows.expert_replicas > 1, rows.experts, 0.0)
+        return np.asarray(largest + copies.gradients * exchanged, dtype=np.float64)
+    if states.zero == 2:
         return largest
     dense = rows.most(graph.weights) / rows.tp + rows.most(graph.shared_weights)
     return np.maximum(largest, dense + rows.most(graph.expert_weights) / rows.ep)

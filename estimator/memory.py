@@ -41,10 +41,11 @@ class Copies:
     """
 
     layer: float = 1.0  # of the largest layer's activations
-    stage: float = (
-        0.0  # of the activations of all of a stage's layers whose forward pass is repeated
-    )
-    gradients: float = 0.0  # of a micro-batch's gradients, beside those they are added to
+    stage: float = 0.0
+    """Of the activations of all of a stage's layers, where their forward pass is repeated."""
+    gradients: float = 1.0
+    """Of gradients, in buffers for their exchange, where there are replicas: PyTorch's DDP has one in its
+    buckets unless told otherwise; XLA has one too (``benchmarks/estimation/memory.py``)."""
 
     def __post_init__(self) -> None:
         if min(self.layer, self.stage, self.gradients) < 0:
