@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -48,14 +49,14 @@ class Board:
         self._on: defaultdict[int, set[int]] | None = None
         cells, cell = problem.cells, problem.cell
         # Views, for there may be millions of columns and few are looked at.
-        self.gpus: Sequence[int] = cells.gpus[cell].data  # these six: of each column
+        self.gpus: Sequence[int] = cells.gpus[cell].data  # these four: of each column
         self.gpu_type: Sequence[int] = cells.gpu_type[cell].data
         self.nodes: Sequence[int] = cells.nodes[cell].data
         self.value: Sequence[int] = problem.value.data
-        self._job: Sequence[int] = problem.column_job.data
         self._usage: Sequence[int] = problem.usage_start.data
         self._row: Sequence[int] = problem.row.data  # these two: of each entry of usage
         self._amount: Sequence[int] = problem.amount.data
+        self._job_start: Sequence[int] = problem.job_start.data
         self.current: list[int] = problem.current.tolist()  # these four: of each job
         self.must_run: list[bool] = problem.must_run.tolist()
         self.movable: list[bool] = problem.movable.tolist()
@@ -80,7 +81,7 @@ class Board:
             (self._row[k], self._amount[k])
             for k in range(self._usage[column], self._usage[column + 1])
         ]
-        idle = self.problem.idle_usage_of(self._job[column]) if self._some_idle else {}
+        idle = self.problem.idle_usage_of(self.job_of(column)) if self._some_idle else {}
         if not idle:
             return uses
         net = dict(uses)
@@ -139,7 +140,7 @@ class Board:
 
     def job_of(self, column: int) -> int:
         """Return the job of ``column``."""
-        return self._job[column]
+        return bisect_right(self._job_start, column) - 1
 
     def avoided(self, job: int) -> frozenset[int]:
         """Return the nodes that ``job`` must not run on."""
@@ -181,13 +182,13 @@ class Board:
         The board has no seats yet.
         """
         rest = []
+        take, now, current = self.free.take_if_free, self.now, self.current
         for job, column in wanted.items():
-            if column != self.current[job] or not self._stays(job, column):
+            spots = now.get(job) if column == current[job] else None
+            if spots and take(spots, self.gpu_type[column], self.gpus[column]):
+                self.seats[job] = (column, spots)
+            else:
                 rest.append(job)
-                continue
-            spots = self.now[job]
-            self.free.take(spots)
-            self.seats[job] = (column, spots)
         problem = self.problem
         self._spare = (problem.capacity - problem.used(self.choice())).tolist()
         return rest
@@ -231,7 +232,7 @@ class Board:
         if nodes <= self.nodes[column]:
             return True
         rate = self.problem.cells.rate_on(int(self.problem.cell[column]), nodes)
-        return rate > 0 and rate >= self._least_rate[self._job[column]]
+        return rate > 0 and rate >= self._least_rate[self.job_of(column)]
 
     def worth_on(self, column: int, nodes: int) -> float:
         """Return the value of ``column`` over ``nodes`` nodes (problem's integers)."""

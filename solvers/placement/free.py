@@ -133,6 +133,23 @@ class FreeGpus:
             else:
                 self._set(node, before ^ mask)
 
+    def take_if_free(self, spots: Spots, gpu_type: int, gpus: int) -> bool:
+        """Take these GPUs if all are free, and so many of this type; return whether."""
+        masks, kinds, count = self.mask, self.gpu_type, 0
+        for node, mask in spots:
+            if masks[node] & mask != mask or kinds[node] != gpu_type:
+                return False
+            count += mask.bit_count()
+        if count != gpus:
+            return False
+        if self._made[gpu_type] is None:  # no bucket to mend
+            for node, mask in spots:
+                masks[node] ^= mask
+            self.total[gpu_type] -= gpus
+        else:
+            self.take(spots)
+        return True
+
     def give(self, spots: Spots) -> None:
         """Give these GPUs back."""
         for node, mask in spots:

@@ -22,7 +22,7 @@ class Fcfs:
 
     def choose(self, seen: Seen) -> Ints:
         """Return the column of each job."""
-        options = options_of(seen)
+        options = options_of(seen, requested_only=True)
         packing = Packing(options, seen.capacity)
         packing.keep_running()
         wanted = options.grouped(options.as_requested & options.on_type)

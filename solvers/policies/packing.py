@@ -96,26 +96,33 @@ class Options:
         return found
 
 
-def options_of(seen: Seen) -> Options:
-    """Return the options of the jobs that may run."""
+def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
+    """Return the options of the jobs that may run.
+
+    ``requested_only``: those with the count that their job requested or holds, and no others.
+    """
     draft, jobs = seen.draft, seen.draft.snapshot.jobs
     count = len(jobs)
-    job, gpu_type, gpus = draft.job, draft.gpu_type, draft.gpus
-    runs = launched(draft.snapshot) & (jobs.current_gpus > 0)
-    holds = runs[job] & (gpu_type == jobs.current_type[job]) & (gpus == jobs.current_gpus[job])
-    is_current = np.zeros(len(job), dtype=np.bool_)
-    is_current[draft.current[draft.current >= 0]] = True
+    columns = np.arange(len(draft.cell), dtype=np.int64)
+    if requested_only:
+        of_job = jobs.requested_gpus[draft.job], jobs.current_gpus[draft.job]
+        columns = np.flatnonzero((draft.gpus == of_job[0]) | (draft.gpus == of_job[1]))
+    job, gpu_type, gpus = draft.job[columns], draft.gpu_type[columns], draft.gpus[columns]
     first = np.ones(len(job), dtype=np.bool_)  # columns lie by job, then as Cells do, fastest first
     first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in (job, gpu_type, gpus)])
-    column, group = np.flatnonzero(first), np.cumsum(first) - 1
-    column[group[is_current]] = np.flatnonzero(is_current)
+    best, group = np.flatnonzero(first), np.cumsum(first) - 1
+    is_current = np.flatnonzero(columns == draft.current[job])
+    best[group[is_current]] = is_current
+    job, gpu_type, gpus, columns = job[best], gpu_type[best], gpus[best], columns[best]
+    runs = launched(draft.snapshot) & (jobs.current_gpus > 0)
+    holds = runs[job] & (gpu_type == jobs.current_type[job]) & (gpus == jobs.current_gpus[job])
+    held = np.flatnonzero(holds)
     current = np.full(count, -1, dtype=np.int64)
-    held = np.flatnonzero(holds[column])
-    current[job[column[held]]] = held
+    current[job[held]] = held
     return Options(
-        start=np.searchsorted(job[column], np.arange(count + 1)).astype(np.int64), column=column,
-        job=job[column], gpu_type=gpu_type[column], gpus=gpus[column], rate=draft.rate[column],
-        current=current, requested_gpus=jobs.requested_gpus, requested_type=jobs.requested_type,
+        start=np.searchsorted(job, np.arange(count + 1)).astype(np.int64), column=columns, job=job,
+        gpu_type=gpu_type, gpus=gpus, rate=draft.cells.rate[draft.cell[columns]], current=current,
+        requested_gpus=jobs.requested_gpus, requested_type=jobs.requested_type,
     )  # fmt: skip
 
 
