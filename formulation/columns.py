@@ -48,16 +48,17 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     kept = keep[ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
     running = _current_cell(snapshot, cells)
+    is_current = np.flatnonzero(kept == running[owner])
     absent = running >= 0
-    absent[owner[kept == running[owner]]] = False
+    absent[owner[is_current]] = False
     extra = np.flatnonzero(absent)
     if len(extra):
         key = owner * len(cells) + kept  # rises
         place = np.searchsorted(key, extra * len(cells) + running[extra])
         owner, kept = np.insert(owner, place, extra), np.insert(kept, place, running[extra])
+        is_current = np.flatnonzero(kept == running[owner])
     job_start = np.append(0, np.cumsum(count + absent))
     current = np.full(len(jobs), -1, dtype=np.int64)
-    is_current = np.flatnonzero(kept == running[owner])
     current[owner[is_current]] = is_current
     return job_start.astype(np.int64), kept, current
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import repeat
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -91,22 +92,26 @@ def decide(
     for job in placement.gangs.keys() & np.flatnonzero(stuck).tolist():
         # the checker has refused this already
         raise AssertionError(f"{snapshot.jobs.name[job]} may not run but was placed")
-    runs = {d.job: d for d in _running(snapshot, statement, solution, placement, promised, now)}
-    waiting = _kinds_of_waiting(snapshot, statement)
-    return [
-        runs.get(job) or Decision(job=job, kind=kind, reason=reasons[job], admitted=admitted)
-        for job, (kind, admitted) in enumerate(zip(waiting, promised.tolist(), strict=True))
-    ]
+    runs = _running(snapshot, statement, solution, placement, promised, now)
+    waits = np.ones(len(snapshot.jobs), dtype=np.bool_)
+    waits[list(placement.gangs)] = False
+    idle = np.flatnonzero(waits)
+    kinds = _kinds_of_waiting(snapshot, statement, idle)
+    waiting = (
+        Decision(job=who, kind=kind, reason=reasons[who], admitted=admitted)
+        for who, kind, admitted in zip(idle.tolist(), kinds, promised[idle].tolist(), strict=True)
+    )
+    return sorted([*runs, *waiting], key=attrgetter("job"))
 
 
-def _kinds_of_waiting(snapshot: Snapshot, statement: Statement) -> list[DecisionKind]:
-    """Return what becomes of each job if it does not run."""
+def _kinds_of_waiting(snapshot: Snapshot, statement: Statement, job: Ints) -> list[DecisionKind]:
+    """Return what becomes of each ``job`` (int64[some]), which does not run."""
     rejected = np.zeros(len(snapshot.jobs), dtype=np.bool_)
     rejected[list(statement.rejected)] = True
     rejected &= snapshot.jobs.among([JobState.QUEUED])
     kinds = (DecisionKind.WAIT, DecisionKind.SUSPEND, DecisionKind.REJECT)
     which = np.where(rejected, 2, snapshot.jobs.among(ACTIVE))
-    return [kinds[k] for k in which.tolist()]
+    return [kinds[k] for k in which[job].tolist()]
 
 
 def _running(

@@ -44,8 +44,8 @@ def current_gangs(snapshot: Snapshot) -> dict[int, Gang]:
     """Return the GPUs that each job owns now, held or reserved (not those it is giving back)."""
     a = snapshot.allocations
     own = np.flatnonzero((a.job >= 0) & (a.hold != Hold.RELEASING))
-    own = own[np.argsort(a.gpu[own], kind="stable")]
-    own = own[np.argsort(a.job[own] * len(snapshot.nodes) + a.node[own], kind="stable")]
+    share = a.job[own] * len(snapshot.nodes) + a.node[own]
+    own = own[np.argsort(share * (1 + a.gpu.max(initial=0)) + a.gpu[own], kind="stable")]
     job, node, gpu = a.job[own], a.node[own], a.gpu[own].tolist()
     new_job = np.diff(job, prepend=-1) != 0
     first = np.flatnonzero(new_job | (np.diff(node, prepend=-1) != 0))  # of each share

@@ -189,6 +189,8 @@ class Problem:
 
 def _rise_within(start: Ints, values: Ints) -> bool:
     """Return whether ``values`` rise within each span of ``start``."""
+    if (start[1:] - start[:-1]).max(initial=0) <= 1:
+        return True
     begins = np.zeros(len(values) + 1, dtype=np.bool_)
     begins[start] = True
     return bool(begins[1:-1][values[1:] <= values[:-1]].all())
@@ -245,6 +247,6 @@ def scaled(values: Floats, scale: float) -> Ints:
         ProblemTooLarge: a value is not finite, or too large once scaled.
     """
     product = values * scale
-    if not np.isfinite(product).all() or (len(product) and np.abs(product).max() >= MAX_TOTAL):
+    if not np.abs(product).max(initial=0.0) < MAX_TOTAL:  # of numbers with a NaN the largest is NaN
         raise ProblemTooLarge("value", "a value is not finite or exceeds 2^53 once scaled")
     return np.rint(product).astype(np.int64)

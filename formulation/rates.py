@@ -44,13 +44,16 @@ def reference_rate(snapshot: Snapshot, cells: Cells) -> Floats:
     NaN where it has no Cell.
     """
     jobs = snapshot.jobs
-    best = np.zeros(len(snapshot.workloads))
-    np.maximum.at(best, cells.workload, cells.rate)
-    order = np.lexsort((cells.gpus, cells.workload))
     stride = 1 + max(cells.gpus.max(initial=0), jobs.requested_gpus.max(initial=0))
-    key = cells.workload[order] * stride + cells.gpus[order]
-    unique, first = np.unique(key, return_index=True)
-    at_count = np.maximum.reduceat(cells.rate[order], first) if len(first) else np.zeros(0)
+    key = cells.workload * stride + cells.gpus
+    fastest = np.ones(len(cells), dtype=np.bool_)  # of its workload, type and count: the first is
+    fastest[1:] = (key[1:] != key[:-1]) | (cells.gpu_type[1:] != cells.gpu_type[:-1])
+    key, workload, rate = key[fastest], cells.workload[fastest], cells.rate[fastest]
+    best = np.zeros(len(snapshot.workloads))
+    np.maximum.at(best, workload, rate)
+    order = np.argsort(key, kind="stable")
+    unique, first = np.unique(key[order], return_index=True)
+    at_count = np.maximum.reduceat(rate[order], first) if len(first) else np.zeros(0)
     wanted = jobs.workload * stride + jobs.requested_gpus
     where = np.searchsorted(unique, wanted)
     hit = where < len(unique)

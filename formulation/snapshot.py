@@ -279,7 +279,9 @@ class Snapshot:
             ("prices", "price", 0, True),
         ):
             values = getattr(getattr(self, table), column)
-            if not np.all(values >= least) or (finite and not np.all(np.isfinite(values))):
+            if not len(values):
+                continue
+            if not values.min() >= least or (finite and values.max() == np.inf):  # no NaN either
                 raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
 
     def schedulable_gpus(self) -> Ints:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -80,9 +81,8 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     parts = [(t.weight, LINEAR_VALUES[t.objective](draft)) for t in stage.terms]
     alone = len(parts) == 1
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
-    nothing = np.zeros(len(draft.cell))
-    gross = scaled(sum((weight * v.gross for weight, v in parts), nothing), scale)
-    price = scaled(sum((weight * v.price for weight, v in parts), nothing), scale)
+    gross = scaled(reduce(np.add, [weight * v.gross for weight, v in parts]), scale)
+    price = scaled(reduce(np.add, [weight * v.price for weight, v in parts]), scale)
     return Linear(
         name=stage.name, unit=parts[0][1].unit if alone else WEIGHTED_SUM, value=gross - price,
         restart_price=price, scale=scale, tolerance=stage.tolerance,
