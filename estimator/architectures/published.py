@@ -41,6 +41,8 @@ class Published:
     training: Training
     """At the smallest of ``batches``."""
     batches: tuple[int, ...]
+    zero: int = 0
+    """Stage of ZeRO in the papers' runs; Arena's: 1 (its trainers' ``prefer_reduce_scatter``, Alpa 4.2)."""
 
     def at(self, global_batch: int) -> Training:
         """Return the training at another batch, in no more micro-batches than samples."""
@@ -93,7 +95,9 @@ def _arena(
         state_bytes=state,
         checkpointing=True,
     )
-    return Published(model=model, params=params, graph=graph, training=training, batches=batches)
+    return Published(
+        model=model, params=params, graph=graph, training=training, batches=batches, zero=1
+    )
 
 
 def _wide_resnets() -> list[Published]:

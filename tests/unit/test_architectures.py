@@ -341,8 +341,27 @@ def test_the_training_of_arenas_models_is_that_of_its_trainers() -> None:
     for model, params in ARENA:
         one = find(model, params)
         assert one.training.checkpointing
+        assert one.zero == 1
         assert one.training.state_bytes == state[model]
         assert one.graph.dtype == ("f32" if model == "wide_resnet" else "f16")
+
+
+def test_states_on_one_gpu_are_what_alpas_runs_leave_beside_their_activations() -> None:
+    """Peak memory of runs on one GPU is linear in the micro-batch; its value at 0 is the states."""
+    runs: dict[tuple[str, str], dict[int, float]] = {}
+    with a_table("arena/history", "alpa_search.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if (row["variant"], row["num_nodes"], row["gpus_per_node"]) != ("full", "1", "1"):
+                continue
+            if row["mem_per_gpu_gib"]:
+                sizes = runs.setdefault((row["model"], row["params"]), {})
+                sizes[int(row["global_batch"]) // 16] = float(row["mem_per_gpu_gib"])
+    lines = {key: np.polyfit(list(v), list(v.values()), 1) for key, v in runs.items() if len(v) > 1}
+    assert set(lines) == {("bert", "760M"), ("moe", "690M"), ("moe", "1.3B")}
+    for key, (_, states_gib) in lines.items():
+        one = find(*key)
+        states = one.graph.parameters * one.training.state_bytes / 2**30
+        assert states == pytest.approx(states_gib, rel=0.002)
 
 
 def test_a_batch_smaller_than_its_micro_batches_has_fewer() -> None:
