@@ -165,7 +165,7 @@ def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
     def off(predicted_s: Floats) -> Floats:
         return np.abs(predicted_s / curve.seconds - 1)
 
-    def by_links(rates: LinkRates | None) -> Floats:
+    def by_links(rates: LinkRates) -> Floats:
         network = LinkNetwork(hardware=hardware, shape=layout.machine, rates=rates)
         return off(network.seconds(layout.primitive, payload, groups))
 
@@ -173,7 +173,7 @@ def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
         layout=layout,
         payload_bytes=payload,
         ours=off(ours.seconds(layout.primitive, payload, groups)),
-        sheet=by_links(None),
+        sheet=by_links(LinkRates.of(hardware)),
         links=by_links(rates),
         artifact=off(artifact_s(rest, payload)) if rest is not None else None,
         sd=ours.uncertainty(layout.primitive, payload, groups),

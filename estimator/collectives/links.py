@@ -29,6 +29,16 @@ HOP_S: Final = 9.6e-6
 uses the NVLink figure for xGMI too."""
 
 
+USUAL: Final = (6.0, 2.5, 6.0, 1.5, 4.0)
+"""What the five costs are in practice, times those of data sheets: rounded medians of the rates fitted to the
+Arena artifact's tables (a100, v100, a40, a10 under XLA; its Ethernet left out). They come from collectives
+started one by one, and from ports that several GPUs share without direct access."""
+USUAL_OWN_PORT: Final = 1.25
+"""The last of these in nodes with a port for each GPU: by judgement, four fifths of the port's rate."""
+_OWN_PORT_BYTES_PER_S: Final = 12.5e9
+"""A GPU's part of its node's ports from which it is taken to have one of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRates:
     """The five rates of the model. Bandwidths are in one direction."""
@@ -49,6 +59,14 @@ class LinkRates:
             link_bytes_per_s=hardware.link_bytes_per_s,
             network_bytes_per_s=hardware.network_bytes_per_s,
         )
+
+    @classmethod
+    def usual(cls, hardware: Hardware) -> Self:
+        """Return what a type reaches in practice, as far as its data sheet and :data:`USUAL` tell."""
+        factors = np.array(USUAL)
+        if hardware.network_bytes_per_s / hardware.gpus_per_node >= _OWN_PORT_BYTES_PER_S:
+            factors[-1] = USUAL_OWN_PORT
+        return cls.from_seconds(cls.of(hardware).costs * factors)
 
     @classmethod
     def from_seconds(cls, costs: Floats) -> Self:
@@ -188,7 +206,7 @@ def link_seconds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkNetwork:
-    """A :class:`estimator.plans.Network` of links alone. ``rates`` are of data sheets unless given."""
+    """A :class:`estimator.plans.Network` of links alone, at :meth:`LinkRates.usual` unless given rates."""
 
     hardware: Hardware
     shape: Shape
@@ -197,7 +215,7 @@ class LinkNetwork:
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         """Return seconds of each collective, shape (K,); 0 for groups of one GPU or empty payloads."""
         check_call(payload_bytes, groups, self.shape)
-        rates = self.rates or LinkRates.of(self.hardware)
+        rates = self.rates or LinkRates.usual(self.hardware)
         sends = (groups.size > 1) & (payload_bytes > 0)
         return np.where(sends, link_seconds(rates, primitive, payload_bytes, groups), 0.0)
 

@@ -136,7 +136,7 @@ def _record(line: _Line) -> CommRecord:
         device=row.get("device") or "",
         versions=row.get("versions") or "",
         date=row.get("date") or "",
-        spread=float(row["spread"]) if row.get("spread") else None,
+        spread=_number(where, "spread", row["spread"]) if row.get("spread") else None,
         **whole,
     )
     _check_fits(where, record)
@@ -154,11 +154,15 @@ def _whole(where: str, column: str, text: str) -> int:
     return value
 
 
-def _time(where: str, text: str) -> float:
+def _number(where: str, column: str, text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError as error:
-        raise InvalidInput(where, f"time_s must be a number, not {text!r}") from error
+        raise InvalidInput(where, f"{column} must be a number, not {text!r}") from error
+
+
+def _time(where: str, text: str) -> float:
+    value = _number(where, "time_s", text)
     if not (math.isfinite(value) and value > 0):
         raise InvalidInput(where, f"time_s must be positive and finite, not {text}")
     return value

@@ -7,6 +7,7 @@ times what measured layouts suggest by kriging.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -199,11 +200,12 @@ class TableNetwork:
         distance, sd = self.tables.kriging.predict([layout])
         sends = layout.primitive is Primitive.SEND
         rates = self._rates(sends=sends)
+        small, large = MEASURED_SD
         link_sd = self.tables.fits.sd(self._kind(sends=sends), crossing=layout.nodes > 1)
         return _Known(
             log_bytes=np.log(KNOTS),
             log_seconds=np.log(_modelled_s(layout, KNOTS, rates)) + distance[0],
-            sd=(spread := float(np.hypot(sd[0], link_sd)), spread),
+            sd=(math.hypot(sd[0], link_sd, small), math.hypot(sd[0], link_sd, large)),
             measured=False,
         )
 
