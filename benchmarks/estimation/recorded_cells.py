@@ -1,0 +1,240 @@
+"""The cells of which every plan was estimated: ``arena/history/cell_*.csv``, as planners see them.
+
+A cell is a model at a batch size on a number of a40 with a pipeline degree. Its plans come from one to
+two groups of the authors' experiments (``8d`` holds the uniform shapes, ``8d_2`` the mixed ones of the
+same cell; no plan is in both), which are put together here: 13 groups, 9 cells. All have 16 coarse layers
+and two GPUs a stage, as 2x1 (data parallel) or 1x2 (tensor parallel). ``gpu_fraction`` and
+``sum_gpu_fraction`` are not read: for Wide-ResNet, and in group ``4d_bert``, they carry a weight of the
+layer's position that the authors set by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from estimator.plans import Candidates
+from formulation.errors import InvalidInput
+from formulation.tables import Floats, Ints
+
+LAYERS: Final = 16
+MICRO_BATCHES: Final = 16
+STAGE_GPUS: Final = 2
+DATA, TENSOR = "2x1", "1x2"
+_CHANNELS: Final = {"1B": 320, "2B": 448, "4B": 640}
+"""Base channels of the Wide-ResNets (Alpa, OSDI 2022): what scales bytes that were recorded for 2B alone."""
+
+CellKey = tuple[str, str, int, int]
+"""Model, size, GPUs, stages."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A cell with its P recorded plans of S stages."""
+
+    key: CellKey
+    groups: tuple[str, ...]
+    ends: Ints  # (P, S) the layer after each stage's last
+    data_parallel: np.ndarray  # (P, S) bool: 2x1, else 1x2
+    iter_time_s: Floats  # (P,) by the authors' profiler
+    kernels_s: Floats  # (P, S) of a micro-batch, both passes, on one device
+    comm_s: Floats  # (P, S) collectives within a stage, of a micro-batch; 0 where not logged
+    sync_s: Floats  # (P, S) gradients, once an iteration; 0 where not logged
+    roofline_s: Floats  # (16,) of each layer: comp_load_s
+    tensor_bytes: Floats  # (16,) exchanged of each layer, a micro-batch, as 1x2
+    data_bytes: Floats  # (16,) as 2x1: gradients, by micro-batches
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of the cell."""
+        return self.key[2]
+
+    @property
+    def stages(self) -> int:
+        """Return the pipeline degree."""
+        return self.key[3]
+
+    @property
+    def comm_logged(self) -> bool:
+        """Return whether times of collectives were logged."""
+        return bool(self.comm_s.any())
+
+    @property
+    def share(self) -> Floats:
+        """Return the speed of each plan by the best one's, (P,)."""
+        speed: Floats = float(self.iter_time_s.min()) / self.iter_time_s
+        return speed
+
+    @property
+    def starts(self) -> Ints:
+        """Return the first layer of each stage, (P, S)."""
+        starts: Ints = np.roll(self.ends, 1, axis=1)
+        starts[:, 0] = 0
+        return starts
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """Return every stretch of layers as 2x1 (even rows) and 1x2 (odd rows)."""
+        first, last = np.triu_indices(LAYERS)
+        count = len(first)
+        return Candidates(
+            start=np.repeat(first, 2), end=np.repeat(last + 1, 2),
+            dp=np.tile([2, 1], count), tp=np.tile([1, 2], count),
+            ep=np.ones(2 * count, dtype=np.int64), sp=np.zeros(2 * count, dtype=np.bool_),
+        )  # fmt: skip
+
+    @cached_property
+    def rows(self) -> Ints:
+        """Return the plans as rows of :attr:`candidates`, (P, S)."""
+        place = np.zeros((LAYERS, LAYERS + 1), dtype=np.int64)
+        place[self.candidates.start, self.candidates.end] = np.arange(len(self.candidates)) // 2 * 2
+        rows: Ints = place[self.starts, self.ends] + ~self.data_parallel
+        return rows
+
+    @cached_property
+    def comm_bytes(self) -> Floats:
+        """Return what each candidate communicates a micro-batch, (K,)."""
+        c = self.candidates
+        each = [np.concatenate([[0.0], x.cumsum()]) for x in (self.data_bytes, self.tensor_bytes)]
+        sums = [x[c.end] - x[c.start] for x in each]
+        sent: Floats = np.where(c.dp > 1, *sums)
+        return sent
+
+    def kernels_of_layers(self, data_parallel: bool) -> Floats:
+        """Return seconds of each layer in one shape, (16,), that make the recorded kernels of stages.
+
+        By least squares: kernels of stages are sums over layers to 0.3 %. Layers that no recorded partition
+        parts share evenly what they take together.
+        """
+        picked = self.data_parallel == data_parallel
+        inside = np.arange(LAYERS)[None] >= self.starts[picked][:, None]
+        inside &= np.arange(LAYERS)[None] < self.ends[picked][:, None]
+        found: Floats = np.linalg.lstsq(inside.astype(np.float64), self.kernels_s[picked])[0]
+        return found
+
+
+def read_cells(data: Path) -> list[Cell]:
+    """Return the cells in the file's order. ``data`` is the folder of the artifact's tables.
+
+    Raises:
+        InvalidInput: a file is missing.
+    """
+    folder = data / "history"
+    plans = [row for row in _rows(folder / "cell_plans.csv") if row["status"] == "ok"]
+    modules = _modules(folder / "cell_modules.csv")
+    loads = _loads(folder / "cell_layers.csv")
+    traffic = _traffic(folder / "cell_stage_hints.csv")
+    by_cell: dict[CellKey, list[dict[str, str]]] = defaultdict(list)
+    for row in plans:
+        key = row["model"], row["params"], int(row["num_gpus"]), int(row["num_stages"])
+        by_cell[key].append(row)
+    return [_cell(key, rows, modules, loads, traffic) for key, rows in by_cell.items()]
+
+
+def _cell(
+    key: CellKey,
+    rows: list[dict[str, str]],
+    modules: dict[tuple[str, int], Floats],
+    loads: dict[tuple[str, str], Floats],
+    traffic: dict[tuple[str, str], tuple[Floats, Floats]],
+) -> Cell:
+    shapes = [row["stage_logical_shapes"].split("|") for row in rows]
+    if odd := {shape for plan in shapes for shape in plan} - {DATA, TENSOR}:
+        raise InvalidInput(
+            "cell_plans.csv", f"stages of shape {sorted(odd)}; use 2x1 and 1x2 alone"
+        )
+    each = np.array([[modules[row["plan_id"], s] for s in range(key[3])] for row in rows])
+    tensor_bytes, data_bytes = _scaled(key, traffic)
+    return Cell(
+        key=key,
+        groups=tuple(dict.fromkeys(row["group"] for row in rows)),
+        ends=np.array([_ends(row["stage_layers"]) for row in rows], dtype=np.int64),
+        data_parallel=np.array(shapes) == DATA,
+        iter_time_s=np.array([float(row["iter_time_s"]) for row in rows]),
+        kernels_s=each[..., 0], comm_s=each[..., 1], sync_s=each[..., 2],
+        roofline_s=_roofline(key, loads), tensor_bytes=tensor_bytes, data_bytes=data_bytes,
+    )  # fmt: skip
+
+
+def _roofline(key: CellKey, loads: dict[tuple[str, str], Floats]) -> Floats:
+    """Return loads of layers; of Wide-ResNet 1B none are recorded: 2B's, by the square of the channels."""
+    if key[:2] in loads:
+        return loads[key[:2]]
+    return loads["wide_resnet", "2B"] * (_CHANNELS[key[1]] / _CHANNELS["2B"]) ** 2
+
+
+def _scaled(
+    key: CellKey, traffic: dict[tuple[str, str], tuple[Floats, Floats]]
+) -> tuple[Floats, Floats]:
+    """Return bytes of each layer; of Wide-ResNets only 2B's are recorded: activations grow with channels,
+    weights with their square."""
+    if key[:2] in traffic:
+        return traffic[key[:2]]
+    tensor, weights = traffic["wide_resnet", "2B"]
+    wider = _CHANNELS[key[1]] / _CHANNELS["2B"]
+    return tensor * wider, weights * wider**2
+
+
+def _ends(text: str) -> list[int]:
+    return [int(stage.split("-")[1]) + 1 for stage in text.split("|")]
+
+
+def _modules(path: Path) -> dict[tuple[str, int], Floats]:
+    """Return kernels, collectives and gradients' exchange of each stage of each plan, seconds."""
+    out: dict[tuple[str, int], Floats] = defaultdict(lambda: np.zeros(3))
+    for row in _rows(path):
+        if row["pass"] not in ("forward", "backward"):
+            continue
+        names = ("kernel_time_s", "intra_stage_comm_s", "grad_sync_s")
+        out[row["plan_id"], int(row["stage"])] += [float(row[name] or 0.0) for name in names]
+    return out
+
+
+def _loads(path: Path) -> dict[tuple[str, str], Floats]:
+    out: dict[tuple[str, str], Floats] = defaultdict(lambda: np.zeros(LAYERS))
+    for row in _rows(path):
+        out[row["model"], row["params"]][int(row["layer"])] = float(row["comp_load_s"])
+    return out
+
+
+def _traffic(path: Path) -> dict[tuple[str, str], tuple[Floats, Floats]]:
+    """Return bytes of each layer under tensor and data parallelism, from those of two-GPU stages; they
+    add up."""
+    seen: dict[tuple[str, str, str], dict[tuple[int, int], float]] = defaultdict(dict)
+    for row in _rows(path):
+        if (shape := row["logical_shape"]) in (DATA, TENSOR):
+            ends = [0, *_ends(row["stage_layers"])]
+            column = "tp_comm_bytes" if shape == TENSOR else "dp_comm_bytes_per_microbatch"
+            at = int(row["stage"])
+            seen[row["model"], row["params"], shape][ends[at], ends[at + 1]] = float(row[column])
+    return {
+        (model, params): (
+            _spread(seen[model, params, TENSOR]),
+            _spread(seen[model, params, DATA]),
+        )
+        for model, params, _ in list(seen)
+    }
+
+
+def _spread(stages: dict[tuple[int, int], float]) -> Floats:
+    """Return the values of layers, (16,), whose sums are those of the stages, by least squares."""
+    spans = np.array(list(stages))
+    layer = np.arange(LAYERS)
+    inside = (layer >= spans[:, :1]) & (layer < spans[:, 1:])
+    found: Floats = np.linalg.lstsq(inside.astype(np.float64), np.array(list(stages.values())))[0]
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise InvalidInput(
+            str(path), "no such file; give the folder of the Arena artifact's tables"
+        )
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,252 @@
+"""Planning: worked examples of the papers' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from estimator.planning.assembly import DATA, TENSOR, Profiled, assembled, joints
+from estimator.planning.options import NoPlan, depths, options_of
+from estimator.planning.pareto import frontier, proxy_of, thinned
+from estimator.planning.search import best_plan, best_plans, latency_of, plan_of
+from estimator.planning.stages import balanced, least_cut, nearest_powers, shares
+from estimator.planning.tuning import (
+    Mismatch,
+    SearchSpace,
+    arena_rules,
+    crius_halves,
+    proxy_alone,
+    whole_space,
+)
+from estimator.plans import Schedule, Training
+from formulation.tables import Floats
+from tests.support.estimates import FlatNetwork
+from tests.support.planning import every_candidate, random_costs
+
+FIGURE_7 = np.array([1.0, 3.0, 4.0, 2.0, 2.0, 4.0])
+"""FLOPs in sixteenths: on 8 GPUs the first operator gets 0.5 of one, the second 1.5 (Crius, section 4.2)."""
+
+
+def row_of(space: SearchSpace, start: int, end: int, dp: int, tp: int) -> int:
+    c = space.candidates
+    at = (c.start == start) & (c.end == end) & (c.dp == dp) & (c.tp == tp)
+    return int(np.flatnonzero(at)[0])
+
+
+def rows_of(space: SearchSpace, *stages: tuple[int, int, int, int]) -> list[int]:
+    return [row_of(space, *stage) for stage in stages]
+
+
+def shapes(space: SearchSpace, start: int, end: int) -> set[tuple[int, int]]:
+    c, at = space.candidates, space.options.source
+    here = at[(c.start[at] == start) & (c.end[at] == end)]
+    return {(int(c.dp[i]), int(c.tp[i])) for i in here}
+
+
+def a_space(layers: int = 4, gpus: int = 8, stages: int = 2) -> SearchSpace:
+    return whole_space(every_candidate(layers, gpus), gpus, stages)
+
+
+def test_layers_get_gpus_by_their_part_of_the_load() -> None:
+    assert shares(FIGURE_7, 8).tolist() == [0.5, 1.5, 2.0, 1.0, 1.0, 2.0]
+
+
+def test_a_model_is_cut_where_least_is_sent() -> None:
+    boundary = np.array([9.0, 2.0, 1.0, 8.0, 3.0, 0.0])
+    found = least_cut(FIGURE_7, boundary, gpus=8, stages=4)
+    assert found.ends == (2, 3, 5, 6)
+    assert found.gpus == (2, 2, 2, 2)
+    assert found.bias == 0.0
+
+
+def test_a_cheap_cut_that_leaves_a_sum_far_from_a_power_of_two_is_not_made() -> None:
+    boundary = np.array([9.0, 9.0, 9.0, 1.0, 9.0, 0.0])  # after layer 4: sums of 5 and 3 of 8
+    assert least_cut(FIGURE_7, boundary, gpus=8, stages=2).ends == (4, 6)  # near 4 and 4
+    uneven = np.array([1.0, 1.0, 1.0, 5.0])
+    assert least_cut(uneven, np.array([1.0, 9.0, 9.0, 0.0]), gpus=8, stages=2).ends == (3, 4)
+
+
+def test_sums_that_are_never_near_powers_of_two_are_taken_as_near_as_they_come() -> None:
+    flops = np.array([7.0, 1.0])  # 5.25 and 0.75 of 6 GPUs; 4 and 2, or 2 and 4
+    found = least_cut(flops, np.ones(2), gpus=6, stages=2)
+    assert found.gpus == (4, 2)
+
+
+def test_equal_cuts_are_decided_by_the_least_bias() -> None:
+    found = least_cut(np.ones(8), np.ones(8), gpus=4, stages=2)
+    assert found.ends == (4, 8)
+
+
+def test_gpus_of_stages_are_the_nearest_powers_of_two() -> None:
+    assert nearest_powers(np.array([0.4, 2.9, 4.7]), 8).tolist() == [2, 2, 4]
+
+
+def test_the_balanced_partition_puts_equal_load_on_each_gpu() -> None:
+    found = balanced(np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0]), gpus=4, stages=2)
+    assert (found.ends, found.gpus, found.bias) == ((4, 6), (2, 2), 0.0)
+    assert found.starts == (0, 4)
+
+
+@pytest.mark.parametrize(("gpus", "stages"), [(2, 3), (8, 5)])
+def test_more_stages_than_gpus_or_layers_are_refused(gpus: int, stages: int) -> None:
+    with pytest.raises(NoPlan, match="no plan of"):
+        balanced(np.ones(4), gpus, stages)
+
+
+@pytest.mark.parametrize("load", [np.zeros(3), np.array([1.0, np.nan])])
+def test_a_load_of_nothing_is_refused(load: Floats) -> None:
+    with pytest.raises(NoPlan, match="load"):
+        balanced(load, 2, 1)
+
+
+def test_the_proxy_has_the_least_bias_and_then_the_least_load() -> None:
+    assert proxy_of(np.array([0.5, 0.1, 0.1, 0.3]), np.array([1.0, 9.0, 8.0, 1.0])) == 2
+
+
+def test_of_the_two_most_similar_partitions_the_one_with_the_higher_load_goes() -> None:
+    ends = np.array([[2, 8], [3, 8], [7, 8]])
+    assert thinned(ends, np.array([5.0, 6.0, 9.0]), limit=2, kept=2).tolist() == [0, 2]
+    assert thinned(ends, np.array([6.0, 5.0, 9.0]), limit=2, kept=2).tolist() == [1, 2]
+
+
+def test_the_proxy_stays_though_its_load_is_the_highest() -> None:
+    ends = np.array([[2, 8], [3, 8], [7, 8]])
+    assert thinned(ends, np.array([9.0, 6.0, 5.0]), limit=2, kept=0).tolist() == [0, 2]
+
+
+def test_a_long_frontier_is_cut_to_the_limit_and_keeps_its_proxy() -> None:
+    rng = np.random.default_rng(5)
+    candidates = every_candidate(8, 8)
+    comm, load = rng.uniform(0, 1, len(candidates)), rng.uniform(0.5, 2, 8)
+    whole = frontier(options_of(candidates), load, comm, 8, 4, 16, limit=1000)
+    few = frontier(options_of(candidates), load, comm, 8, 4, 16, limit=3)
+    assert len(few.plans) == 3 < whole.found == few.found
+    assert few.proxy == whole.proxy == few.plans[0]
+    assert set(few.plans) < set(whole.plans)
+
+
+def test_a_shape_with_more_communication_is_taken_only_where_the_least_does_not_fit() -> None:
+    candidates = every_candidate(1, 2)  # 1x1, then 1x2 and 2x1
+    comm = np.where(candidates.dp == 2, 5.0, 1.0)
+    fits = np.full(len(candidates), 9, dtype=np.int64)
+    free = frontier(options_of(candidates, fits), np.ones(1), comm, 2, 1, 16)
+    assert candidates.tp[free.proxy.rows[0]] == 2
+    tight = np.where(candidates.tp == 2, 0, fits)
+    assert (
+        candidates.dp[
+            frontier(options_of(candidates, tight), np.ones(1), comm, 2, 1, 16).proxy.rows[0]
+        ]
+        == 2
+    )
+
+
+def test_the_best_plans_of_all_degrees_are_those_of_each_and_impossible_ones_are_absent() -> None:
+    costs = random_costs(every_candidate(4, 8), np.random.default_rng(3))
+    option, latency = options_of(costs.candidates), latency_of(costs, 16)
+    found = best_plans(option, latency, 8, [1, 2, 3, 4, 5, 8])
+    assert sorted(found) == [1, 2, 3, 4]
+    for stages, plan in found.items():
+        assert plan == best_plan(option, latency, 8, stages)
+
+
+def test_a_plan_names_its_stages_time_and_memory() -> None:
+    costs = random_costs(every_candidate(3, 4), np.random.default_rng(3))
+    training = Training(global_batch=32, micro_batches=8)
+    found = best_plan(options_of(costs.candidates), latency_of(costs, 8), 4, 2)
+    plan = plan_of(found, costs, training)
+    assert plan.gpus == 4
+    assert plan.stages[0].end == plan.stages[1].start
+    assert plan.iter_time_s == found.latency_s
+    fullest = costs.flight_bytes[found.rows[0]] * 2 + costs.state_bytes[found.rows[0]]
+    assert plan.memory_bytes[0] > fullest
+
+
+def test_1f1b_lets_stages_near_the_end_hold_what_gpipe_cannot() -> None:
+    costs = random_costs(every_candidate(2, 2), np.random.default_rng(1))
+    one_by_one = depths(costs, 14e9, 8, Schedule.ONE_F_ONE_B)
+    at_once = depths(costs, 14e9, 8, Schedule.GPIPE)
+    assert ((one_by_one > 0) & (at_once == 0)).any()
+    assert (one_by_one >= at_once).all()
+
+
+def joined(first: Sequence[int], second: Sequence[int]) -> float:
+    degrees = np.array([[first, first], [second, second]])
+    network = FlatNetwork(inside_bytes_per_s=1e9, across_bytes_per_s=1e9)
+    return float(joints(np.array([8e9]), degrees, network, gpus_per_node=16)[0, 0, 0])
+
+
+def test_data_parallel_stages_are_joined_by_sends_and_tensor_parallel_ones_gather_too() -> None:
+    assert joined((4, 1), (4, 1)) == pytest.approx(2 * 2.0)  # a quarter there, a quarter back
+    gather = 8.0 * 3 / 4
+    assert joined((1, 4), (1, 4)) == pytest.approx(2 * (2.0 + gather))
+    assert joined((4, 1), (1, 4)) == pytest.approx(2 * 2.0 + gather)
+    assert joined((2, 2), (2, 2)) == pytest.approx(2 * (2.0 + 4.0 / 2))
+
+
+def test_assembly_gives_up_a_faster_stage_where_joining_it_costs_more() -> None:
+    join = np.zeros((1, 2, 2))
+    join[0, DATA, TENSOR] = join[0, TENSOR, DATA] = 10.0
+    busy = np.array([[1.0, 5.0], [2.0, 1.9]])
+    profiled = Profiled(busy_s=busy, join_s=join, once_s=np.zeros((2, 2)))
+    found = assembled(profiled, micro_batches=4)
+    assert found.ways == (DATA, DATA)
+    assert found.latency_s == pytest.approx(3.0 + 3 * 2.0)
+    free = Profiled(busy_s=busy, join_s=np.zeros((1, 2, 2)), once_s=np.zeros((2, 2)))
+    assert assembled(free, micro_batches=4).ways == (DATA, TENSOR)
+
+
+def test_half_of_the_shapes_are_tuned_up_to_the_half_hybrid() -> None:
+    space = a_space(layers=2, gpus=8)
+    halved = crius_halves(space, rows_of(space, (0, 1, 4, 1), (1, 2, 1, 4)))
+    assert shapes(halved, 0, 1) == {(4, 1), (2, 2)}
+    assert shapes(halved, 1, 2) == {(1, 4), (2, 2)}
+    assert halved.count == 4
+
+
+def test_odd_powers_have_a_half_hybrid_on_either_side() -> None:
+    space = a_space(layers=2, gpus=8, stages=1)
+    assert shapes(crius_halves(space, rows_of(space, (0, 2, 8, 1))), 0, 2) == {(8, 1), (4, 2)}
+    assert shapes(crius_halves(space, rows_of(space, (0, 2, 1, 8))), 0, 2) == {(1, 8), (2, 4)}
+
+
+def test_stages_of_the_frontier_keep_their_shapes_and_others_their_choice() -> None:
+    space, load = a_space(), np.array([1.0, 1.0, 1.0, 1.1])
+    front = [rows_of(space, (0, 2, 4, 1), (2, 4, 2, 2)), rows_of(space, (0, 3, 2, 2), (3, 4, 4, 1))]
+    left = arena_rules(space, front, load)
+    assert shapes(left, 0, 2) == {(4, 1)}
+    assert shapes(left, 2, 4) == {(2, 2)}
+    assert len(shapes(left, 1, 3)) > 1
+    assert all(left.holds(rows) for rows in front)
+    assert left.count < space.count
+
+
+def test_plans_more_imbalanced_than_any_of_the_frontier_are_pruned() -> None:
+    space, load = a_space(), np.ones(4)
+    front = [rows_of(space, (0, 2, 4, 1), (2, 4, 4, 1))]
+    worse = rows_of(space, (0, 1, 4, 1), (1, 4, 4, 1))
+    assert not arena_rules(space, front, load).holds(worse)
+    assert arena_rules(space, front, load, slack=1.5).holds(worse)
+
+
+def test_the_proxy_alone_is_one_plan() -> None:
+    space = a_space()
+    proxy = rows_of(space, (0, 2, 4, 1), (2, 4, 4, 1))
+    alone = proxy_alone(space, proxy)
+    assert list(alone.rows()) == [tuple(proxy)]
+    assert alone.count == 1
+
+
+def test_a_plan_of_other_stages_cannot_guide_a_space() -> None:
+    space = a_space()
+    alone = proxy_alone(space, rows_of(space, (0, 2, 4, 1), (2, 4, 4, 1)))
+    with pytest.raises(Mismatch, match="not in the space"):
+        crius_halves(alone, rows_of(space, (0, 1, 4, 1), (1, 4, 4, 1)))
+
+
+def test_a_space_holds_no_plan_that_skips_layers_or_leaves_gpus() -> None:
+    space = a_space()
+    assert not space.holds(rows_of(space, (0, 2, 4, 1), (3, 4, 4, 1)))
+    assert not space.holds(rows_of(space, (0, 2, 2, 1), (2, 4, 4, 1)))
+    assert not space.holds(rows_of(space, (0, 4, 8, 1)))
