@@ -179,7 +179,8 @@ def stage_costs(
         forward_s=np.where(_runs(graph, training, candidates), running_s, np.inf),
         backward_s=_summed(backward_s, ends) + (training.forwards - 1) * running_s,
         comm_s=_summed(comm_s, ends),
-        send_s=_sends_s(graph, network, settings, rows),
+        send_s=_handed_s(graph, network, settings, rows, rows.end),
+        receive_s=_handed_s(graph, network, settings, rows, rows.start),
         sync_s=_syncs_s(graph, network, settings, rows, kept),
         update_s=_updates_s(graph, training, hardware, rows, kept),
         state_bytes=rows.states(graph, training, kept),
@@ -341,8 +342,13 @@ class _Rows:
         return dense + state_bytes(graph, training, states, self.experts, self.expert_replicas)
 
 
-def _sends_s(graph: Graph, network: Network, settings: _Settings, rows: _Rows) -> Floats:
-    """Return seconds of handing a micro-batch's activations on and getting their gradients back.
+def _handed_s(
+    graph: Graph, network: Network, settings: _Settings, rows: _Rows, cut: Ints
+) -> Floats:
+    """Return seconds of handing a micro-batch's activations over a cut and their gradients back.
+
+    ``cut``, shape (K,): the layer that it lies before; nothing is handed over before the first layer
+    and after the last.
 
     Each GPU sends its part of what its tensor group has to a partner in the next stage (Narayanan et al.,
     SC 2021, section 4.1), where it is gathered; that stage is taken to be like this one. A job on several
@@ -354,7 +360,8 @@ def _sends_s(graph: Graph, network: Network, settings: _Settings, rows: _Rows) -
         nodes=np.full_like(gpus, min(settings.shape.nodes, 2)),
         beside=np.minimum(gpus, node),
     )
-    handed = np.where(rows.end < rows.layers, graph.boundary[rows.end - 1], 0.0)
+    inner = (cut > 0) & (cut < rows.layers)
+    handed = np.where(inner, graph.boundary[cut - 1], 0.0)
     payload = graph.element_bytes * handed * rows.samples
     parts = payload / rows.tp
     sent_s = _positive_s(network, Primitive.SEND, parts, _picked(pairs, rows.which))

@@ -31,6 +31,11 @@ class Transfers(StrEnum):
     """Behind compute in the steady part: only the first micro-batch waits (Crius, section 5.1)."""
     OVERLAPPED = "overlapped"
     """Behind compute as far as it lasts: the pace is the slowest stage's or transfer's."""
+    IN_LINE = "in-line"
+    """A stage computes, sends and receives in turn: the pace is that of the stage with the largest sum (the
+    instruction lists of Alpa's runtime)."""
+    FREE = "free"
+    """Not counted at all, as Alpa's search takes them (OSDI 2022, section 5.2)."""
 
 
 class Sync(StrEnum):
@@ -59,6 +64,7 @@ class Pipelines:
 
     busy_s: Floats  # both passes with their collectives
     send_s: Floats  # to the next stage and back; 0 for a last stage
+    receive_s: Floats  # from the stage before and back; 0 for a first stage
     backward_s: Floats  # the part of busy_s that gradients may hide behind
     sync_s: Floats
     update_s: Floats
@@ -72,8 +78,8 @@ def pipelined_s(slot_s: Floats, micro_batches: int | Ints) -> Floats:
 
 def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = DEFAULT) -> Floats:
     """Return seconds of an iteration of each plan, shape (P,)."""
-    steady_s = pace_s(plans.busy_s.max(axis=1), plans.send_s.max(axis=1), overlap)
-    first_s = plans.busy_s.sum(axis=1) + plans.send_s.sum(axis=1)
+    steady_s = sum(slots.max(axis=1) for slots in paces_s(plans, overlap))
+    first_s = plans.busy_s.sum(axis=1) + first_send_s(plans.send_s, overlap).sum(axis=1)
     synced_s = exposed_sync_s(plans.sync_s, plans.backward_s, overlap)
     after_s = synced_s.sum(axis=1) if overlap.sync is Sync.IN_TURN else synced_s.max(axis=1)
     pipeline_s: Floats = first_s + (micro_batches - 1) * steady_s
@@ -81,15 +87,25 @@ def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = 
     return pipeline_s
 
 
-def pace_s(slowest_s: Floats, longest_send_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
-    """Return seconds between micro-batches in the steady part, by the slowest stage and transfer."""
+def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT) -> list[Floats]:
+    """Return the slots whose maxima over stages add up to the time between micro-batches.
+
+    Each has the shape of the costs' columns.
+    """
     match overlap.transfers:
         case Transfers.ADDED:
-            return slowest_s + longest_send_s
-        case Transfers.HIDDEN:
-            return slowest_s
+            return [costs.busy_s, costs.send_s]
+        case Transfers.HIDDEN | Transfers.FREE:
+            return [costs.busy_s]
         case Transfers.OVERLAPPED:
-            return np.maximum(slowest_s, longest_send_s)
+            return [np.maximum(costs.busy_s, costs.send_s)]
+        case Transfers.IN_LINE:
+            return [costs.busy_s + costs.send_s + costs.receive_s]
+
+
+def first_send_s(send_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
+    """Return what the first micro-batch waits for each transfer."""
+    return np.zeros_like(send_s) if overlap.transfers is Transfers.FREE else send_s
 
 
 def exposed_sync_s(sync_s: Floats, backward_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
@@ -108,7 +124,7 @@ def pipelines_of(costs: StageCosts, rows: Ints) -> Pipelines:
 
     return Pipelines(
         busy_s=picked(costs.busy_s), send_s=picked(costs.send_s),
-        backward_s=picked(costs.backward_s),
+        receive_s=picked(costs.receive_s), backward_s=picked(costs.backward_s),
         sync_s=picked(costs.sync_s), update_s=picked(costs.update_s),
     )  # fmt: skip
 

@@ -88,6 +88,7 @@ class StageCosts:
     backward_s: Floats  # with the repeated forward pass, if any
     comm_s: Floats  # collectives inside the stage, of one micro-batch, both passes
     send_s: Floats  # handing one micro-batch on and getting its gradient back; 0 for the last layer
+    receive_s: Floats  # the same with the stage before, taken to be like this one; 0 for the first layer
     sync_s: Floats  # gradients, once an iteration
     update_s: Floats  # optimizer, once an iteration
     state_bytes: Floats  # parameters, gradients, optimizer states on one GPU

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.memory import Room, in_flight, memory_bytes
-from estimator.pipeline import DEFAULT, Overlap, Sync, Transfers, exposed_sync_s
+from estimator.pipeline import DEFAULT, Overlap, Sync, exposed_sync_s, first_send_s, paces_s
 from estimator.planning.labels import Criteria, Rest, complete, rest_of
 from estimator.planning.options import NoPlan, Options, least_in_each, stages_at
 from estimator.plans import Plan, StageCosts, Training
@@ -42,16 +42,12 @@ class Latency:
 
 def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT) -> Latency:
     """Return the terms of ``estimator.pipeline.iteration_s`` for each candidate."""
-    pace = {
-        Transfers.ADDED: [costs.busy_s, costs.send_s],
-        Transfers.HIDDEN: [costs.busy_s],
-        Transfers.OVERLAPPED: [np.maximum(costs.busy_s, costs.send_s)],
-    }[overlap.transfers]
+    pace = paces_s(costs, overlap)
     synced = exposed_sync_s(costs.sync_s, costs.backward_s, overlap)
     in_turn = overlap.sync is Sync.IN_TURN
     after = [costs.update_s] if in_turn else [synced, costs.update_s]
     return Latency(
-        added_s=costs.busy_s + costs.send_s + (synced if in_turn else 0.0),
+        added_s=costs.busy_s + first_send_s(costs.send_s, overlap) + (synced if in_turn else 0.0),
         worst_s=np.array([*pace, *after]),
         weight=np.array([micro_batches - 1.0] * len(pace) + [1.0] * len(after)),
     )

@@ -19,7 +19,12 @@ def formula_s(busy: list[float], micro_batches: int, send: list[float] | None = 
     wires = np.zeros_like(row) if send is None else np.array([send])
     nothing = np.zeros_like(row)
     plans = Pipelines(
-        busy_s=row, send_s=wires, backward_s=nothing, sync_s=nothing, update_s=nothing
+        busy_s=row,
+        send_s=wires,
+        receive_s=nothing,
+        backward_s=nothing,
+        sync_s=nothing,
+        update_s=nothing,
     )
     return float(iteration_s(plans, micro_batches, Overlap(transfers=Transfers.ADDED))[0])
 

@@ -46,10 +46,11 @@ def random_costs(candidates: Candidates, rng: np.random.Generator) -> StageCosts
     def about(value: float) -> np.ndarray:
         return value * span / candidates.gpus * rng.uniform(0.5, 2.0, len(span))
 
-    last = candidates.end == candidates.end.max()
+    first, last = candidates.start == 0, candidates.end == candidates.end.max()
     return StageCosts(
         candidates=candidates, forward_s=about(1.0), backward_s=about(2.0), comm_s=about(0.5),
-        send_s=np.where(last, 0.0, rng.uniform(0.0, 3.0, len(span))), sync_s=about(3.0),
+        send_s=np.where(last, 0.0, rng.uniform(0.0, 3.0, len(span))),
+        receive_s=np.where(first, 0.0, rng.uniform(0.0, 3.0, len(span))), sync_s=about(3.0),
         update_s=about(1.0), state_bytes=about(4e9), flight_bytes=about(1e9), working_bytes=about(1e8),
     )  # fmt: skip
 

@@ -42,11 +42,14 @@ def test_the_first_micro_batch_passes_all_stages_and_the_rest_follow_the_slowest
         (Transfers.ADDED, 13.5 + 9 + 4 * (6 + 7)),
         (Transfers.HIDDEN, 13.5 + 9 + 4 * 6),
         (Transfers.OVERLAPPED, 13.5 + 9 + 4 * 7),
+        (Transfers.IN_LINE, 13.5 + 9 + 4 * (6 + 2 + 7)),
+        (Transfers.FREE, 13.5 + 4 * 6),
     ],
 )
 def test_transfers_are_waited_for_or_hidden(transfers: Transfers, expected: float) -> None:
     overlap = Overlap(transfers=transfers)
-    assert seconds(overlap, send_s=[[2.0, 7.0, 0.0]]) == expected
+    wires = {"send_s": [[2.0, 7.0, 0.0]], "receive_s": [[0.0, 2.0, 7.0]]}
+    assert seconds(overlap, **wires) == expected
 
 
 @pytest.mark.parametrize(
