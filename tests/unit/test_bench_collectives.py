@@ -66,8 +66,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Section:
 
 def test_tables_that_links_made_are_predicted_where_held_back(found: Section) -> None:
     figures = found.figures
-    assert figures["collectives_sizes_error"] < 0.1
-    assert figures["collectives_layouts_error"] < 0.2
+    assert 1e-6 < figures["collectives_sizes_error"] < 0.1  # 0: what is predicted was known
+    assert 1e-6 < figures["collectives_layouts_error"] < 0.2
     assert figures["collectives_layouts_error"] < figures["collectives_sheet_layouts_error"]
     assert figures["collectives_sheet_layouts_error"] == pytest.approx(0.63, abs=0.05)
     low, high = sorted([figures["collectives_sizes_error"], figures["collectives_layouts_error"]])

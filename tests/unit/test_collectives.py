@@ -24,7 +24,7 @@ from estimator.collectives import (
     write_records,
 )
 from estimator.collectives.fitting import fit_kinds, groups_of
-from estimator.collectives.kriging import Likeness, krige, tuned
+from estimator.collectives.kriging import Likeness, differences, krige, similarity, tuned
 from estimator.collectives.links import link_seconds
 from estimator.hardware import A10, A40, A100, H100, V100
 from estimator.plans import Groups, Primitive, Shape
@@ -284,6 +284,25 @@ def test_kriging_meets_known_values_and_leaving_one_out_agrees_with_doing_so() -
     closed = values[0] - model.dual[0] / model.inverse[0, 0]
     left_out, _ = krige(layouts[1:], values[1:], Likeness()).predict(layouts[:1])
     assert left_out[0] == pytest.approx(closed)
+
+
+def test_gathers_are_like_scatters_and_sends_like_nothing_else() -> None:
+    layouts = [a_curve(p).layout for p in Primitive]
+    for common in (0.0, 100.0):
+        likeness = replace(Likeness(), common=common)
+        alike = similarity(differences(layouts, layouts), likeness) / (1 + common)
+        by = {
+            (a.primitive, b.primitive): alike[i, j]
+            for i, a in enumerate(layouts)
+            for j, b in enumerate(layouts)
+        }
+        assert by[Primitive.SEND, Primitive.SEND] == pytest.approx(1)
+        assert (
+            by[Primitive.SEND, Primitive.ALL_GATHER]
+            < by[Primitive.ALL_REDUCE, Primitive.ALL_GATHER]
+            < by[Primitive.REDUCE_SCATTER, Primitive.ALL_GATHER]
+            < 1
+        )
 
 
 def test_tuning_tells_apart_what_differs() -> None:
