@@ -1,0 +1,45 @@
+"""Compiled steps on disk, one file each, named by a hash of the lowered step, mesh and versions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from estimator.compiling.compiled import Compiled, from_json, to_json
+
+READER = "1"
+"""Of the reading of compiled text; a new number leaves what the old reading stored."""
+
+
+def default_folder() -> Path:
+    """Return where compiled steps are kept unless told otherwise."""
+    return user_cache_path("tessera") / "compiled"
+
+
+def key_of(text: str, facts: Sequence[object]) -> str:
+    """Return the name of a lowered step compiled under these facts (mesh, versions)."""
+    return hashlib.sha256(repr((READER, *facts, text)).encode()).hexdigest()
+
+
+def look_up(folder: Path, key: str) -> Compiled | None:
+    """Return a stored step; none if it is not there or its file is not whole."""
+    path = folder / f"{key}.json"
+    if not path.exists():
+        return None
+    try:
+        return from_json(path.read_text(), cached=True)
+    except ValueError:
+        return None
+
+
+def store(folder: Path, key: str, compiled: Compiled) -> None:
+    """Write a step so that a reader sees all of it or nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+        file.write(to_json(compiled))
+    os.replace(file.name, folder / f"{key}.json")

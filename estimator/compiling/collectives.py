@@ -1,0 +1,161 @@
+"""Collectives of a compiled module, with the habits of XLA's CPU back end undone.
+
+That back end never forms a reduce-scatter: it all-reduces, and each device keeps its part; and it
+computes 16-bit sums in 32 bits, so that collectives appear at twice their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from estimator.compiling.compiled import Collective
+from estimator.compiling.hlo import Computation, Instruction, Module, Shape, groups_of
+from estimator.plans import Primitive
+
+_PRIMITIVES = {
+    "all-reduce": Primitive.ALL_REDUCE,
+    "reduce-scatter": Primitive.REDUCE_SCATTER,
+    "all-gather": Primitive.ALL_GATHER,
+    "all-to-all": Primitive.ALL_TO_ALL,
+    "ragged-all-to-all": Primitive.ALL_TO_ALL,
+    "collective-permute": Primitive.SEND,
+}
+_NARROW = ("bf16", "f16")
+_VIEWS = frozenset({"get-tuple-element", "bitcast", "copy", "reshape", "transpose"})
+
+Test = Callable[[Instruction], bool]
+Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
+
+
+def collectives_of(module: Module, devices: int) -> tuple[Collective, ...]:
+    """Return the collectives of a step, each with how often it runs, in the order of the text."""
+    found: list[Collective] = []
+    for name, computation in module.computations.items():
+        for instruction in computation.instructions.values():
+            opcode = instruction.opcode.removesuffix("-start")
+            if opcode in _PRIMITIVES and (times := module.times.get(name, 0)):
+                found += _read(module, computation, instruction, devices, times)
+    return tuple(found)
+
+
+def _read(
+    module: Module, computation: Computation, instruction: Instruction, devices: int, times: int
+) -> Iterator[Collective]:
+    """Yield a collective for each way in which the parts of a combined one are corrected."""
+    groups = groups_of(instruction, devices)
+    size = max(map(len, groups))
+    if size < 2:
+        return
+    primitive = _PRIMITIVES[instruction.opcode.removesuffix("-start")]
+    totals: dict[tuple[Primitive, tuple[str, ...]], float] = {}
+    for part, shape in enumerate(_payload_shapes(instruction)):
+        kind, notes, payload = primitive, [], shape.bytes
+        if primitive is Primitive.REDUCE_SCATTER:
+            payload *= size
+        if primitive is Primitive.ALL_REDUCE and _scatters(
+            module, computation, instruction, part, shape, size
+        ):
+            kind = Primitive.REDUCE_SCATTER
+            notes.append("reduce-scatter")
+        if shape.type == "f32" and shape.dims and _narrow(module, computation, instruction, part):
+            payload /= 2
+            notes.append("dtype")
+        key = (kind, tuple(notes))
+        totals[key] = totals.get(key, 0.0) + payload
+    for (kind, corrected), payload in totals.items():
+        yield Collective(
+            primitive=kind, payload_bytes=payload, groups=groups, times=times, corrected=corrected
+        )
+
+
+def _payload_shapes(instruction: Instruction) -> tuple[Shape, ...]:
+    """Return the arrays moved; a started all-gather or send lists its operands before its results."""
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        half = len(instruction.shapes) // 2
+        return instruction.shapes[half : 2 * half]
+    return instruction.shapes
+
+
+def _scatters(
+    module: Module, computation: Computation, instruction: Instruction, part: int, shape: Shape, size: int
+) -> bool:  # fmt: skip
+    """Return whether each device keeps no more than its part of the result."""
+
+    def cut(user: Instruction) -> bool:
+        return user.opcode == "dynamic-slice" and user.shapes[0].elements * size == shape.elements
+
+    return _Search(module, cut, _VIEWS | {"convert"}).part(computation, instruction, part)
+
+
+def _narrow(module: Module, computation: Computation, instruction: Instruction, part: int) -> bool:
+    """Return whether a 32-bit collective carries 16-bit numbers: its sum was widened (XLA's pass marks it),
+    its operand is a widened one, or all that is done with its result is to narrow it."""
+    if any(name.endswith("_promoted") for name in instruction.called):
+        return True
+    if part < len(instruction.operands):
+        source = computation.instructions[instruction.operands[part]]
+        if _widened(module, computation, source):
+            return True
+
+    def narrows(user: Instruction) -> bool:
+        return user.opcode == "convert" and user.shapes[0].type in _NARROW
+
+    views = _VIEWS | {"slice", "dynamic-slice"}
+    return _Search(module, narrows, views).part(computation, instruction, part)
+
+
+def _widened(module: Module, computation: Computation, source: Instruction) -> bool:
+    if source.opcode == "fusion":
+        computation = module.computations[source.called[0]]
+        source = computation.root
+    while source.opcode in _VIEWS and source.operands:
+        source = computation.instructions[source.operands[0]]
+    if source.opcode != "convert":
+        return False
+    return computation.instructions[source.operands[0]].shapes[0].type in _NARROW
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Whether every use of a value passes ``test``, looking through ``views``, into fusions and out again."""
+
+    module: Module
+    test: Test
+    views: frozenset[str]
+
+    def part(self, computation: Computation, instruction: Instruction, part: int) -> bool:
+        """Return it for one part of a result that may be a tuple."""
+        starts = [instruction]
+        if len(instruction.shapes) > 1:
+            starts = [
+                user
+                for user in computation.users.get(instruction.name, [])
+                if f"index={part}" in user.attributes.replace(" ", "").split(",")
+            ]
+        return bool(starts) and all(self._leads(computation, s, None) for s in starts)
+
+    def _leads(self, computation: Computation, value: Instruction, outside: Outside) -> bool:
+        """Return it for a value; where a fusion's result is reached, for the uses ``outside`` of it."""
+        users = computation.users.get(value.name, [])
+        if value.root and (outside is None or not self._leads(*outside)):
+            return False
+        return (value.root or bool(users)) and all(
+            self._passes(computation, value, user, outside) for user in users
+        )
+
+    def _passes(
+        self, computation: Computation, value: Instruction, user: Instruction, outside: Outside
+    ) -> bool:
+        if self.test(user):
+            return True
+        if user.opcode in self.views:
+            return self._leads(computation, user, outside)
+        if user.opcode != "fusion":
+            return False
+        inner = self.module.computations[user.called[0]]
+        places = [n for n, operand in enumerate(user.operands) if operand == value.name]
+        return all(
+            self._leads(inner, inner.parameter(n), (computation, user, outside)) for n in places
+        )

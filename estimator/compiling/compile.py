@@ -1,0 +1,84 @@
+"""Compiling a step for ``dp * tp`` devices that do not exist, in a process of its own.
+
+XLA's number of host devices is fixed when JAX starts, so each count of devices has its own process. No JAX is
+imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from estimator.compiling.cache import default_folder
+from estimator.compiling.compiled import Compiled, Uncompilable, from_json
+from formulation.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A step as ``module:function`` with its arguments, and the devices it is divided over.
+
+    ``dp`` devices share the batch, ``tp`` the tensors (and experts), by Megatron's rule
+    (:mod:`estimator.tracing.parallel`); ``zero`` divides gradients and optimizer states over ``dp``,
+    too (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    dp: int = 1
+    tp: int = 1
+    zero: bool = False
+
+
+def compile_step(
+    request: Request, folder: Path | None = None, *, timeout_s: float = 1800.0
+) -> Compiled:
+    """Return the compiled step; ``folder`` is the cache, by default the user's.
+
+    Raises:
+        Uncompilable: why it cannot be compiled, and what to do.
+        Unavailable: JAX is not installed.
+    """
+    if find_spec("jax") is None:
+        raise Unavailable(
+            "JAX cannot be imported; install it with pip install 'tessera[estimator]'"
+        )
+    if request.dp < 1 or request.tp < 1:
+        raise Uncompilable(f"dp {request.dp} and tp {request.tp} must be at least 1")
+    given = json.dumps(asdict(request) | {"folder": str(folder or default_folder())})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "estimator.compiling.worker"],
+            input=given, capture_output=True, text=True, timeout=timeout_s, check=False,
+            env=_environment(request.dp * request.tp),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Uncompilable(
+            f"{request.target} was not compiled within {timeout_s:.0f} s; allow more or make it smaller"
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Uncompilable(
+            f"compiling {request.target} for {request.dp} x {request.tp} devices failed: {last}"
+        )
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    if "error" in answer:
+        raise Uncompilable(answer["error"])
+    return from_json(answer["compiled"], cached=answer["cached"])
+
+
+def _environment(devices: int) -> dict[str, str]:
+    """Return the environment of the compiling process: the CPU, as often as there are devices."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}".strip(),
+        "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+    }

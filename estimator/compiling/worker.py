@@ -1,0 +1,84 @@
+"""The process that compiles: a request as JSON on its input, an answer as JSON in its output's last line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from estimator.compiling import cache
+from estimator.compiling.collectives import collectives_of
+from estimator.compiling.compile import Request
+from estimator.compiling.compiled import Compiled, Memory, Uncompilable, to_json
+from estimator.compiling.costs import further_turns
+from estimator.compiling.hlo import read
+from estimator.compiling.sharding import lowered_step
+from estimator.tracing.step import load_step
+from formulation.errors import TesseraError
+
+
+def compiled_step(request: Request, folder: Path) -> Compiled:
+    """Return the step of a request, from the cache if it was compiled before.
+
+    Raises:
+        TesseraError: why it cannot be compiled.
+    """
+    step = load_step(request.target, request.arguments)
+    versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}
+    lowered = lowered_step(step, request.dp, request.tp, zero=request.zero)
+    facts = (request.dp, request.tp, request.zero, tuple(versions.items()))
+    key = cache.key_of(lowered.as_text(), facts)
+    if (found := cache.look_up(folder, key)) is not None:
+        return found
+    try:
+        executable = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise Uncompilable(
+            f"{step.name} for {request.dp} x {request.tp} devices: {reason}"
+        ) from error
+    module = read(executable.as_text())
+    flops, moved = further_turns(module)
+    cost = executable.cost_analysis()
+    made = Compiled(
+        name=step.name,
+        dp=request.dp,
+        tp=request.tp,
+        collectives=collectives_of(module, request.dp * request.tp),
+        flops=float(cost["flops"]) + flops,
+        bytes=float(cost["bytes accessed"]) + moved,
+        memory=_memory(executable.memory_analysis()),
+        versions=versions,
+    )
+    cache.store(folder, key, made)
+    return made
+
+
+def _memory(stats: Any) -> Memory:
+    return Memory(
+        arguments=float(stats.argument_size_in_bytes),
+        outputs=float(stats.output_size_in_bytes),
+        aliased=float(stats.alias_size_in_bytes),
+        temporaries=float(stats.temp_size_in_bytes),
+    )
+
+
+def main() -> None:
+    """Answer the request on the standard input."""
+    given = json.load(sys.stdin)
+    folder = Path(given.pop("folder"))
+    answer: dict[str, Any]
+    try:
+        made = compiled_step(Request(**given), folder)
+        answer = {"compiled": to_json(made), "cached": made.cached}
+    except TesseraError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Steps compiled for devices that do not exist: collectives, loops, types, cache."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from estimator.compiling import cache
+from estimator.compiling.collectives import collectives_of
+from estimator.compiling.compile import Request, compile_step
+from estimator.compiling.compiled import Compiled, Memory, Uncompilable
+from estimator.compiling.hlo import groups_of, read
+from estimator.plans import Primitive
+from estimator.tracing.models import steps
+from estimator.tracing.trace import trace
+
+MODELS = "estimator.tracing.models.steps:"
+TP_PAIRS, DP_PAIRS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+F32 = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+def compiled(
+    folder: Path, target: str, *, dp: int = 2, tp: int = 2, zero: bool = False, **arguments: Any
+) -> Compiled:
+    request = Request(target=target, arguments=arguments, dp=dp, tp=tp, zero=zero)
+    return compile_step(request, folder)
+
+
+def moved(step: Compiled) -> Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]]:
+    counts: Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]] = Counter()
+    for c in step.collectives:
+        counts[c.primitive, c.payload_bytes, c.groups] += c.times
+    return counts
+
+
+def scanned(samples: int = 16) -> tuple[Any, Any, Any]:
+    def loss(params: Any, x: Any) -> Any:
+        def turn(carry: Any, w: Any) -> Any:
+            return jax.nn.relu(carry @ w["into"]) @ w["out"], None
+
+        return jnp.mean(jnp.square(jax.lax.scan(turn, x, params)[0]))
+
+    shapes = {"into": (2, 64, 256), "out": (2, 256, 64)}
+    params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+    return loss, params, jax.ShapeDtypeStruct((samples, 64), jnp.float32)
+
+
+def test_two_layers_on_2x2_devices_have_megatrons_collectives_and_no_others(folder: Path) -> None:
+    step = compiled(folder, MODELS + "perceptron", samples=16)
+    activation = 8 * 64 * F32  # half the samples
+    gradients = 4 * (64 * 128) * F32  # half of each weight
+    assert moved(step) == {
+        (Primitive.ALL_REDUCE, activation, TP_PAIRS): 3,  # forward twice; backward only within
+        (Primitive.ALL_REDUCE, gradients + F32, DP_PAIRS): 1,  # with the loss
+    }
+    products = 4 + 4 + 3  # forward, of weights, of activations
+    arithmetic = products * 2 * 8 * 64 * 128 + 4 * 64 * 128 * 10  # about 10 of Adam a weight
+    assert step.flops == pytest.approx(arithmetic, rel=0.1)
+    assert step.memory.arguments == 12 * 4 * 64 * 128 + activation
+
+
+def test_the_second_call_comes_from_the_cache_and_says_the_same(folder: Path) -> None:
+    first = compiled(folder, MODELS + "perceptron", samples=32)
+    second = compiled(folder, MODELS + "perceptron", samples=32)
+    assert not first.cached
+    assert second.cached
+    assert second.collectives == first.collectives
+    assert (second.flops, second.bytes, second.memory) == (first.flops, first.bytes, first.memory)
+
+
+def test_divided_optimizer_states_scatter_gradients_and_gather_weights_in_16_bits(
+    folder: Path,
+) -> None:
+    step = compiled(folder, MODELS + "perceptron", samples=16, dtype="bf16", zero=True)
+    weights = 4 * (64 * 128) * 2
+    assert step.total(Primitive.REDUCE_SCATTER) == weights
+    assert step.total(Primitive.ALL_GATHER) == weights
+    assert step.total(Primitive.ALL_REDUCE) == 3 * 8 * 64 * 2 + F32
+    scatter = next(c for c in step.collectives if c.primitive is Primitive.REDUCE_SCATTER)
+    assert scatter.corrected == ("reduce-scatter", "dtype")
+    assert scatter.groups == DP_PAIRS
+
+
+def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: Path) -> None:
+    arguments: dict[str, Any] = {
+        "hidden": 64,
+        "layers": 2,
+        "heads": 4,
+        "vocabulary": 512,
+        "sequence": 32,
+    }
+    arguments |= {"samples": 4, "dtype": "f32"}
+    step = compiled(folder, MODELS + "decoder", **arguments)
+    assert {(c.primitive, c.groups) for c in step.collectives} == {
+        (Primitive.ALL_REDUCE, TP_PAIRS),
+        (Primitive.ALL_REDUCE, DP_PAIRS),
+    }
+    activation = 2 * 32 * 64 * F32
+    inside = sum(c.payload_bytes * c.times for c in step.collectives if c.groups == TP_PAIRS)
+    inputs = 1 + 2 * (1 + 3)  # of the head, the feed-forward nets; of query, key and value each
+    backward = inputs * activation
+    graph = trace(steps.decoder(**arguments))
+    forward = graph.reduced.sum() * 2 * F32
+    assert inside == pytest.approx(forward + backward, rel=0.01)
+    assert step.flops == pytest.approx(3 * graph.flops.sum() * 4 / 4, rel=0.15)
+    mine = (graph.weights.sum() / 2 + graph.shared_weights.sum()) * F32
+    synchronised = [c for c in step.collectives if c.groups == DP_PAIRS]
+    table = 512 * 64 / 2 * F32  # used twice; XLA reduces its two gradients apart
+    assert sum(c.payload_bytes for c in synchronised) == pytest.approx(mine + table, rel=0.01)
+    assert step.memory.arguments == pytest.approx(3 * mine, rel=0.01)
+
+
+def test_a_loop_counts_by_its_turns(folder: Path) -> None:
+    looped = compiled(folder, f"{__name__}:scanned")
+    written = compiled(folder, MODELS + "perceptron", samples=16)
+    assert max(c.times for c in looped.collectives) == 2
+    assert looped.flops == pytest.approx(
+        written.flops, rel=0.12
+    )  # the first layer's input is carried
+    assert looped.total(Primitive.ALL_REDUCE, 2) == pytest.approx(
+        written.total(Primitive.ALL_REDUCE, 2) + 8 * 64 * F32
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (
+            Request(target=MODELS + "perceptron", arguments={"samples": 3}, dp=2),
+            "cannot be shared by 2",
+        ),
+        (Request(target=MODELS + "nothing"), "has no function"),
+        (Request(target=MODELS + "perceptron", dp=0), "at least 1"),
+        (Request(target=MODELS + "perceptron", arguments={"depth": 1}), "failed: TypeError"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(folder: Path, request_: Request, says: str) -> None:
+    with pytest.raises(Uncompilable, match=says):
+        compile_step(request_, folder)
+
+
+def a_module(body: str) -> str:
+    return f"HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("{{0,1},{2,3}}", TP_PAIRS),
+        ("[2,2]<=[4]", TP_PAIRS),
+        ("[2,2]<=[2,2]T(1,0)", DP_PAIRS),
+        ("mesh['a'=2,'b'=2] {'b'}", TP_PAIRS),
+        ("mesh['a'=2,'b'=2] {'a'}", DP_PAIRS),
+        ("mesh['a'=2,'b'=1,'c'=2], device_ids=([2,2]T(1,0)) {'a'}", TP_PAIRS),
+        ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'a'}", TP_PAIRS),
+        ("{}", ((0, 1, 2, 3),)),
+    ],
+)
+def test_groups_are_read_in_every_form(written: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    text = a_module(
+        "  %p = f32[8]{0} parameter(0)\n"
+        f"  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, replica_groups={written}, to_apply=%add"
+    )
+    module = read(text.replace(", to_apply=%add", ""))
+    (instruction,) = [
+        i for i in module.computations["main"].instructions.values() if i.opcode == "all-reduce"
+    ]
+    assert groups_of(instruction, 4) == groups
+
+
+def test_groups_in_an_unknown_form_are_refused() -> None:
+    text = a_module(
+        "  %p = f32[8]{0} parameter(0)\n  ROOT %r = f32[8]{0} all-reduce(%p), replica_groups=<odd>"
+    )
+    with pytest.raises(Uncompilable, match="unknown form"):
+        collectives_of(read(text), 4)
+
+
+def test_a_true_reduce_scatter_counts_its_whole_input() -> None:
+    text = a_module(
+        "  %p = f32[8]{0} parameter(0)\n"
+        "  ROOT %r = f32[4]{0} reduce-scatter(%p), replica_groups={{0,1}}, dimensions={0}"
+    )
+    (found,) = collectives_of(read(text), 2)
+    assert (found.primitive, found.payload_bytes) == (Primitive.REDUCE_SCATTER, 32)
+
+
+def test_an_all_reduce_of_which_something_else_is_read_stays_one() -> None:
+    cut = "  %s = f32[4]{0} dynamic-slice(%r, %p), dynamic_slice_sizes={4}\n"
+    text = a_module(
+        "  %p = f32[8]{0} parameter(0)\n"
+        "  %r = f32[8]{0} all-reduce(%p), replica_groups={{0,1}}\n"
+        + cut
+        + "  ROOT %t = f32[8]{0} add(%r, %r)"
+    )
+    (found,) = collectives_of(read(text), 2)
+    assert found.primitive is Primitive.ALL_REDUCE
+    (found,) = collectives_of(read(text.replace("add(%r, %r)", "add(%p, %p)")), 2)
+    assert found.primitive is Primitive.REDUCE_SCATTER
+
+
+def test_a_loop_whose_turns_are_unknown_is_refused() -> None:
+    text = a_module(
+        "  %p = f32[8]{0} parameter(0)\n  ROOT %w = f32[8]{0} while(%p), condition=%main, body=%main"
+    )
+    with pytest.raises(Uncompilable, match="known number of turns"):
+        read(text)
+
+
+def test_text_in_another_form_is_refused() -> None:
+    with pytest.raises(Uncompilable, match="another form"):
+        read("module @jit_f {\n}\n")
+
+
+def test_a_torn_cache_file_is_as_none(tmp_path: Path) -> None:
+    memory = Memory(arguments=1, outputs=2, aliased=1, temporaries=3)
+    step = Compiled(
+        name="m",
+        dp=1,
+        tp=1,
+        collectives=(),
+        flops=1.0,
+        bytes=2.0,
+        memory=memory,
+        versions={"jax": "1"},
+    )
+    cache.store(tmp_path, "k", step)
+    found = cache.look_up(tmp_path, "k")
+    assert found is not None
+    assert found.memory == memory
+    (tmp_path / "k.json").write_text((tmp_path / "k.json").read_text()[:40])
+    assert cache.look_up(tmp_path, "k") is None
+    (tmp_path / "k.json").write_text('{"name": 1}')
+    assert cache.look_up(tmp_path, "k") is None
+    assert cache.look_up(tmp_path, "other") is None
+
+
+def test_another_mesh_or_version_is_another_key() -> None:
+    keys = {cache.key_of("text", facts) for facts in ((1, 2), (2, 1), (1, 2, "jax 2"))}
+    assert len(keys | {cache.key_of("other", (1, 2))}) == 4
+
+
+def test_asking_for_a_compilation_imports_no_jax() -> None:
+    names = (
+        "estimator.compiling.compile, estimator.compiling.collectives, estimator.compiling.costs"
+    )
+    code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
