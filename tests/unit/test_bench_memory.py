@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.data import data_dir
+from benchmarks.estimation.memory import DEFAULT, Run, fitted, section
+from estimator.hardware import A40
+from formulation.tables import Floats
+
+BYTES = "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"
+SEARCH = (
+    "model,params,global_batch,gpu_type,num_nodes,gpus_per_node,mem_per_gpu_gib,stage_layers,"
+    "stage_logical_shapes,stage_sharding\n"
+)
+
+
+def a_run(parts: Floats | None = None, **given: object) -> Run:
+    """Return a run of one stage that needs 4 GiB and 2, 1 and 3 GiB for a copy of each."""
+    of_stages = (
+        np.array([[[4.0, 2.0, 1.0, 3.0]], [[1.0, 2.0, 1.0, 0.0]]]) if parts is None else parts
+    )
+    fields: dict[str, object] = {
+        "source": "x", "job": ("bert", "1.3B", 128), "hardware": A40, "gpus": 1,
+        "group": ("bert", "fine"), "free": np.zeros(of_stages.shape[1], dtype=bool),
+        "parameters_gib": 1.0, "measured_gib": 10.0,
+    }  # fmt: skip
+    return Run(parts=of_stages, **(fields | given))  # type: ignore[arg-type]
+
+
+def test_the_fullest_stage_is_predicted() -> None:
+    stages = np.array([[4.0, 2.0, 1.0, 3.0], [8.0, 0.0, 0.0, 2.0]])
+    run = a_run(np.stack([stages, stages]))
+    assert run.predicted_gib(np.array([1.0, 0.0, 0.0])) == 8.0
+    assert run.predicted_gib(np.array([1.0, 0.0, 1.0])) == 10.0
+    assert run.predicted_gib(np.array([4.0, 0.0, 0.0])) == 12.0
+
+
+def test_free_sharding_divides_weights_only_where_they_do_not_fit() -> None:
+    copies = np.array([1.0, 0.0, 1.0])
+    tight = a_run(10 * a_run().parts, free=np.array([True]))
+    assert tight.predicted_gib(copies) == 30.0
+    assert replace(tight, free=np.array([False])).predicted_gib(copies) == 90.0
+    assert a_run(free=np.array([True])).predicted_gib(copies) == 9.0
+
+
+def test_copies_are_found_again_in_what_they_predict() -> None:
+    rng = np.random.default_rng(3)
+    truth = np.array([0.7, 0.0, 1.3])
+    runs = [a_run(rng.uniform(1, 9, (2, 3, 4))) for _ in range(40)]
+    runs = [replace(run, measured_gib=run.predicted_gib(truth)) for run in runs]
+    runs[0] = replace(runs[0], measured_gib=500.0)  # one row that is absurd moves nothing
+    assert fitted(runs, rounds=20) == pytest.approx(truth, abs=0.02)
+
+
+def test_copies_are_not_negative() -> None:
+    runs = [a_run(np.full((2, 1, 4), x), measured_gib=x / 2) for x in (1.0, 2.0, 3.0)]
+    assert (fitted(runs) >= 0).all()
+    assert fitted(runs).sum() < DEFAULT.sum()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    (tmp_path / "history").mkdir()
+    rows = [
+        ("bert", "1.3B", 128, 1, "", "infeasible"),
+        ("bert", "1.3B", 128, 2, "", "infeasible"),
+        ("bert", "1.3B", 128, 4, "13.8", "ok"),
+        ("bert", "1.3B", 128, 8, "", "infeasible"),
+        ("bert", "1.3B", 256, 1, "", "infeasible"),
+        ("bert", "1.3B", 256, 4, "15.7", "ok"),
+        ("bert", "6.7B", 128, 4, "", "infeasible"),
+    ]
+    lines = "\n".join(",".join(map(str, row)) for row in rows)
+    (tmp_path / "dp_memory.csv").write_text(BYTES + lines)
+    searched = [
+        "bert,1.3B,128,a40,1,1,33.0,0-5,1x1,free",
+        "bert,1.3B,128,a40,1,2,20.1,0-2|3-5,1x1|1x1,free|batch0",
+        "bert,1.3B,256,a40,1,1,,0-5,1x1,free",
+    ]
+    (tmp_path / "history" / "alpa_search.csv").write_text(SEARCH + "\n".join(searched))
+    return tmp_path
+
+
+def test_rows_that_say_nothing_about_memory_are_left_out_and_counted(small: Path) -> None:
+    found = section(small, [0]).figures
+    assert found["left_out_above_a_fit"] == 1
+    assert found["left_out_ran_elsewhere"] == 1
+    assert found["left_out_untried"] == 1
+    assert found["oom_rows"] == 10 - 3
+    assert found["memory_rows"] == 4
+
+
+def test_jobs_that_calibrate_do_not_judge(small: Path) -> None:
+    found = section(small, range(4))
+    judged = found.figures["oom_judged_rows"]
+    assert isinstance(judged, float)
+    assert 0 < judged < 7
+
+
+def test_measured_memory_is_predicted_within_fifteen_percent() -> None:
+    folder = data_dir()
+    if folder is None or not (folder / "arena" / "history").is_dir():
+        pytest.skip("the Arena data set is not there (TESSERA_DATA)")
+    found = section(folder / "arena", range(1)).figures
+    assert found["memory_rows"] == 278
+    assert found["memory_mape"] <= 0.15
+    assert found["memory_mape"] < found["memory_mape_parameters"]
+    assert found["oom_accuracy"] >= 0.95
