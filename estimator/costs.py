@@ -355,6 +355,8 @@ def _handed_s(
     nodes has a pair of stages on different ones, and the slower way counts for all.
     """
     gpus, node = settings.gpus, settings.shape.gpus_per_node
+    if settings.shape.gpus < 2:
+        return np.zeros(len(rows.start))
     pairs = Groups(
         size=np.full_like(gpus, 2),
         nodes=np.full_like(gpus, min(settings.shape.nodes, 2)),

@@ -74,6 +74,13 @@ class Candidates:
         """Return the GPUs of each, shape (K,)."""
         return self.dp * self.tp
 
+    def rows(self, at: Ints) -> Candidates:
+        """Return these rows."""
+        return Candidates(
+            start=self.start[at], end=self.end[at], dp=self.dp[at], tp=self.tp[at],
+            ep=self.ep[at], sp=self.sp[at],
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
@@ -88,7 +95,9 @@ class StageCosts:
     backward_s: Floats  # with the repeated forward pass, if any
     comm_s: Floats  # collectives inside the stage, of one micro-batch, both passes
     send_s: Floats  # handing one micro-batch on and getting its gradient back; 0 for the last layer
-    receive_s: Floats  # the same with the stage before, taken to be like this one; 0 for the first layer
+    receive_s: (
+        Floats  # the same with the stage before, taken to be like this one; 0 for the first layer
+    )
     sync_s: Floats  # gradients, once an iteration
     update_s: Floats  # optimizer, once an iteration
     state_bytes: Floats  # parameters, gradients, optimizer states on one GPU

@@ -1,0 +1,151 @@
+"""The Cells of a job: for GPUs of a type and each pipeline degree the best plan, its time and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from estimator.costs import candidates_of, stage_costs
+from estimator.graph import Graph, merged
+from estimator.hardware import Hardware
+from estimator.memory import Room, States
+from estimator.pipeline import DEFAULT, Overlap
+from estimator.planning.options import Options, depths, options_of
+from estimator.planning.search import Found, best_plans, latency_of, plan_of
+from estimator.plans import Candidates, Compute, Network, Plan, Shape, StageCosts, Training
+from formulation.errors import InvalidInput
+
+COARSE_LAYERS = 16
+"""Layers that plans are made of: neighbours are joined to so many (the Arena artifact; Alpa, section 5)."""
+
+
+class MicroBatches(StrEnum):
+    """How many micro-batches a plan has, where that is not a given number."""
+
+    STAGES = "stages"  # as many as stages (Arena)
+    FOUR_STAGES = "4-stages"  # four times as many (Crius, section 5.1, after GPipe)
+    SEARCHED = "searched"  # the best power of two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What carries plans out, as far as their time and memory depend on it."""
+
+    overlap: Overlap = DEFAULT
+    planned_as: Overlap | None = None
+    """What its search takes to overlap when it chooses a plan; None: what really does."""
+    states: States = field(default_factory=States)
+    room: Room = field(default_factory=Room)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Setting:
+    """A job on GPUs of one type: all that its Cells there depend on. ``graph`` may be coarse already."""
+
+    graph: Graph
+    training: Training
+    hardware: Hardware
+    shape: Shape
+    compute: Compute
+    network: Network
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def costs(self, candidates: Candidates) -> StageCosts:
+        """Return what candidate stages cost here."""
+        return stage_costs(
+            self.graph, self.training, self.hardware, self.shape, candidates,
+            self.compute, self.network, states=self.runtime.states,
+        )  # fmt: skip
+
+
+def degrees_of(gpus: int) -> list[int]:
+    """Return the usual pipeline degrees, 1, 2, 4 ... up to the GPUs."""
+    return [2**k for k in range(gpus.bit_length())]
+
+
+def cells(
+    setting: Setting,
+    degrees: Iterable[int] | None = None,
+    micro_batches: MicroBatches | None = None,
+) -> dict[int, Plan]:
+    """Return the best plan of each pipeline degree; a degree that nothing fits is absent.
+
+    ``degrees`` None: :func:`degrees_of` the GPUs. ``micro_batches`` None: as the training says.
+
+    Raises:
+        InvalidInput: a degree below 1.
+    """
+    asked = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
+    if asked and asked[0] < 1:
+        raise InvalidInput("degrees", f"must be at least 1, not {asked[0]}")
+    coarse = replace(setting, graph=merged(setting.graph, max(COARSE_LAYERS, asked[-1])))
+    best: dict[int, Plan] = {}
+    for count, some in _counts(asked, setting.training, micro_batches).items():
+        training = replace(setting.training, micro_batches=count)
+        for stages, plan in _planned(replace(coarse, training=training), some).items():
+            if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
+                best[stages] = plan
+    return dict(sorted(best.items()))
+
+
+def _counts(
+    degrees: Sequence[int], training: Training, rule: MicroBatches | None
+) -> Mapping[int, list[int]]:
+    """Return degrees by their numbers of micro-batches; never more of these than samples."""
+    if rule is None:
+        return {training.micro_batches: list(degrees)}
+    if rule is MicroBatches.SEARCHED:
+        most = training.global_batch.bit_length()
+        return {
+            2**k: [d for d in degrees if 2**k >= d or 2 ** (k + 1) > training.global_batch]
+            for k in range(most)
+        }
+    times = 4 if rule is MicroBatches.FOUR_STAGES else 1
+    found: dict[int, list[int]] = {}
+    for degree in degrees:
+        found.setdefault(min(times * degree, training.global_batch), []).append(degree)
+    return found
+
+
+def _planned(setting: Setting, degrees: Sequence[int]) -> dict[int, Plan]:
+    """Return the plans of a coarse setting at its number of micro-batches."""
+    costs, options = priced(setting)
+    if not len(options):
+        return {}
+    found = chosen(setting, costs, options, degrees)
+    training, room = setting.training, setting.runtime.room
+    return {stages: plan_of(f, costs, training, room) for stages, f in found.items()}
+
+
+def priced(setting: Setting) -> tuple[StageCosts, Options]:
+    """Return all candidate stages of a coarse setting, and which of them fit where."""
+    candidates = candidates_of(setting.graph, setting.shape, sequence_parallel=False)
+    costs = setting.costs(candidates)
+    training = setting.training
+    depth = depths(
+        costs,
+        setting.hardware.memory_bytes,
+        training.micro_batches,
+        training.schedule,
+        setting.runtime.room,
+    )
+    return costs, options_of(candidates, depth)
+
+
+def chosen(
+    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int]
+) -> dict[int, Found]:
+    """Return the plan that the runtime's search takes for each degree, at the latency that it has."""
+    runtime, count = setting.runtime, setting.training.micro_batches
+    searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
+    found = best_plans(options, searched, setting.shape.gpus, degrees)
+    if runtime.planned_as is None:
+        return found
+    real = latency_of(costs, count, runtime.overlap)
+    return {
+        stages: Found(rows=f.rows, latency_s=real.of(np.array(f.rows, dtype=np.int64)))
+        for stages, f in found.items()
+    }
