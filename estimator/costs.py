@@ -14,6 +14,7 @@ import numpy as np
 
 from estimator.graph import Graph
 from estimator.hardware import Hardware
+from estimator.layouts import Settings, settings_of
 from estimator.memory import Copies, States, parameter_bytes, state_bytes
 from estimator.plans import (
     Candidates,
@@ -89,71 +90,6 @@ def _over_segments(column: Floats, by: np.ufunc) -> Floats:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Settings:
-    """The D distinct (dp, tp, ep, sp); arrays of shape (D,)."""
-
-    dp: Ints
-    tp: Ints
-    ep: Ints
-    sp: Bools
-    samples: Floats  # of a micro-batch on the fullest replica
-    shape: Shape
-
-    @property
-    def gpus(self) -> Ints:
-        return self.dp * self.tp
-
-    def groups(self, size: Ints, stride: Ints) -> Groups:
-        """Return groups of every ``stride``-th GPU of the stage; stages start at a node or share one.
-
-        Strides below a node's GPUs put as many groups side by side on the same nodes.
-        """
-        node = self.shape.gpus_per_node
-        apart = np.minimum(stride, node)
-        nodes = np.minimum(size, -(-(size * stride) // node))
-        inside = nodes == 1
-        fitting = np.maximum(np.minimum(node, self.gpus) // np.maximum(size, 1), 1)
-        return Groups(size=size, nodes=nodes, beside=np.where(inside, fitting, apart))
-
-    @property
-    def tensor(self) -> Groups:
-        return self.groups(self.tp, np.ones_like(self.tp))
-
-    @property
-    def data(self) -> Groups:
-        return self.groups(self.dp, self.tp)
-
-    @property
-    def expert(self) -> Groups:
-        return self.groups(self.ep, np.ones_like(self.ep))
-
-    @property
-    def expert_data(self) -> Groups:
-        return self.groups(self.gpus // self.ep, self.ep)
-
-    @property
-    def everyone(self) -> Groups:
-        return self.groups(self.gpus, np.ones_like(self.tp))
-
-
-def _settings_of(
-    candidates: Candidates, training: Training, shape: Shape
-) -> tuple[_Settings, Ints]:
-    """Return the distinct settings and, of shape (K,), which of them is each candidate's."""
-    stacked = np.stack([candidates.dp, candidates.tp, candidates.ep, candidates.sp], axis=1)
-    base = int(stacked.max(initial=1)) + 1
-    code = ((stacked[:, 0] * base + stacked[:, 1]) * base + stacked[:, 2]) * 2 + stacked[:, 3]
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    dp = candidates.dp[first]
-    samples = np.ceil(training.micro_batch / dp)
-    settings = _Settings(
-        dp=dp, tp=candidates.tp[first], ep=candidates.ep[first], sp=candidates.sp[first],
-        samples=samples, shape=shape,
-    )  # fmt: skip
-    return settings, which.astype(np.int64)
-
-
 def stage_costs(
     graph: Graph,
     training: Training,
@@ -168,7 +104,7 @@ def stage_costs(
 ) -> StageCosts:
     """Return the costs of candidate stages. ``states``: ZeRO and offload; without them, neither."""
     kept = states or States()
-    settings, which = _settings_of(candidates, training, shape)
+    settings, which = settings_of(candidates, training, shape)
     ends = (which, candidates.start, candidates.end)
     forward_s, backward_s = _kernels_s(graph, training, compute, settings)
     comm_s = _collectives_s(graph, training, network, settings, kept)
@@ -208,7 +144,7 @@ def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
 
 
 def _kernels_s(
-    graph: Graph, training: Training, compute: Compute, settings: _Settings
+    graph: Graph, training: Training, compute: Compute, settings: Settings
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds, shape (D, L); asked for once a distinct (samples, tp)."""
     pairs = np.stack([settings.samples, settings.tp], axis=1)
@@ -220,7 +156,7 @@ def _kernels_s(
 
 
 def _collectives_s(
-    graph: Graph, training: Training, network: Network, settings: _Settings, states: States
+    graph: Graph, training: Training, network: Network, settings: Settings, states: States
 ) -> Floats:
     """Return seconds of a micro-batch's collectives in each layer, both passes, shape (D, L).
 
@@ -246,7 +182,7 @@ def _collectives_s(
 
 
 def _divided_s(
-    graph: Graph, training: Training, spread: _Spread, settings: _Settings, states: States
+    graph: Graph, training: Training, spread: _Spread, settings: Settings, states: States
 ) -> Floats:
     """Return seconds of what ZeRO adds to a micro-batch in each layer, shape (D, L).
 
@@ -309,7 +245,7 @@ class _Rows:
     """Sums of graph columns over the candidates' segments, and their settings; arrays of shape (K,)."""
 
     def __init__(
-        self, graph: Graph, candidates: Candidates, settings: _Settings, which: Ints
+        self, graph: Graph, candidates: Candidates, settings: Settings, which: Ints
     ) -> None:
         self.start, self.end, self.which = candidates.start, candidates.end, which
         self.layers = len(graph)
@@ -342,9 +278,7 @@ class _Rows:
         return dense + state_bytes(graph, training, states, self.experts, self.expert_replicas)
 
 
-def _handed_s(
-    graph: Graph, network: Network, settings: _Settings, rows: _Rows, cut: Ints
-) -> Floats:
+def _handed_s(graph: Graph, network: Network, settings: Settings, rows: _Rows, cut: Ints) -> Floats:
     """Return seconds of handing a micro-batch's activations over a cut and their gradients back.
 
     ``cut``, shape (K,): the layer that it lies before; nothing is handed over before the first layer
@@ -373,7 +307,7 @@ def _handed_s(
 
 
 def _syncs_s(
-    graph: Graph, network: Network, settings: _Settings, rows: _Rows, states: States
+    graph: Graph, network: Network, settings: Settings, rows: _Rows, states: States
 ) -> Floats:
     """Return seconds of the replicas' exchange of gradients, once an iteration.
 

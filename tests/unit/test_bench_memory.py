@@ -101,6 +101,7 @@ def test_jobs_that_calibrate_do_not_judge(small: Path) -> None:
     assert 0 < judged < 7
 
 
+@pytest.mark.slow
 def test_measured_memory_is_predicted_within_fifteen_percent() -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "history").is_dir():

@@ -63,6 +63,12 @@ def test_gradients_are_exchanged_after_or_behind_the_last_backward_pass(
     assert found - seconds(Overlap()) == pytest.approx(expected)
 
 
+def test_an_exchange_that_is_wholly_hidden_takes_nothing() -> None:
+    overlap = Overlap(sync=Sync.BEHIND)
+    hidden = seconds(overlap, sync_s=[[1.0, 1.0, 1.0]], backward_s=[[1.5, 4.0, 3.0]])
+    assert hidden == seconds(Overlap())
+
+
 def test_stages_update_their_weights_at_once() -> None:
     assert seconds(Overlap(), update_s=[[0.5, 2.0, 1.0]]) - seconds(Overlap()) == 2.0
 

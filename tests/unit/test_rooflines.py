@@ -57,6 +57,10 @@ def test_a_kernel_of_half_saturating_work_reaches_half_the_rate() -> None:
     assert forward_s(BUSY, half_flops=8e12 / 10 / 99) == pytest.approx(whole / 0.99)
 
 
+def test_kernels_without_products_have_nothing_to_saturate() -> None:
+    assert forward_s(IDLE, half_flops=1e15) == forward_s(IDLE)
+
+
 def test_every_kernel_is_launched_however_small() -> None:
     nothing = a_graph(a_layer(flops=0.0, touched=0.0, weights=0.0, kernels=7.0))
     assert forward_s(nothing, launch_s=5e-6) == pytest.approx(35e-6)

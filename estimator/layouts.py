@@ -1,0 +1,79 @@
+"""How a stage's GPUs are grouped and where the groups lie: tensor parts inside, replicas outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.plans import Candidates, Groups, Shape, Training
+from formulation.tables import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Settings:
+    """The D distinct (dp, tp, ep, sp); arrays of shape (D,)."""
+
+    dp: Ints
+    tp: Ints
+    ep: Ints
+    sp: Bools
+    samples: Floats  # of a micro-batch on the fullest replica
+    shape: Shape
+
+    @property
+    def gpus(self) -> Ints:
+        """Return the GPUs of each."""
+        return self.dp * self.tp
+
+    def groups(self, size: Ints, stride: Ints) -> Groups:
+        """Return groups of every ``stride``-th GPU of the stage; stages start at a node or share one.
+
+        Strides below a node's GPUs put as many groups side by side on the same nodes.
+        """
+        node = self.shape.gpus_per_node
+        apart = np.minimum(stride, node)
+        nodes = np.minimum(size, -(-(size * stride) // node))
+        inside = nodes == 1
+        fitting = np.maximum(np.minimum(node, self.gpus) // np.maximum(size, 1), 1)
+        return Groups(size=size, nodes=nodes, beside=np.where(inside, fitting, apart))
+
+    @property
+    def tensor(self) -> Groups:
+        """Return the groups of tensor parts: neighbours."""
+        return self.groups(self.tp, np.ones_like(self.tp))
+
+    @property
+    def data(self) -> Groups:
+        """Return the groups of replicas, one GPU of each."""
+        return self.groups(self.dp, self.tp)
+
+    @property
+    def expert(self) -> Groups:
+        """Return the groups that experts are divided over: neighbours."""
+        return self.groups(self.ep, np.ones_like(self.ep))
+
+    @property
+    def expert_data(self) -> Groups:
+        """Return the groups that hold the same experts."""
+        return self.groups(self.gpus // self.ep, self.ep)
+
+    @property
+    def everyone(self) -> Groups:
+        """Return all GPUs of a stage as one group."""
+        return self.groups(self.gpus, np.ones_like(self.tp))
+
+
+def settings_of(candidates: Candidates, training: Training, shape: Shape) -> tuple[Settings, Ints]:
+    """Return the distinct settings and, of shape (K,), which of them is each candidate's."""
+    stacked = np.stack([candidates.dp, candidates.tp, candidates.ep, candidates.sp], axis=1)
+    base = int(stacked.max(initial=1)) + 1
+    code = ((stacked[:, 0] * base + stacked[:, 1]) * base + stacked[:, 2]) * 2 + stacked[:, 3]
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    dp = candidates.dp[first]
+    samples = np.ceil(training.micro_batch / dp)
+    settings = Settings(
+        dp=dp, tp=candidates.tp[first], ep=candidates.ep[first], sp=candidates.sp[first],
+        samples=samples, shape=shape,
+    )  # fmt: skip
+    return settings, which.astype(np.int64)
