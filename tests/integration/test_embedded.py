@@ -1,0 +1,255 @@
+"""The embedded server: started without a plain fork, shared, and started again after whatever ended it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+from db import embedded, pgserver
+from formulation.errors import Unavailable
+from tests.support.system import kill_postgres, until
+
+PROGRAM = """
+import ctypes, os, signal, subprocess, sys
+from pathlib import Path
+from db import embedded
+place = Path(sys.argv[1])
+"""
+
+FORK_IS_DEADLY = """
+libc = ctypes.CDLL(None)
+if libc.__register_atfork(None, None, libc.abort, None):  # in the child of every fork, of no vfork
+    raise SystemExit("no handler")
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder that the server's user may be let into; each pytest shuts those of ``tmp_path``."""
+    with tempfile.TemporaryDirectory(prefix="tessera-pg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Path]:
+    """Return where a server may live; none does at the end."""
+    yield folder / "pg"
+    embedded.stop(folder / "pg")
+    assert not processes(folder / "pg")
+
+
+def processes(place: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(place)]
+
+
+def postmaster(place: Path) -> psutil.Process:
+    return psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
+
+
+def answer(url: str, question: str) -> object:
+    connection = psycopg2.connect(url)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(question)
+            return cursor.fetchone() if cursor.description else None
+    finally:
+        connection.close()
+
+
+def run(program: str, place: Path) -> list[str]:
+    """Run a program in a process of its own; return the words that it printed."""
+    command = [sys.executable, "-c", PROGRAM + program, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def begin(program: str, place: Path) -> subprocess.Popen[str]:
+    """Start a program and return it once it has printed a line; it goes on when its input ends."""
+    command = [sys.executable, "-c", PROGRAM + program, str(place)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+USES = "print(embedded.start(place), flush=True); sys.stdin.read()"
+
+
+def test_no_fork_handler_runs_when_the_server_starts_stops_and_is_left_at_exit(place: Path) -> None:
+    """Those of gRPC crash or hang while other threads are in its calls."""
+    program = f"""{FORK_IS_DEADLY}
+embedded.start(place)
+embedded.stop(place)
+print(embedded.start(place))
+pid = libc.fork()
+print(os.waitpid(pid, 0)[1] & 127 if pid else "")
+"""
+    _, signal = run(program, place)
+    assert int(signal) == 6, "the trap does not work"
+    assert not processes(place)
+
+
+def test_what_was_stored_is_there_after_every_process_was_killed(place: Path) -> None:
+    answer(embedded.start(place), "CREATE TABLE kept AS SELECT 7 AS value")
+    kill_postgres(place)
+    assert answer(embedded.start(place), "SELECT value FROM kept") == (7,)
+
+
+def test_a_start_waits_until_nothing_of_a_killed_server_is_left(place: Path) -> None:
+    url = embedded.start(place)
+    backend = psycopg2.connect(url)
+    workers = [p for p in processes(place) if p != postmaster(place)]
+    stopped = workers[0]
+    stopped.suspend()  # it does not see that its postmaster is gone
+    killed = postmaster(place)
+    killed.kill()
+    starter = begin("print('now', flush=True);" + USES, place)
+    until(lambda: {p.pid for p in processes(place)} <= {stopped.pid}, "the others go")
+    assert stopped.is_running()
+    stopped.kill()
+    assert starter.stdout is not None
+    assert answer(starter.stdout.readline().strip(), "SELECT 1") == (1,)
+    assert killed not in processes(place)
+    backend.close()
+    end(starter)
+
+
+def test_a_first_process_collects_the_server_that_was_killed_below_it(place: Path) -> None:
+    program = """
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans are ours, as a container's are
+def postmaster():
+    return int((place / "postmaster.pid").read_text().split()[0])
+embedded.start(place)
+first = postmaster()
+os.kill(first, signal.SIGKILL)
+os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+embedded.start(place)
+print(first, postmaster())
+"""
+    first, second = run(program, place)
+    assert first != second
+
+
+def test_the_last_to_exit_stops_the_server_and_the_killed_do_not_count(place: Path) -> None:
+    one, two, three = (begin(USES, place) for _ in range(3))
+    pid = postmaster(place).pid
+    one.kill()
+    one.communicate()
+    end(two)
+    assert postmaster(place).pid == pid
+    end(three)
+    assert not processes(place)
+    assert not (place / "postmaster.pid").exists()
+
+
+def test_who_uses_the_server_keeps_it_when_others_let_go(place: Path) -> None:
+    url = embedded.start(place)
+    run("embedded.start(place); embedded.stop(place)", place)
+    run("embedded.stop(place)", place)
+    run("embedded.start(place)", place)
+    assert answer(url, "SELECT 1") == (1,)
+
+
+def test_a_forked_child_that_exits_is_no_user(place: Path) -> None:
+    program = """
+url = embedded.start(place)
+if pid := os.fork():
+    os.waitpid(pid, 0)
+    print(embedded.pgserver.settled_url(place) == url)
+"""
+    assert run(program, place) == ["True"]
+
+
+def test_a_directory_that_is_gone_is_no_error_at_exit_nor_in_the_way_of_a_new_one(
+    place: Path,
+) -> None:
+    run("import shutil; embedded.start(place); shutil.rmtree(place)", place)
+    orphans = processes(place)  # until the server looks for its directory, once a minute
+    assert orphans
+    assert answer(embedded.start(place), "SELECT 1") == (1,)
+    for orphan in orphans:
+        with suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    psutil.wait_procs(orphans)
+
+
+def test_a_socket_whose_path_would_be_too_long_lies_elsewhere(folder: Path) -> None:
+    place = folder / ("long" * 30) / "pg"
+    url = embedded.start(place)
+    assert answer(url, "SELECT current_setting('data_directory')") == (str(place),)
+    sockets = Path(str(sa.make_url(url).query["host"]))
+    assert sockets.stat().st_mode & 0o777 == 0o700
+    assert run("print(embedded.start(place))", place) == [url]
+    embedded.stop(place)
+    assert not sockets.exists()
+
+
+@pytest.mark.parametrize("lines", [1, 3, 5, 7])
+def test_a_half_written_file_of_a_killed_server_is_no_hindrance(place: Path, lines: int) -> None:
+    embedded.start(place)
+    kill_postgres(place)
+    file = place / "postmaster.pid"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]).rstrip())
+    assert answer(embedded.start(place), "SELECT 1") == (1,)
+
+
+def test_a_stranger_that_has_the_killed_server_s_number_is_left_alone(place: Path) -> None:
+    embedded.start(place)
+    kill_postgres(place)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        file = place / "postmaster.pid"
+        file.write_text("\n".join([str(stranger.pid), *file.read_text().splitlines()[1:]]))
+        assert pgserver.settled_url(place) is None
+        embedded.stop(place)
+        assert stranger.poll() is None
+        stranger.kill()
+    file.unlink()
+
+
+def test_a_directory_of_another_release_is_refused(place: Path) -> None:
+    place.mkdir()
+    (place / "PG_VERSION").write_text("16\n")
+    with pytest.raises(Unavailable, match=r"it is of PostgreSQL 16, this one is 18: dump"):
+        embedded.start(place)
+
+
+def test_a_failure_names_the_program_its_words_and_the_log(place: Path) -> None:
+    embedded.start(place)
+    kill_postgres(place)
+    (place / "postmaster.pid").write_text("")
+    with pytest.raises(Unavailable, match=r"pg_ctl ended with status 1: .* is empty.*see .*pg/log"):
+        embedded.start(place)
+    (place / "postmaster.pid").unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run as a user then")
+def test_any_user_may_have_one(folder: Path) -> None:
+    nobody, home = pwd.getpwnam("nobody"), folder / "home"
+    home.mkdir()
+    os.chown(home, nobody.pw_uid, nobody.pw_gid)
+    for parent in home.parents:
+        parent.chmod(parent.stat().st_mode | 0o011)
+    program = f"""
+os.setgroups([]); os.setgid({nobody.pw_gid}); os.setuid({nobody.pw_uid})
+url = embedded.start(place)
+print(place.stat().st_uid, embedded.start(place) == url)
+"""
+    assert run(program, home / "pg") == [str(nobody.pw_uid), "True"]
+    assert not processes(home / "pg")
