@@ -108,6 +108,7 @@ def stage_costs(
     ends = (which, candidates.start, candidates.end)
     forward_s, backward_s = _kernels_s(graph, training, compute, settings)
     comm_s = _collectives_s(graph, training, network, settings, kept)
+    handed_s = _handed_s(graph, network, settings)
     rows = _Rows(graph, candidates, settings, which)
     running_s = _summed(forward_s, ends)
     return StageCosts(
@@ -115,8 +116,8 @@ def stage_costs(
         forward_s=np.where(_runs(graph, training, candidates), running_s, np.inf),
         backward_s=_summed(backward_s, ends) + (training.forwards - 1) * running_s,
         comm_s=_summed(comm_s, ends),
-        send_s=_handed_s(graph, network, settings, rows, rows.end),
-        receive_s=_handed_s(graph, network, settings, rows, rows.start),
+        send_s=handed_s[which, candidates.end],
+        receive_s=handed_s[which, candidates.start],
         sync_s=_syncs_s(graph, network, settings, rows, kept),
         update_s=_updates_s(graph, training, hardware, rows, kept),
         state_bytes=rows.states(graph, training, kept),
@@ -278,32 +279,31 @@ class _Rows:
         return dense + state_bytes(graph, training, states, self.experts, self.expert_replicas)
 
 
-def _handed_s(graph: Graph, network: Network, settings: Settings, rows: _Rows, cut: Ints) -> Floats:
+def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
     """Return seconds of handing a micro-batch's activations over a cut and their gradients back.
 
-    ``cut``, shape (K,): the layer that it lies before; nothing is handed over before the first layer
-    and after the last.
+    Shape (D, L + 1): the cut before each layer; nothing is handed over before the first and after the last.
 
     Each GPU sends its part of what its tensor group has to a partner in the next stage (Narayanan et al.,
     SC 2021, section 4.1), where it is gathered; that stage is taken to be like this one. A job on several
     nodes has a pair of stages on different ones, and the slower way counts for all.
     """
-    gpus, node = settings.gpus, settings.shape.gpus_per_node
-    if settings.shape.gpus < 2:
-        return np.zeros(len(rows.start))
+    taken_s = np.zeros((len(settings.dp), len(graph) + 1))
+    inner = graph.boundary[:-1]
+    if settings.shape.gpus < 2 or not len(inner):
+        return taken_s
     pairs = Groups(
-        size=np.full_like(gpus, 2),
-        nodes=np.full_like(gpus, min(settings.shape.nodes, 2)),
-        beside=np.minimum(gpus, node),
+        size=np.full_like(settings.gpus, 2),
+        nodes=np.full_like(settings.gpus, min(settings.shape.nodes, 2)),
+        beside=np.minimum(settings.gpus, settings.shape.gpus_per_node),
     )
-    inner = (cut > 0) & (cut < rows.layers)
-    handed = np.where(inner, graph.boundary[cut - 1], 0.0)
-    payload = graph.element_bytes * handed * rows.samples
-    parts = payload / rows.tp
-    sent_s = _positive_s(network, Primitive.SEND, parts, _picked(pairs, rows.which))
-    whole = np.where(rows.sp, 0.0, payload)
-    tensor = _picked(settings.tensor, rows.which)
-    return 2 * (sent_s + _positive_s(network, Primitive.ALL_GATHER, whole, tensor))
+    spread = _Spread(network, len(inner))
+    payload = graph.element_bytes * settings.samples[:, None] * inner
+    whole = np.where(settings.sp[:, None], 0.0, payload)
+    sent_s = spread.seconds(Primitive.SEND, payload / settings.tp[:, None], pairs)
+    gathered_s = spread.seconds(Primitive.ALL_GATHER, whole, settings.tensor)
+    taken_s[:, 1:-1] = 2 * (sent_s + gathered_s)
+    return taken_s
 
 
 def _syncs_s(

@@ -197,12 +197,22 @@ def test_a_stage_sends_what_it_hands_on_and_the_last_one_nothing() -> None:
     assert costs(one_candidate(2, 4)).send_s == 0.0
 
 
-def test_tensor_parts_send_a_part_each_and_gather() -> None:
-    recording = asked_for(one_candidate(0, 2, tp=4))
+def test_tensor_parts_send_a_part_each_and_gather_unless_the_sequence_is_divided() -> None:
+    graph = a_graph(a_layer(reduced=0.0), a_layer(reduced=0.0))
     bytes_ = 2 * 2e6 * 16
-    assert recording.of(Primitive.SEND) == [(bytes_ / 4, 2, 2, 4)]
-    assert recording.of(Primitive.ALL_GATHER) == [(bytes_, 4, 1, 1)]
-    assert not asked_for(one_candidate(0, 2, tp=4, sp=True)).of(Primitive.ALL_GATHER)[4:]
+    whole, divided = (asked_for(one_candidate(0, 1, tp=4, sp=sp), graph) for sp in (False, True))
+    assert whole.of(Primitive.SEND) == [(bytes_ / 4, 2, 2, 4)]
+    assert whole.of(Primitive.ALL_GATHER) == [(bytes_, 4, 1, 1)]
+    assert divided.of(Primitive.SEND) == whole.of(Primitive.SEND)
+    assert not divided.of(Primitive.ALL_GATHER)
+
+
+def test_what_one_stage_sends_the_next_receives() -> None:
+    graph = a_graph(a_layer(boundary=1e6), a_layer(boundary=3e6), a_layer())
+    first, second, third = (costs(one_candidate(i, i + 1), graph) for i in range(3))
+    assert first.receive_s == third.send_s == 0.0
+    assert first.send_s == second.receive_s > 0.0
+    assert second.send_s == third.receive_s == pytest.approx(3 * first.send_s)
 
 
 def test_zero_divides_states_among_replicas() -> None:
