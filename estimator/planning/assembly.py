@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.planning.options import NoPlan
-from estimator.plans import Groups, Network, Primitive
+from estimator.planning.search import Found
+from estimator.planning.stages import Stages
+from estimator.plans import Candidates, Groups, Network, Primitive, StageCosts
 from formulation.tables import Floats, Ints
 
 DATA, TENSOR = 0, 1
@@ -70,6 +72,58 @@ def assembled(profiled: Profiled, micro_batches: int) -> Assembled:
     for back in reversed(came):
         ways.append(int(back[ways[-1], p, u]))
     return Assembled(ways=tuple(ways[::-1]), latency_s=float(latency[way, p, u]))
+
+
+def two_ways(candidates: Candidates, stages: Stages) -> Ints:
+    """Return the candidates that run each stage under data and under tensor parallelism alone, shape (S,
+    2); -1 where there is none (a degree above the layers' limit)."""
+    c = candidates
+    plain = (c.ep == 1) & ~c.sp
+    ways = np.full((len(stages.ends), 2), -1, dtype=np.int64)
+    for s, place in enumerate(zip(stages.starts, stages.ends, stages.gpus, strict=True)):
+        start, end, gpus = place
+        here = plain & (c.start == start) & (c.end == end)
+        for way, degree in ((DATA, c.dp), (TENSOR, c.tp)):
+            found = np.flatnonzero(here & (degree == gpus) & (c.gpus == gpus))
+            ways[s, way] = found[0] if len(found) else -1
+    return ways
+
+
+def assembled_plan(
+    costs: StageCosts,
+    depth: Ints,
+    stages: Stages,
+    boundary_bytes: Floats,
+    network: Network,
+    gpus_per_node: int,
+    micro_batches: int,
+) -> Found:
+    """Return Crius' estimate of a Cell with these stages: the best mixture, as rows of the costs.
+
+    ``depth`` (K,): where each candidate fits (``options.depths``); a way that does not fit a stage is
+    dropped. ``boundary_bytes`` (L,): what each layer hands on of a micro-batch.
+
+    Raises:
+        NoPlan: some stage fits neither way.
+    """
+    rows = two_ways(costs.candidates, stages)
+    left = np.arange(len(rows), 0, -1)[:, None]
+    runs = (rows >= 0) & (depth[rows] >= left)
+    gpus = np.array(stages.gpus, dtype=np.int64)
+    alone = np.stack(
+        [np.stack([gpus, np.ones_like(gpus)], 1), np.stack([np.ones_like(gpus), gpus], 1)], 1
+    )
+    sent = boundary_bytes[np.array(stages.ends[:-1], dtype=np.int64) - 1]
+    found = assembled(
+        Profiled(
+            busy_s=np.where(runs, costs.busy_s[rows], np.inf),
+            once_s=np.where(runs, (costs.sync_s + costs.update_s)[rows], 0.0),
+            join_s=joints(sent, alone, network, gpus_per_node),
+        ),
+        micro_batches,
+    )
+    chosen = rows[np.arange(len(rows)), np.array(found.ways)]
+    return Found(rows=tuple(chosen.tolist()), latency_s=found.latency_s)
 
 
 def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int) -> Floats:

@@ -42,7 +42,7 @@ class Options:
     @property
     def sizes(self) -> Ints:
         """Return the distinct GPU counts, ascending."""
-        return np.unique(self.gpus)
+        return np.flatnonzero(np.bincount(self.gpus)).astype(np.int64)
 
     def only(self, kept: Bools | Ints) -> Options:
         """Return the options of a mask, or of indices in ascending order."""

@@ -15,14 +15,18 @@ import numpy as np
 
 from estimator.memory import Room, in_flight, memory_bytes
 from estimator.pipeline import DEFAULT, Overlap, Sync, exposed_sync_s, first_send_s, paces_s
+from estimator.planning.chain import suffixes, walk
 from estimator.planning.labels import Criteria, Rest, complete, rest_of
 from estimator.planning.options import NoPlan, Options, least_in_each, stages_at
 from estimator.plans import Plan, StageCosts, Training
 from formulation.tables import Bools, Floats, Ints
 
-_BEAM = 16
-"""Fronts of plans kept after each stage for a first good plan."""
-_TIE = 1e-12
+_LIMITS = np.array([0.0, 0.04, 0.15])
+"""How much slower than the least the slowest stage of a first plan may be."""
+_NARROW = 256
+"""Fronts of plans kept after each stage. Where there are more, bounds are made anew of the stages that are
+still in time, and the search is done again with 8 times as many, until all are kept."""
+_TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +71,7 @@ def best_plans(
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs; degrees without one
     are absent.
 
-    Bounds on what is left of a plan are shared by all degrees.
+    Exact to a part in 1e9. Bounds on what is left of a plan are shared by all degrees.
     """
     wanted = sorted({s for s in degrees if 1 <= s <= min(gpus, options.layers)})
     if not wanted:
@@ -112,21 +116,41 @@ def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | No
 def _best(
     options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int
 ) -> Found:
-    """Return the best plan: a beam finds a good one, which bounds the search for the best."""
-    beam, exact = _below(options, criteria, weight, rest, stages, gpus, np.inf, _BEAM)
-    if beam is None:
-        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs; ask for fewer")
-    if exact:
-        return beam
-    kept = _in_time(criteria, weight, rest, stages, gpus, beam.latency_s)
+    """Return the best plan: a first good one leaves few stages, and bounds made of those few plans."""
+    best = _first(options, criteria, weight, rest, stages, gpus)
+    kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
     options, criteria = options.only(kept), criteria.only(kept)
-    rest = rest_of(options, criteria, stages, gpus)
-    width = _BEAM
+    width, exact = _NARROW, False
     while not exact:
-        width *= 16
-        better, exact = _below(options, criteria, weight, rest, stages, gpus, beam.latency_s, width)
-        beam = better or beam
-    return beam
+        better, exact = _below(options, criteria, weight, rest, stages, gpus, best.latency_s, width)
+        best = better or best
+        if not exact and width == _NARROW:
+            kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
+            options, criteria = options.only(kept), criteria.only(kept)
+            rest = rest_of(options, criteria, stages, gpus)
+        width *= 8
+    return best
+
+
+def _first(
+    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int
+) -> Found:
+    """Return a good plan: the best of those with the least sum within limits on the heaviest maximum.
+
+    The other maxima count as their mean over stages, which is a sum.
+    """
+    heaviest = int(weight.argmax())
+    pace = criteria.worst[heaviest]
+    others = np.delete(weight[:, None] * criteria.worst, heaviest, axis=0).sum(axis=0) / stages
+    limit = rest.worst[heaviest, stages, 0, gpus] * (1 + _TIE + _LIMITS)
+    value = np.where(pace <= limit[:, None], criteria.added[0] + others, np.inf)
+    table = suffixes(options, value, np.add, stages, gpus)
+    plans = [walk(options, v, t, stages, gpus) for v, t in zip(value, table, strict=True)]
+    latency = [
+        float(criteria.added[0, p].sum() + weight @ criteria.worst[:, p].max(axis=1)) for p in plans
+    ]
+    best = int(np.argmin(latency))
+    return Found(rows=tuple(options.source[plans[best]].tolist()), latency_s=latency[best])
 
 
 def _below(
@@ -155,7 +179,9 @@ def _in_time(
     room for the least of all else."""
     least = weight * rest.worst[:, stages, 0, gpus]
     others = rest.added[0, stages, 0, gpus] + least.sum() - least
-    kept: Bools = (weight[:, None] * criteria.worst + others[:, None] <= most).all(axis=0)
+    kept: Bools = (weight[:, None] * criteria.worst + others[:, None] <= most * (1 + _TIE)).all(
+        axis=0
+    )
     return kept
 
 

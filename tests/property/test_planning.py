@@ -63,7 +63,8 @@ def test_the_best_plan_is_the_fastest_of_all_plans(
 def test_the_best_plan_is_found_after_a_poor_first_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_BEAM", 1)
+    monkeypatch.setattr(search, "_LIMITS", np.array([3.0]))
+    monkeypatch.setattr(search, "_NARROW", 2)
     monkeypatch.setattr(labels, "_SPARE", 1)
     costs = random_costs(every_candidate(5, 8), np.random.default_rng(seed))
     option, latency = options_of(costs.candidates), latency_of(costs, 4)

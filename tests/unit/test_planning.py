@@ -7,11 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from estimator.planning.assembly import DATA, TENSOR, Profiled, assembled, joints
+from estimator.planning.assembly import (
+    DATA,
+    TENSOR,
+    Profiled,
+    assembled,
+    assembled_plan,
+    joints,
+    two_ways,
+)
 from estimator.planning.options import NoPlan, depths, options_of
 from estimator.planning.pareto import frontier, proxy_of, thinned
-from estimator.planning.search import best_plan, best_plans, latency_of, plan_of
-from estimator.planning.stages import balanced, least_cut, nearest_powers, shares
+from estimator.planning.search import Found, best_plan, best_plans, latency_of, plan_of
+from estimator.planning.stages import Stages, balanced, least_cut, nearest_powers, shares
 from estimator.planning.tuning import (
     Mismatch,
     SearchSpace,
@@ -21,7 +29,7 @@ from estimator.planning.tuning import (
     whole_space,
 )
 from estimator.plans import Schedule, Training
-from formulation.tables import Floats
+from formulation.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork
 from tests.support.planning import every_candidate, random_costs
 
@@ -195,6 +203,29 @@ def test_assembly_gives_up_a_faster_stage_where_joining_it_costs_more() -> None:
     assert found.latency_s == pytest.approx(3.0 + 3 * 2.0)
     free = Profiled(busy_s=busy, join_s=np.zeros((1, 2, 2)), once_s=np.zeros((2, 2)))
     assert assembled(free, micro_batches=4).ways == (DATA, TENSOR)
+
+
+def test_crius_estimate_mixes_data_and_tensor_parallel_stages_that_fit() -> None:
+    costs = random_costs(every_candidate(4, 8), np.random.default_rng(4))
+    stages = Stages(ends=(2, 4), gpus=(4, 4), bias=0.0)
+    fits = np.full(len(costs.candidates), 9, dtype=np.int64)
+    network = FlatNetwork(inside_bytes_per_s=1e9)
+
+    def estimated(depth: Ints) -> Found:
+        return assembled_plan(costs, depth, stages, np.full(4, 1e8), network, 8, 16)
+
+    rows = two_ways(costs.candidates, stages)
+    assert costs.candidates.dp[rows].tolist() == [[4, 1], [4, 1]]
+    free = estimated(fits)
+    assert [r in rows[s] for s, r in enumerate(free.rows)] == [True, True]
+    tight = fits.copy()
+    tight[free.rows[0]] = 1  # fits as a last stage alone, and it is the first of two
+    other = estimated(tight)
+    assert other.rows[0] == rows[0].sum() - free.rows[0]
+    assert other.latency_s >= free.latency_s
+    tight[other.rows[0]] = 0
+    with pytest.raises(NoPlan, match="stage 0"):
+        estimated(tight)
 
 
 def test_half_of_the_shapes_are_tuned_up_to_the_half_hybrid() -> None:
