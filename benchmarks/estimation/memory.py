@@ -23,8 +23,9 @@ A plan of ``alpa_search.csv`` that did not run counts as out of memory, though t
 than 16), *fine* (16, the artifact's default), *inside* (more than the model has blocks, so that cuts run
 through blocks). For each seed a third of the (model, size, batch) calibrates and the rest judges; a group
 without calibration rows has the defaults. The constants see calibration rows alone; that there are these
-three, the granularities and the third kind of rows above were settled with all rows in view. A stage with ``free`` sharding whose replicas do not fit whole is
-predicted with divided weights (ZeRO 3), which Alpa may choose there.
+three, the granularities and the third kind of rows above were settled with all rows in view. A stage with
+``free`` sharding whose replicas do not fit whole is predicted with divided weights (ZeRO 3), which Alpa may
+choose there.
 
 Baselines: 16 bytes a parameter; the artifact's gate (1.2 x memory under data parallelism over all GPUs
 must not exceed 0.8 of the GPU's), on the rows of ``alpa_search.csv`` for which it can be asked.
@@ -69,8 +70,9 @@ DEFAULT: Final = np.array([Copies().layer, Copies().stage, Copies().gradients])
 LEAST_ROWS: Final = 4
 """Rows from which three constants are fitted."""
 
-KINDS: Final = (UNTRIED, ABOVE, ELSEWHERE) = ("untried", "above a fit", "ran elsewhere")
-"""Of rows left out."""
+UNTRIED: Final = "untried"
+ABOVE: Final = "above a fit"
+ELSEWHERE: Final = "ran elsewhere"
 
 Job: TypeAlias = tuple[str, str, int]  # model, size, batch
 Group: TypeAlias = tuple[str, str]  # family, granularity
@@ -131,7 +133,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
         "memory_mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in runs]),
         "memory_mape_parameters": _mape([(r, r.parameters_gib) for r in runs]),
         "oom_accuracy": _accuracy(tests),
-        "oom_accuracy_all_rows": _accuracy(tests, kinds=KINDS),
+        "oom_accuracy_all_rows": _accuracy(tests, kinds=(UNTRIED, ABOVE, ELSEWHERE)),
         "oom_accuracy_with_elsewhere": _accuracy(tests, kinds=(ELSEWHERE,)),
         "oom_accuracy_uncalibrated": _accuracy([(r, r.predicted_gib(DEFAULT)) for r in runs]),
         "oom_accuracy_parameters": _accuracy([(r, r.parameters_gib) for r in runs]),
