@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
+from google.protobuf import duration_pb2
 
 from formulation.errors import InvalidInput
 from formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
@@ -60,7 +61,7 @@ Whole: TypeAlias = int | None
 Real: TypeAlias = float | None
 
 
-def asked(
+def _best(
     *,
     objective: Annotated[Text, _option(
         _OBJECTIVE, "What is best, e.g. throughput (default) or 'deadline then jct'; see above.")] = None,
@@ -84,6 +85,21 @@ def asked(
     fairness_levels: Annotated[Whole, _option(
         _OBJECTIVE, "How many of the worst-off jobs a fairness objective settles; by default 4.",
         min=1, max=limits.MAX_FAIRNESS_LEVELS)] = None,
+) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    """Return what is best."""
+    _check("--objective", lambda: parse(objective or "throughput"))
+    _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
+    found = scheduler_pb2.RoundOptions(
+        objective=objective, scheduler=scheduler, raw_throughput=raw_throughput,
+        queue_weights=queue_weights, max_restart_share=max_restart_share, cost_of=cost_of,
+        rate_floor=rate_floor, fairness_levels=fairness_levels,
+    )  # fmt: skip
+    _read(found.restart_horizon, "--restart-horizon", restart_horizon)
+    return found
+
+
+def _timely(
+    *,
     deadlines: Annotated[Deadlines | None, _option(
         _DEADLINES, "Promise jobs' deadlines round by round or by a plan over rounds to come, or plan"
         " without a promise (planned); auto (default): look-ahead if the objective names deadline, else"
@@ -101,6 +117,20 @@ def asked(
         "--opportunistic/--no-opportunistic")] = None,
     reserve_after: Annotated[Text, _option(
         _QUEUES, "Reserve GPUs for the first job that has waited so long; never (default).")] = None,
+) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    """Return what is promised, and in which order jobs come."""
+    found = scheduler_pb2.RoundOptions(
+        deadlines="" if deadlines is Deadlines.AUTO else deadlines,
+        queue_order=queue_order, opportunistic=opportunistic,
+    )  # fmt: skip
+    _read(found.round, "--round-length", round_length)
+    _read(found.promote_after, "--promote-after", promote_after, never=True)
+    _read(found.reserve_after, "--reserve-after", reserve_after, never=True)
+    return found
+
+
+def _bounded(
+    *,
     run_to_completion: Annotated[Flag, _option(
         _LIMITS, "No launched job is suspended.", "--run-to-completion/--preempt")] = None,
     min_run: Annotated[Text, _option(
@@ -119,34 +149,34 @@ def asked(
     solve_limit: Annotated[Text, _option(
         _SOLVING, "Solve for at most this long, e.g. 5s.")] = None,
 ) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    """Return how much may change, and how the round is solved."""
+    found = scheduler_pb2.RoundOptions(
+        run_to_completion=run_to_completion, max_changes=max_changes,
+        defragment_every_rounds=defragment_every, solver=solver, gap=gap, seed=seed,
+    )  # fmt: skip
+    _read(found.min_run, "--min-run", min_run)
+    _read(found.solve_limit, "--solve-limit", solve_limit)
+    return found
+
+
+def asked(
+    *,
+    best: scheduler_pb2.RoundOptions,
+    timely: scheduler_pb2.RoundOptions,
+    bounded: scheduler_pb2.RoundOptions,
+) -> scheduler_pb2.RoundOptions:
     """Return the options that were named, and no others.
 
     Raises:
         InvalidInput: one of them is none, by its name on the command line.
     """
-    _check("--objective", lambda: parse(objective or "throughput"))
-    _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
-    found = scheduler_pb2.RoundOptions(
-        objective=objective, scheduler=scheduler, raw_throughput=raw_throughput,
-        queue_weights=queue_weights, max_restart_share=max_restart_share, cost_of=cost_of,
-        rate_floor=rate_floor, fairness_levels=fairness_levels, queue_order=queue_order,
-        opportunistic=opportunistic, run_to_completion=run_to_completion, max_changes=max_changes,
-        defragment_every_rounds=defragment_every, solver=solver, gap=gap, seed=seed,
-        deadlines="" if deadlines is Deadlines.AUTO else deadlines,
-    )  # fmt: skip
-    for option, length, duration in (
-        ("--restart-horizon", restart_horizon, found.restart_horizon),
-        ("--round-length", round_length, found.round),
-        ("--promote-after", promote_after, found.promote_after),
-        ("--reserve-after", reserve_after, found.reserve_after),
-        ("--min-run", min_run, found.min_run),
-        ("--solve-limit", solve_limit, found.solve_limit),
-    ):
-        if length == NEVER and option in ("--promote-after", "--reserve-after"):
-            duration.FromSeconds(limits.MAX_DURATION_S)
-        elif length:
-            duration.CopyFrom(options.duration(options.seconds(option, length)))
-    return found
+    for part in (timely, bounded):
+        best.MergeFrom(part)
+    return best
+
+
+for _parameter, _group in (("best", _best), ("timely", _timely), ("bounded", _bounded)):
+    asked = options.with_options(asked, _parameter, _group)
 
 
 def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions) -> None:
@@ -167,3 +197,13 @@ def _check(option: str, read: Callable[[], object]) -> None:
         read()
     except InvalidInput as wrong:
         raise InvalidInput(option, wrong.problem) from wrong
+
+
+def _read(
+    duration: duration_pb2.Duration, option: str, text: str | None, never: bool = False
+) -> None:
+    """Set ``duration`` where there is a ``text``; ``never``: that word is one."""
+    if never and text == NEVER:
+        duration.FromSeconds(limits.MAX_DURATION_S)
+    elif text:
+        duration.CopyFrom(options.duration(options.seconds(option, text)))
