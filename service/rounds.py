@@ -44,12 +44,16 @@ class Outcome:
     decisions: tuple[Decision, ...]
     violations: tuple[Violation, ...]
     greedy_objective: int  # 0 where a published policy decided
-    placed_score: float  # in units of the last goal
     given_up: frozenset[int]  # jobs that had a promise which could not be kept
     admission: Admission | None
     stands_until: int = 0
     """Number of the next round that need be decided where nothing happens but that running jobs train on:
     those before it would change nothing, like this one. 0: the very next one."""
+
+    @property
+    def placed_score(self) -> float:
+        """Return what the round is worth as it was placed, in units of the last goal."""
+        return score(self.problem, self.solution, self.placed.placement)
 
     @property
     def prices(self) -> dict[str, float]:
@@ -211,6 +215,5 @@ def _checked(
         problem=problem, solution=solution, goals=answered.goals, placed=placed,
         decisions=tuple(decisions), violations=tuple(broken),
         greedy_objective=answered.greedy_objective,
-        placed_score=score(problem, solution, placed.placement), given_up=given_up,
-        admission=answered.admission,
+        given_up=given_up, admission=answered.admission,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -76,8 +77,7 @@ class FreeGpus:
 
     def __init__(self, snapshot: Snapshot) -> None:
         nodes = snapshot.nodes
-        racks = {name: code for code, name in enumerate(sorted(set(nodes.rack)))}
-        self.rack = [racks[name] for name in nodes.rack]
+        self._rack_name = nodes.rack
         self.size: list[int] = nodes.gpus.tolist()
         self.gpu_type: list[int] = nodes.gpu_type.tolist()
         self.usable: list[bool] = nodes.schedulable.tolist()
@@ -88,12 +88,22 @@ class FreeGpus:
             np.flatnonzero(nodes.schedulable & (nodes.gpu_type == kind)).tolist() for kind in types
         ]
         self.total: list[int] = snapshot.schedulable_gpus().tolist()  # free GPUs
-        self.sizes = [
+        self._made: list[Buckets | None] = [None for _ in types]
+        self._layouts: dict[tuple[int, int], list[Layout]] = {}
+
+    @cached_property
+    def rack(self) -> list[int]:
+        """Return the rack of each node, by the order of racks' names."""
+        racks = {name: code for code, name in enumerate(sorted(set(self._rack_name)))}
+        return [racks[name] for name in self._rack_name]
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Return the sizes of the nodes of each type, largest first."""
+        return [
             tuple(sorted({self.size[node] for node in of_type}, reverse=True))
             for of_type in self.of_type
         ]
-        self._made: list[Buckets | None] = [None for _ in types]
-        self._layouts: dict[tuple[int, int], list[Layout]] = {}
 
     def _buckets(self, gpu_type: int) -> Buckets:
         """Return the nodes of a type by what is free on them; nodes without any are in no bucket."""

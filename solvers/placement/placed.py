@@ -36,10 +36,8 @@ def outcome(
         status = SolveStatus.FEASIBLE
     if not np.array_equal(choice, solution.choice):
         solution = replace(solution, choice=choice, objective=objective, status=status)
-    nobody = (-1, ())
-    denied = {
-        job: column for job, column in wanted.items() if board.seats.get(job, nobody)[0] != column
-    }
+    has = choice.tolist()
+    denied = {job: column for job, column in wanted.items() if has[job] != column}
     return Placed(
         solution=solution,
         placement=board.placement(),

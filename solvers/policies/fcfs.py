@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from formulation.policy import Policy
 from formulation.tables import Ints
 from solvers.policies.base import Seen
@@ -25,14 +27,13 @@ class Fcfs:
         options = options_of(seen, requested_only=True)
         packing = Packing(options, seen.capacity)
         packing.keep_running()
-        wanted = options.grouped(options.as_requested & options.on_type)
+        waits = np.array(packing.option, dtype=np.int64) < 0
+        wanted = options.as_requested & options.on_type & waits[options.job]
         kind = options.gpu_type.tolist()
         blocked: set[int] = set()
-        for job, mine in enumerate(wanted):
-            if packing.option[job] >= 0:
-                continue
+        for mine in options.grouped(wanted):
             possible = [o for o in mine if kind[o] not in blocked]
-            if not packing.take_first(possible):
+            if possible and not packing.take_first(possible):
                 blocked.update([kind[o] for o in possible])
         return packing.choice
 
