@@ -113,18 +113,11 @@ def ablation(
         depths=whole(depths), queues=whole(queues), types=whole(types),
         dp_memory=str(memory or ""), measured=work.trace != SYNTHETIC,
     )  # fmt: skip
-    rows = [row for row in plan.rows() if row.part in chosen]
-    checked([row.run for row in rows], seeds)
     drawn = range(seed, seed + seeds)
-    tasks = {
-        (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
-        for row in rows for k in drawn
-    }  # fmt: skip
-    found = runs_of(tasks, sweep)
-    runs = {row: [found[row, k] for k in drawn] for row in rows}
+    runs = _ran([row for row in plan.rows() if row.part in chosen], drawn, sweep)
     made = Report(
         seed=seed, figures={**_figures(runs), "left_out": plan.left_out(chosen)},
-        table=[_line(row, runs) for row in rows],
+        table=[_line(row, runs) for row in runs],
     )  # fmt: skip
     if report is not None:
         options = {
@@ -137,6 +130,17 @@ def ablation(
         )  # fmt: skip
         write_report(page, report)
     return made
+
+
+def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
+    """Return the rows' runs, by seed as ``drawn``."""
+    checked([row.run for row in rows], len(drawn))
+    tasks = {
+        (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
+        for row in rows for k in drawn
+    }  # fmt: skip
+    found = runs_of(tasks, sweep)
+    return {row: [found[row, k] for k in drawn] for row in rows}
 
 
 def whole(text: str) -> tuple[int, ...]:

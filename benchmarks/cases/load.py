@@ -114,31 +114,14 @@ def load(
         "large": points_of("larges", larges),
     }  # fmt: skip
     chosen = [name for name in SWEEPS if name in listed(sweeps, SWEEPS)]
-    names = listed(policies)
-    told = one_of("information", information, INFORMATION)
+    names, told = listed(policies), one_of("information", information, INFORMATION)
     work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
     base = Asked(
         work=work, policy="", information=told, overheads=overheads,
         dp_memory=memory_file([told], dp_memory),
     )  # fmt: skip
-    runs = {
-        (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
-        for varied in chosen for x in points[varied] for name in names
-    }  # fmt: skip
-    checked(list(runs.values()), seeds)
     drawn = range(seed, seed + seeds)
-    tasks = {
-        (*key, k): seeded(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
-        for key, run in runs.items() for k in drawn
-    }  # fmt: skip
-    one = runs_of(tasks, sweep)
-    found: Found = {
-        varied: {
-            x: {name: [one[varied, x, name, k] for k in drawn] for name in names}
-            for x in points[varied]
-        }
-        for varied in chosen
-    }
+    found = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
     made = Report(seed=seed, figures=figures(found), table=list(_table(found, work)))
     if report is not None:
         options = {
@@ -153,6 +136,32 @@ def load(
         )  # fmt: skip
         write_report(page, report)
     return made
+
+
+def _ran(
+    base: Asked,
+    points: Mapping[Varied, Sequence[float]],
+    names: Sequence[str],
+    drawn: range,
+    sweep: Sweep,
+) -> Found:
+    """Return the runs of each policy at each point, by seed as ``drawn``."""
+    runs = {
+        (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
+        for varied, along in points.items() for x in along for name in names
+    }  # fmt: skip
+    checked(list(runs.values()), len(drawn))
+    tasks = {
+        (*key, k): seeded(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
+        for key, run in runs.items() for k in drawn
+    }  # fmt: skip
+    one = runs_of(tasks, sweep)
+    return {
+        varied: {
+            x: {name: [one[varied, x, name, k] for k in drawn] for name in names} for x in along
+        }
+        for varied, along in points.items()
+    }
 
 
 def shape_at(sweep: Varied, x: float) -> Shape:

@@ -110,14 +110,17 @@ def policies(
     take half a minute.
     """
     base, seed = replace(work, jobs_share=jobs_share, jobs=jobs, load=load), work.seed
-    told = listed(information, INFORMATION)
+    told, names, drawn = (
+        listed(information, INFORMATION),
+        listed(policies),
+        range(seed, seed + seeds),
+    )
     groups = [
         Group(trace=one, information=what, gpus_share=share)
         for one in listed(work.trace)
         for what in told
         for share in shares(gpus_share)
     ]
-    names, drawn = listed(policies), range(seed, seed + seeds)
     if not any(is_ilp(name) for name in names):
         raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
     costs = Asked(work=base, policy="", overheads=overheads, judge_every=judge_every)
@@ -125,32 +128,7 @@ def policies(
         (asked(costs, group, name, seed, mapped=False) for group in groups for name in names), seeds
     )
     costs = replace(costs, dp_memory=memory_file(told, dp_memory))
-    tasks = {
-        (group, name, k): asked(costs, group, name, k, mapped=k == seed).task(
-            f"{name} on {group.name}, seed {k}"
-        )
-        for group in groups for name in names for k in drawn
-    }  # fmt: skip
-    limits = {
-        (group.trace, group.gpus_share, k): bound_task(
-            f"throughput bound of {Path(group.trace).name}, {group.gpus_share:g} of the GPUs, seed {k}",
-            work_of(base, group, k),
-        )
-        for group in groups for k in drawn
-    }  # fmt: skip
-    found = sweep.run([*tasks.values(), *limits.values()])
-    by_group = {
-        group: {
-            name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
-        }
-        for group in groups
-    }
-    bounds = {
-        group: [
-            float(found[limits[group.trace, group.gpus_share, k].name]["throughput"]) for k in drawn
-        ]
-        for group in groups
-    }
+    by_group, bounds = _ran(costs, groups, names, drawn, sweep)
     best, figures = headline(by_group[groups[0]], bounds[groups[0]])
     made = Report(seed=seed, figures=figures, table=_table(by_group, bounds))
     if report is not None:
@@ -162,6 +140,39 @@ def policies(
         )  # fmt: skip
         write_report(page, report)
     return made
+
+
+def _ran(
+    costs: Asked, groups: Sequence[Group], names: Sequence[str], drawn: range, sweep: Sweep
+) -> tuple[Mapping[Group, ByPolicy], Mapping[Group, Sequence[float]]]:
+    """Return the groups' runs, and their bounds on throughput, by seed as ``drawn``."""
+    tasks = {
+        (group, name, k): asked(costs, group, name, k, mapped=k == drawn[0]).task(
+            f"{name} on {group.name}, seed {k}"
+        )
+        for group in groups for name in names for k in drawn
+    }  # fmt: skip
+    limits = {
+        (group.trace, group.gpus_share, k): bound_task(
+            f"throughput bound of {Path(group.trace).name}, {group.gpus_share:g} of the GPUs, seed {k}",
+            work_of(costs.work, group, k),
+        )
+        for group in groups for k in drawn
+    }  # fmt: skip
+    found = sweep.run([*tasks.values(), *limits.values()])
+    by_group: dict[Group, ByPolicy] = {
+        group: {
+            name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
+        }
+        for group in groups
+    }
+    bounds = {
+        group: [
+            float(found[limits[group.trace, group.gpus_share, k].name]["throughput"]) for k in drawn
+        ]
+        for group in groups
+    }
+    return by_group, bounds
 
 
 def asked(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:

@@ -30,6 +30,7 @@ from simulator.hazards import Hazards
 from simulator.logfile import log_of, write_log
 from simulator.overheads import PRESETS as OVERHEADS
 from simulator.overheads import overheads as overheads_of
+from simulator.run import Conditions
 from simulator.workloads.published import NAMES
 from solvers.policies import registry
 
@@ -174,12 +175,7 @@ def simulate(
     runs = run_all(names, world, under, seed)
     table, warned = view.rows(runs), view.warnings(runs, world, under)
     checks = {run.policy: replayed(run) for run in runs} if replay else {}
-    about = {
-        "command": shlex.join(["tessera", *sys.argv[1:]]), "commit": commit(), "seed": seed,
-        "trace": trace or "synthetic", "rounds": _rounds(told), "overheads": told.overheads,
-        "error": told.error, "failures": len(under.failures), "stragglers": len(under.stragglers),
-        "horizon_s": json_number(told.horizon_s),
-    }  # fmt: skip
+    about = _about(trace or "synthetic", told, under, seed)
     found = view.as_json(runs, table, world, about, checks, warned)
     if as_json:
         line(json.dumps(found))
@@ -195,6 +191,16 @@ def simulate(
         page = write_report(view.report(runs, table, world, about, warned), report)
         note(f"report written to {page}")
     _say(checks)
+
+
+def _about(trace: str, told: Told, under: Conditions, seed: int) -> dict[str, Any]:
+    """Return by what the runs came about."""
+    return {
+        "command": shlex.join(["tessera", *sys.argv[1:]]), "commit": commit(), "seed": seed,
+        "trace": trace, "rounds": _rounds(told), "overheads": told.overheads,
+        "error": told.error, "failures": len(under.failures), "stragglers": len(under.stragglers),
+        "horizon_s": json_number(told.horizon_s),
+    }  # fmt: skip
 
 
 def _price(text: str) -> tuple[str, float]:
