@@ -230,7 +230,7 @@ def _iota_groups(
 
 
 def _mesh_groups(axes: str, devices: str | None, over: str) -> tuple[tuple[int, ...], ...]:
-    """Return groups over some axes of a mesh; its devices may be a permuted grid (``[2,2]T(1,0)``) or listed."""
+    """Return groups over axes of a mesh; its devices may be a permuted grid (``[2,2]T(1,0)``) or listed."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
     ids: Ints = np.arange(math.prod(sizes.values()))
     if devices and (grid := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", devices)):

@@ -176,11 +176,10 @@ class Program:
 
 
 def _runner(equation: JaxprEqn) -> Callable[..., Sequence[Any]]:
-    """Return the function that computes an equation from its inputs."""
+    """Return the function that computes an equation, which calls no other function, from its inputs."""
 
     def run(*values: Any) -> Sequence[Any]:
-        functions, params = equation.primitive.get_bind_params(equation.params)
-        out = equation.primitive.bind(*functions, *values, **params)
+        out = equation.primitive.bind(*values, **equation.params)
         return tuple(out) if equation.primitive.multiple_results else (out,)
 
     return run

@@ -9,6 +9,7 @@ be for large models; only shapes and types are looked at.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,12 @@ def load_step(target: str, arguments: Mapping[str, Any] | None = None) -> Step:
         raise Untraceable(
             f"{target}: {module_name} has no function {function_name}; check its name"
         )
-    made = make(**(arguments or {}))
+    given = dict(arguments or {})
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        raise Untraceable(f"{target}({', '.join(given)}) cannot be called: {error}") from error
+    made = make(**given)
     if isinstance(made, Step):
         return made
     if not isinstance(made, tuple) or len(made) != 3 or not callable(made[0]):

@@ -41,19 +41,14 @@ def trace(step: Step | str) -> Graph:
     return traced(step).graph
 
 
-def traced(step: Step | str, ends: tuple[int, ...] | None = None) -> Traced:
-    """Return the graph with its program; ``ends`` cuts where another trace of the same step was cut."""
+def traced(step: Step | str) -> Traced:
+    """Return the graph with the program it is made from; raises as :func:`trace` does."""
     step = load_step(step) if isinstance(step, str) else step
     samples = step.samples
     flow = flow_of(program_of(step))
     if not flow.active:
         raise Untraceable(f"{step.name}: the loss does not depend on the batch; use it in the loss")
-    if ends is not None and ends[-1] != len(flow.active):
-        raise Untraceable(
-            f"{step.name} has {len(flow.active)} operators where {ends[-1]} were expected; its operators "
-            "must not depend on sizes"
-        )
-    cuts = list(ends or ends_of(flow))
+    cuts = ends_of(flow)
     division, prints, dtype = divide(flow, cuts), footprints(flow, cuts), _dtype(flow)
     scalar = DTYPE_BYTES[dtype] * samples
     weights = _weights(flow, cuts, division)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from estimator.graph import Untraceable
 from estimator.tracing.models.parts import (
     DTYPES,
     Attention,
@@ -49,7 +50,7 @@ class Sizes:
         """Return what one GPU of a tensor group computes, hidden kept whole; experts divided too.
 
         Raises:
-            ValueError: a size that ``degree`` does not divide.
+            Untraceable: a size that ``degree`` does not divide.
         """
         sizes = {
             "heads": self.heads,
@@ -59,7 +60,7 @@ class Sizes:
         }
         bad = [f"{name} {size}" for name, size in sizes.items() if size % degree]
         if bad:
-            raise ValueError(f"{' and '.join(bad)} cannot be divided by {degree}")
+            raise Untraceable(f"{' and '.join(bad)} cannot be divided by {degree}")
         part = {name: size // degree for name, size in sizes.items()}
         own = {f: getattr(self, f) for f in self.__dataclass_fields__} | part
         return Sizes(**own | {"head_width": self.head_width or self.hidden // self.heads})

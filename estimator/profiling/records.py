@@ -1,0 +1,134 @@
+"""Profile records: measured seconds of a layer kind, with where they come from, as JSON lines. No JAX here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from formulation.errors import InvalidInput
+
+Key = tuple[str, float, int, str]
+
+METHODS = ("kernels", "wall clock")
+"""``kernels``: durations of kernels on the device summed, from JAX's profiler. ``wall clock``: time until
+results are ready, with launches (where the profiler sees no kernels: CPU)."""
+
+
+class ProfileMismatch(InvalidInput):
+    """Records of other versions or another device than wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRecord:
+    """Seconds of one layer kind for ``samples`` samples in ``1 / tp`` of the layer, on one device.
+
+    ``backward_s`` holds no repeated forward pass. ``device_s`` is what measuring took: elapsed seconds of
+    the one device, compilation and warm-up included.
+    """
+
+    kind: str
+    samples: float
+    tp: int
+    dtype: str
+    forward_s: float
+    backward_s: float
+    method: str
+    repeats: int
+    device_s: float
+    device: str
+    versions: Mapping[str, str]
+    date: str
+
+    def __post_init__(self) -> None:
+        """Check the amounts.
+
+        Raises:
+            InvalidInput: which one is wrong.
+        """
+        for name in ("samples", "forward_s", "backward_s", "device_s"):
+            amount = getattr(self, name)
+            if not math.isfinite(amount) or amount < 0:
+                raise InvalidInput(
+                    name,
+                    f"{amount} in the profile of {self.kind}: not a time or amount; measure it again",
+                )
+        if self.samples == 0 or self.forward_s == 0 or self.tp < 1:
+            raise InvalidInput(
+                "profile",
+                f"{self.kind}: samples, forward_s and tp must be above 0; measure it again",
+            )
+        if self.method not in METHODS:
+            raise InvalidInput("method", f"{self.method!r}; use one of {', '.join(METHODS)}")
+
+    @property
+    def key(self) -> Key:
+        """Return what was measured: an operator measured once serves all Cells of a job."""
+        return self.kind, float(self.samples), self.tp, self.dtype
+
+
+def save(records: Iterable[ProfileRecord], path: Path) -> None:
+    """Append records to a file, one line each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+
+
+def load(
+    path: Path, *, versions: Mapping[str, str] | None = None, device: str | None = None
+) -> list[ProfileRecord]:
+    """Return the records of a file; with ``versions`` or ``device``, only if all are of these.
+
+    Raises:
+        InvalidInput: a line that is no record, or NaN in it.
+        ProfileMismatch: records of other versions or of another device.
+    """
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.strip():
+            found.append(_record(line, f"{path.name}, line {number}"))
+    check(found, versions=versions, device=device)
+    return found
+
+
+def check(
+    records: Iterable[ProfileRecord],
+    *,
+    versions: Mapping[str, str] | None = None,
+    device: str | None = None,
+) -> None:
+    """Refuse records of other versions or another device.
+
+    Raises:
+        ProfileMismatch: the first such record.
+    """
+    for record in records:
+        if device is not None and record.device != device:
+            raise ProfileMismatch(
+                "profile",
+                f"{record.kind} was measured on {record.device}, not on {device}; profile there",
+            )
+        for name, wanted in (versions or {}).items():
+            if (was := record.versions.get(name, "unknown")) != wanted:
+                raise ProfileMismatch(
+                    "profile",
+                    f"{record.kind} was measured with {name} {was}, not {wanted}; profile again, or "
+                    "load without versions and widen the uncertainty",
+                )
+
+
+def _record(line: str, where: str) -> ProfileRecord:
+    try:
+        raw: Any = json.loads(line)
+    except ValueError as error:
+        raise InvalidInput(where, f"no JSON ({error}); delete the line or profile again") from error
+    names = {f.name for f in fields(ProfileRecord)}
+    if not isinstance(raw, dict) or set(raw) != names:
+        raise InvalidInput(where, f"no profile record; it must have {', '.join(sorted(names))}")
+    try:
+        return ProfileRecord(**raw)
+    except TypeError as error:
+        raise InvalidInput(where, f"a field has the wrong type ({error}); profile again") from error

@@ -1,0 +1,192 @@
+"""Profiling a stage on one device: each kind of layer once, with the shapes that one GPU of the plan has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from estimator.graph import Graph, Untraceable
+from estimator.profiling.pieces import Piece, examples, piece_of
+from estimator.profiling.records import ProfileRecord
+from estimator.profiling.timing import Effort, Timing, device_name, timed, versions
+from estimator.tracing.step import Step, load_step
+from estimator.tracing.trace import Traced, traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where steps of a model come from: ``module:function`` that takes ``samples``, and ``tp`` if it can be
+    divided within a tensor group, beside these arguments."""
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def step(self, samples: int, tp: int = 1) -> Step:
+        """Return the step that one GPU computes.
+
+        Raises:
+            Untraceable: it cannot be had at these sizes.
+        """
+        given = {**self.arguments, "samples": samples} | ({"tp": tp} if tp > 1 else {})
+        return load_step(self.target, given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A whole training step, measured: forward and backward, and with the update of the weights."""
+
+    samples: int
+    passes_s: float
+    step_s: float
+    method: str
+    device_s: float
+
+
+def profile_stage(
+    source: Source, samples: int, tp: int = 1, *, date: str, start: int = 0, end: int | None = None,
+    known: Iterable[ProfileRecord] = (), effort: Effort | None = None,
+) -> list[ProfileRecord]:  # fmt: skip
+    """Return records of the layers ``start`` to ``end`` that are not among ``known``, each kind once.
+
+    Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records serve all
+    Cells of a job. ``date`` is provenance. The device is held from compilation to the last run; that is what
+    ``device_s`` counts.
+
+    Raises:
+        Untraceable: the step cannot be traced at these sizes.
+    """
+    effort = effort or Effort()
+    names, here = kinds_of(source), traced(source.step(samples, tp))
+    _check_alike(names, here.graph, samples, tp)
+    measured = {record.key for record in known}
+    records = []
+    for layer in range(len(names))[start:end]:
+        kind, dtype = names.kind[layer], names.dtype
+        if (kind, float(samples), tp, dtype) in measured:
+            continue
+        record = _record(here, layer, effort, kind=kind, samples=samples, tp=tp, date=date)
+        measured.add(record.key)
+        records.append(record)
+    return records
+
+
+def kinds_of(source: Source) -> Graph:
+    """Return the graph, at one sample, whose kinds name the records."""
+    return traced(source.step(1)).graph
+
+
+def _check_alike(names: Graph, here: Graph, samples: int, tp: int) -> None:
+    """Check that a step has the same layers at other sizes.
+
+    Raises:
+        Untraceable: other layers, or layers alike there and not here.
+    """
+    alike = [[kinds.index(kind) for kind in kinds] for kinds in (names.kind, here.kind)]
+    if alike[0] != alike[1]:
+        raise Untraceable(
+            f"{names.name} has other layers with {samples} samples and tp {tp} than with one sample; its "
+            "operators must not depend on sizes"
+        )
+
+
+def _record(
+    here: Traced, layer: int, effort: Effort, *, kind: str, samples: int, tp: int, date: str
+) -> ProfileRecord:
+    begun = effort.clock()
+    forward, both = _measured(piece_of(here, layer), effort)
+    return ProfileRecord(
+        kind=kind,
+        samples=samples,
+        tp=tp,
+        dtype=here.graph.dtype,
+        forward_s=forward.run_s,
+        backward_s=max(0.0, both.run_s - forward.run_s),
+        method=both.method,
+        repeats=effort.repeats,
+        device_s=effort.clock() - begun,
+        device=device_name(),
+        versions=versions(),
+        date=date,
+    )
+
+
+def _measured(piece: Piece, effort: Effort) -> tuple[Timing, Timing]:
+    """Return the timings of the forward pass, and of forward and backward together."""
+    floats = examples(piece.floats, piece.largest_index)
+    others = examples(piece.others, piece.largest_index, seed=1)
+    return (
+        _timed(piece.run, (floats, others), effort),
+        _timed(piece.with_backward, (floats, others), effort),
+    )
+
+
+def _timed(function: Callable[..., Any], inputs: tuple[Any, ...], effort: Effort) -> Timing:
+    compiled = jax.jit(function).lower(*inputs).compile()
+    return timed(lambda: compiled(*inputs), effort)
+
+
+def measure_step(step: Step, *, effort: Effort | None = None) -> Whole:
+    """Return the time of a whole training step on one device: gradients of the loss, then Adam."""
+    effort = effort or Effort()
+    begun = effort.clock()
+    params, batch = _arrays(step)
+    moments = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+
+    def passes(params: Any, batch: Any) -> Any:
+        return jax.value_and_grad(step.loss)(params, batch)
+
+    def whole(params: Any, first: Any, second: Any, batch: Any) -> Any:
+        loss, gradients = jax.value_and_grad(step.loss)(params, batch)
+        return loss, *_adam(params, first, second, gradients)
+
+    alone = _timed(passes, (params, batch), effort)
+    full = _timed(whole, (params, moments, moments, batch), effort)
+    return Whole(
+        samples=step.samples, passes_s=alone.run_s, step_s=full.run_s, method=full.method,
+        device_s=effort.clock() - begun,
+    )  # fmt: skip
+
+
+def measure_update(step: Step, *, effort: Effort | None = None) -> float:
+    """Return the seconds of Adam alone on a step's parameters."""
+    params, _ = _arrays(step)
+    moments = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    return _timed(_adam, (params, moments, moments, params), effort or Effort()).run_s
+
+
+def _adam(params: Any, first: Any, second: Any, gradients: Any) -> Any:
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), first, gradients)
+    second = jax.tree.map(
+        lambda v, g: 0.95 * v + 0.05 * jnp.square(g.astype(jnp.float32)), second, gradients
+    )
+    params = jax.tree.map(
+        lambda p, m, v: (p - 1e-4 * m * jax.lax.rsqrt(v + 1e-8)).astype(p.dtype),
+        params,
+        first,
+        second,
+    )
+    return params, first, second
+
+
+def _arrays(step: Step) -> tuple[Any, Any]:
+    """Return parameters and a batch to run a step on; integers of the batch are 0 or 1."""
+
+    def filled(tree: Any, seed: int) -> Any:
+        leaves, shape = jax.tree.flatten(tree)
+        return jax.tree.unflatten(shape, examples(leaves, below=2, seed=seed))
+
+    return filled(step.params, 0), filled(step.batch, 1)
+
+
+def total_s(graph: Graph, records: Iterable[ProfileRecord], samples: int, tp: int = 1) -> float:
+    """Return forward and backward seconds of all layers of a graph, from records alone.
+
+    Raises:
+        KeyError: a layer that was not profiled.
+    """
+    seconds = {record.key: record.forward_s + record.backward_s for record in records}
+    return sum(seconds[kind, float(samples), tp, graph.dtype] for kind in graph.kind)

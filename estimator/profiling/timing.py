@@ -1,0 +1,93 @@
+"""Seconds of compiled functions on the device that is there.
+
+On an accelerator the durations of its kernels are summed from JAX's own profiler: gaps between them and what
+the host does are left out (Arena, section 3.4). Where a trace has no kernels (CPU) the clock is read around
+runs, each waited for.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.profiler import ProfileData
+
+from formulation.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How often a function runs before and while it is timed. ``clock`` gives seconds."""
+
+    warmups: int = 2
+    repeats: int = 5
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of one run, and how they were taken."""
+
+    run_s: float
+    method: str
+
+
+def timed(run: Callable[[], Any], effort: Effort) -> Timing:
+    """Return the seconds of one run of ``run``, whose results are waited for."""
+    for _ in range(effort.warmups):
+        jax.block_until_ready(run())
+    if jax.default_backend() != "cpu":
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                for _ in range(effort.repeats):
+                    jax.block_until_ready(run())
+            seconds = kernel_seconds(_read(Path(folder)))
+        if seconds > 0:
+            return Timing(run_s=seconds / effort.repeats, method="kernels")
+    laps = []
+    for _ in range(effort.repeats):
+        start = effort.clock()
+        jax.block_until_ready(run())
+        laps.append(effort.clock() - start)
+    return Timing(run_s=min(laps), method="wall clock")  # what else runs on a host only ever adds
+
+
+def _read(folder: Path) -> ProfileData:
+    files = sorted(folder.glob("**/*.xplane.pb"))
+    if not files:
+        raise Unavailable("JAX's profiler wrote no trace; another profiler may hold the device")
+    return ProfileData.from_file(str(files[-1]))
+
+
+def kernel_seconds(data: ProfileData) -> float:
+    """Return the seconds of all kernels and copies on devices in a trace, overlap ignored; 0: it has none.
+
+    A GPU's plane has one line for each stream; derived lines (modules, operators, steps) repeat what is on
+    them and are left out. A TPU's has its kernels on the line ``XLA Ops``.
+    """
+    total_ns = 0.0
+    for plane in data.planes:
+        if not plane.name.startswith("/device:"):
+            continue
+        lines = list(plane.lines)
+        streams = [line for line in lines if line.name.startswith("Stream")]
+        for line in streams or [line for line in lines if line.name == "XLA Ops"]:
+            total_ns += sum(event.duration_ns for event in line.events)
+    return total_ns * 1e-9
+
+
+def device_name() -> str:
+    """Return the kind of the device that JAX computes on."""
+    return str(jax.devices()[0].device_kind)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a measurement depends on."""
+    driver = " ".join(str(jax.devices()[0].client.platform_version).split())
+    return {"jax": version("jax"), "jaxlib": version("jaxlib"), "driver": driver}
