@@ -159,7 +159,7 @@ def _bounded(
     return found
 
 
-def asked(
+def _asked(
     *,
     best: scheduler_pb2.RoundOptions,
     timely: scheduler_pb2.RoundOptions,
@@ -175,6 +175,7 @@ def asked(
     return best
 
 
+asked: Callable[..., scheduler_pb2.RoundOptions] = _asked
 for _parameter, _group in (("best", _best), ("timely", _timely), ("bounded", _bounded)):
     asked = options.with_options(asked, _parameter, _group)
 
