@@ -1,0 +1,211 @@
+"""Completion time, cost: values of columns, by small cases worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from formulation.check import migration_price, placed_value
+from formulation.columns import first_draft
+from formulation.draft import Draft
+from formulation.goals import Linear
+from formulation.objectives import LINEAR_VALUES, goals_of, with_needs
+from formulation.policy import Policy
+from formulation.reasons import ReasonCode
+from formulation.statement import state
+from tests.support.builders import a_job
+from tests.support.objectives import GANG, RATES, a_round, drafted, running, values
+
+# --- mean completion time
+
+
+def test_jct_is_what_a_horizon_would_finish() -> None:
+    """1000 iterations at the reference rate of 102.4 take 2500 s, of which an hour is 1.44."""
+    draft = drafted(a_job("j", requested_gpus=2, iterations_left=1000.0))
+    assert values(draft, "jct") == [round(3600 * r / 256_000, 6) for r in RATES]
+    assert values(draft, "jct")[1] == 1.44
+
+
+def test_jct_weighs_jobs() -> None:
+    draft = drafted(a_job("j", requested_gpus=2, iterations_left=1000.0, weight=2.0))
+    assert values(draft, "jct")[1] == 2.88
+
+
+def test_jct_prefers_weight_over_remaining_time() -> None:
+    """Smith's rule: 3/300 comes before 5/600, and that before 1/150."""
+    work = ((3.0, 120.0), (5.0, 240.0), (1.0, 60.0))
+    jobs = [a_job(f"j{i}", weight=w, iterations_left=n * 2) for i, (w, n) in enumerate(work)]
+    draft = drafted(*[j | {"requested_gpus": 2} for j in jobs], policy=Policy(round_s=1.0))
+    at_request = values(draft, "jct")[1::4]
+    assert sorted(range(3), key=lambda j: -at_request[j]) == [0, 1, 2]
+
+
+def test_balanced_is_the_geometric_mean_of_throughput_and_jct() -> None:
+    job = running(iterations_left=1000.0, restart_s=250.0, weight=2.0)
+    throughput, jct, both = (
+        values(drafted(job, gangs=GANG), name) for name in ("throughput", "jct", "balanced")
+    )
+    means = [(a * b) ** 0.5 for a, b in zip(throughput, jct, strict=True)]
+    assert both == pytest.approx(means, rel=1e-5)
+
+
+@pytest.mark.parametrize("left", [0.0, 10.0, 120.0])
+def test_jct_grows_no_more_once_a_job_would_finish_inside_the_round(left: float) -> None:
+    draft = drafted(a_job("j", requested_gpus=2, iterations_left=left))
+    assert values(draft, "jct")[1] == 12.0  # an hour has 12 rounds of 300 s
+
+
+def test_jct_charges_the_restart_share_to_all_but_the_current_cell() -> None:
+    job = running(iterations_left=1000.0, restart_s=250.0)
+    draft = drafted(job, gangs=GANG)
+    assert draft.current.tolist() == [1]
+    expected = [round(3600 * r / 256_000 * (1 if r == 102.4 else 0.9), 6) for r in RATES]
+    assert values(draft, "jct") == expected
+
+
+def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
+    a_year = a_job("j", requested_gpus=2, iterations_left=365 * 86400 / 2.5)
+    goal = state(a_round(a_year), Policy(objective="jct")).goals[-1]
+    assert isinstance(goal, Linear)
+    assert goal.unit == "jobs finished in a horizon"
+    assert goal.value[1] / goal.scale == pytest.approx(1 / (365 * 24), rel=1e-4)
+
+
+# --- cost
+
+
+def test_cost_is_what_the_gpus_cost() -> None:
+    draft = drafted(a_job("j", requested_gpus=2))
+    assert values(draft, "cost") == [-3.0, -6.0, -12.0, -2.0]
+    assert LINEAR_VALUES["cost"](draft).unit == "dollars/h"
+
+
+def test_cost_may_be_watts() -> None:
+    draft = drafted(a_job("j", requested_gpus=2), policy=Policy(cost_of="watts"))
+    assert values(draft, "cost") == [-0.7, -1.4, -2.8, -0.6]
+    assert LINEAR_VALUES["cost"](draft).unit == "kW"
+
+
+def test_a_start_costs_its_restart_share_on_top() -> None:
+    draft = drafted(running(restart_s=360.0), gangs=GANG)
+    assert values(draft, "cost") == [-3.3, -6.0, -13.2, -2.2]
+
+
+def test_cost_alone_is_least_among_answers_that_run_the_greatest_weight() -> None:
+    draft = drafted(a_job("j", weight=2.0), policy=Policy(objective="max-min then cost within 5%"))
+    levels, runs, cheap = goals_of(draft)
+    assert (levels.name, runs.name, cheap.name) == ("max-min", "jobs running", "cost")
+    assert isinstance(runs, Linear)
+    assert set((runs.value / runs.scale).tolist()) == {2.0}
+    assert not runs.restart_price.any()
+    assert (runs.tolerance, cheap.tolerance) == (0.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("objective", "names"),
+    [
+        ("cost", ["jobs running", "cost"]),
+        ("2*cost", ["jobs running", "cost"]),
+        ("cost then jct", ["jobs running", "cost", "jct"]),
+        ("throughput within 5% then cost", ["throughput", "cost"]),
+        ("jct + cost then cost", ["jct + cost", "cost"]),
+        ("throughput + 0.1*cost", ["throughput + 0.1*cost"]),
+        ("makespan then cost", ["makespan", "jobs running", "cost"]),
+        ("makespan then throughput then cost", ["makespan", "throughput", "cost"]),
+    ],
+)
+def test_where_a_sum_says_what_runs_cost_need_not(objective: str, names: list[str]) -> None:
+    draft = drafted(a_job("j"), policy=Policy(objective=objective))
+    assert [goal.name for goal in goals_of(draft)] == names
+
+
+def rates_left(draft: Draft, job: int = 0) -> list[float]:
+    found: list[float] = draft.rate[draft.job == job].round(6).tolist()
+    return found
+
+
+COST = Policy(objective="cost")
+
+
+def test_cost_runs_nothing_below_the_rate_floor() -> None:
+    """The reference rate is 160; half of it is 80."""
+    assert rates_left(drafted(a_job("j", requested_gpus=4), policy=COST)) == [102.4, 160.0]
+    exact = replace(COST, rate_floor=102.4 / 160 + 1e-12)  # rounding is forgiven
+    assert rates_left(drafted(a_job("j", requested_gpus=4), policy=exact)) == [102.4, 160.0]
+    anything = replace(COST, rate_floor=0.0)
+    assert rates_left(drafted(a_job("j", requested_gpus=4), policy=anything)) == RATES
+
+
+def test_the_rate_floor_takes_the_current_cell_too() -> None:
+    draft = drafted(running(requested_gpus=4), policy=replace(COST, rate_floor=0.7), gangs=GANG)
+    assert rates_left(draft) == [160.0]
+    assert draft.current.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        ({"guaranteed": True}, {}),
+        ({}, {"run_to_completion": True}),
+        ({"admitted": True, "deadline_s": 1e9}, {"deadlines": "myopic"}),
+    ],
+)
+def test_a_job_that_is_owed_its_run_keeps_its_current_cell(
+    more: dict[str, Any], options: dict[str, Any]
+) -> None:
+    policy = replace(COST, rate_floor=0.7, **options)
+    draft = drafted(running(requested_gpus=4, **more), policy=policy, gangs=GANG)
+    assert rates_left(draft) == [102.4, 160.0]
+    unpriced = drafted(
+        running(requested_gpus=4, **more), policy=policy, gangs=GANG, dollars=(0.0, 1.0)
+    )
+    assert rates_left(unpriced) == [102.4]
+    assert values(unpriced, "cost") == [0.0]
+
+
+def test_a_promise_that_is_waived_keeps_no_cell() -> None:
+    job = running(requested_gpus=4, guaranteed=True)
+    policy = replace(COST, rate_floor=0.7)
+    snapshot = a_round(job, gangs=GANG)
+    draft = with_needs(first_draft(snapshot, policy, waived=frozenset({0})))
+    assert rates_left(draft) == [160.0]
+
+
+def test_types_without_a_price_are_left_out() -> None:
+    draft = drafted(a_job("j"), policy=replace(COST, rate_floor=0.0), dollars=(0.0, 1.0))
+    assert rates_left(draft) == [51.2]
+    assert not draft.absent
+
+
+def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
+    statement = state(a_round(a_job("j"), dollars=(0.0, 0.0)), COST)
+    reason = statement.absent[0]
+    assert reason.code is ReasonCode.MISSING_DATA
+    assert reason.message == "the objective cost needs dollars_per_hour of a100, v100"
+    assert reason.next_step.startswith("set dollars_per_hour")
+
+
+def test_the_reason_names_the_floor_where_that_took_the_other_types() -> None:
+    statement = state(
+        a_round(a_job("j", requested_gpus=4), watts=(0.0, 300.0)), replace(COST, cost_of="watts")
+    )
+    reason = statement.absent[0]
+    assert reason.code is ReasonCode.MISSING_DATA
+    assert "watts of a100" in reason.message
+    assert "rate floor, 0.5 of its" in reason.message
+
+
+def test_a_job_kept_from_its_best_type_is_held_to_what_it_can_reach() -> None:
+    """Without a100 columns a job with the reference rate 160 still runs at 51.2."""
+    draft = first_draft(a_round(a_job("j", requested_gpus=4)), COST)
+    assert rates_left(with_needs(draft.only(draft.gpu_type == 1))) == [51.2]
+
+
+def test_a_slower_shape_and_a_move_do_not_make_a_job_cheaper() -> None:
+    problem = state(a_round(running(restart_s=360.0), gangs=GANG), COST).problem
+    current = int(problem.current[0])
+    assert problem.value[current] == -6 * problem.scale
+    assert placed_value(problem, current, 2) == -6 * problem.scale
+    assert migration_price(problem, 0, current) == pytest.approx(0.6 * problem.scale)

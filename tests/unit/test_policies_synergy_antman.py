@@ -1,0 +1,141 @@
+"""Synergy, AntMan; and laws that these, Arena and Morphling all keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.check import violations
+from formulation.lifecycle import JobState
+from formulation.policy import Policy
+from formulation.snapshot import STATE_CODE
+from formulation.statement import state
+from service.rounds import plan_round
+from solvers.answers import answer, objective_of, trivial_bound
+from solvers.greedy import Greedy
+from solvers.policies.antman import AntMan
+from solvers.policies.base import Scheduler, carried, seen
+from solvers.policies.registry import names, published
+from solvers.policies.synergy import Synergy
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.problems import brute_force
+from tests.support.published import FOREVER, LINEAR, MINE, RUNNING, a_round, decided, rates
+
+# --- Synergy and AntMan ----------------------------------------------------------------------------
+
+
+def test_synergy_skips_what_does_not_fit_and_changes_no_count() -> None:
+    jobs = [
+        a_job("old", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, submit_s=3.0),
+        a_job("big", 0, requested_gpus=8, submit_s=1.0),
+        a_job("small", 0, requested_gpus=2, submit_s=2.0),
+    ]
+
+    found = decided(Synergy(), a_round(jobs, [rates(0, 0, LINEAR)]))
+
+    assert found == {"old": (0, 4), "big": None, "small": (0, 2)}
+
+
+def test_antman_shrinks_then_suspends_best_effort_jobs_for_a_guaranteed_one() -> None:
+    def a_case(gpus: int) -> dict[str, tuple[int, int] | None]:
+        jobs = [
+            a_job("first", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, since_s=1.0),
+            a_job("last", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, since_s=2.0),
+            a_job("owed", 0, requested_gpus=gpus, guaranteed=True),
+        ]
+        return decided(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
+
+    assert a_case(2) == {"first": (0, 4), "last": (0, 2), "owed": (0, 2)}
+    assert a_case(4) == {"first": (0, 4), "last": None, "owed": (0, 4)}
+    assert a_case(8) == {"first": None, "last": None, "owed": (0, 8)}
+
+
+def test_antman_lets_best_effort_jobs_use_what_is_idle_and_no_more_than_they_requested() -> None:
+    jobs = [
+        a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2, guaranteed=True),
+        a_job("shrunk", 0, state=RUNNING, cell=(0, 1, 1), requested_gpus=2),
+        a_job("new", 0, requested_gpus=2),
+    ]
+
+    found = decided(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
+
+    assert found == {"owed": (0, 2), "shrunk": (0, 2), "new": (0, 2)}
+
+
+# --- all of them -----------------------------------------------------------------------------------
+
+
+NAMES = [name for name in names() if name.startswith(MINE)]
+
+
+def test_the_registry_has_each_of_them_under_its_own_name() -> None:
+    assert len(NAMES) == 11
+    assert [published(name).name for name in NAMES] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000))
+def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, seed: int) -> None:
+    policy = Policy()
+    snapshot = a_random_snapshot(
+        seed, jobs=4, groups=((0, 1, 4), (1, 1, 2)), workloads=3, max_gpus=4
+    )
+    problem, view = state(snapshot, policy, published=True).problem, seen(snapshot, policy)
+
+    choice = carried(view.draft, problem, published(name).choose(view))
+
+    bound = trivial_bound(problem)
+    assert violations(problem, answer(problem, choice, bound=bound, solver=name)) == []
+    best = brute_force(state(snapshot, policy).problem)
+    assert best is not None
+    assert objective_of(problem, choice) <= best
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("morphling")])
+def test_where_jobs_run_to_completion_a_second_round_keeps_them_all(name: str) -> None:
+    snapshot = a_random_snapshot(3, jobs=30)
+    view = seen(snapshot, Policy())
+    choice = published(name).choose(view)
+    runs = choice >= 0
+    cells, cell = view.draft.cells, view.draft.cell[np.maximum(choice, 0)]
+    jobs = replace(
+        snapshot.jobs,
+        state=np.where(runs, STATE_CODE[RUNNING], STATE_CODE[JobState.QUEUED]),
+        current_type=np.where(runs, cells.gpu_type[cell], -1),
+        current_gpus=np.where(runs, cells.gpus[cell], 0),
+        current_degree=np.where(runs, cells.pipeline_degree[cell], 0),
+    )
+
+    again = published(name).choose(seen(replace(snapshot, jobs=jobs), Policy()))
+
+    assert runs.any()
+    assert np.all(again[runs] >= 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_rounds_of_each_break_no_rule(name: str) -> None:
+    snapshot = a_random_snapshot(5, jobs=40)
+
+    outcome = plan_round(
+        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=published(name))
+    )
+
+    assert outcome.violations == ()
+    assert outcome.solution.objective > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_queue_is_an_answer_too(name: str) -> None:
+    nodes, estimates = some_nodes((0, 1, 8)), [an_estimate()]
+    snapshot = a_snapshot(
+        nodes=nodes, jobs=[a_job("held", state=JobState.HELD)], estimates=estimates
+    )
+
+    assert published(name).choose(seen(snapshot, Policy())).tolist() == [-1]
+    empty = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[])
+    assert published(name).choose(seen(empty, Policy())).tolist() == [-1]

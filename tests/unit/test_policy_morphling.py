@@ -1,0 +1,152 @@
+"""Morphling: the decisions that are characteristic of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.policy import Policy
+from solvers.policies.antman import AntMan
+from solvers.policies.base import seen
+from solvers.policies.morphling import Morphling
+from solvers.policies.registry import published
+from tests.support.builders import a_job, a_random_snapshot
+from tests.support.published import FLAT, LINEAR, RUNNING, a_round, decided, rates, with_quota
+
+
+def test_morphling_gives_each_gpu_where_the_curve_is_steepest() -> None:
+    jobs = [a_job("flat", 1, requested_gpus=8), a_job("steep", 0, requested_gpus=8)]
+
+    found = decided(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+
+    # the last four GPUs of the flat one add less than the first four of the steep one; to get the next
+    # four, the flat one would have to stop, and its first is worth more than any
+    assert found == {"flat": (0, 4), "steep": (0, 4)}
+
+
+def test_morphling_shrinks_the_least_sensitive_job_for_a_steeper_one() -> None:
+    jobs = [
+        a_job("flat", 1, state=RUNNING, cell=(0, 8, 1), requested_gpus=1),
+        a_job("steep", 0, requested_gpus=4),
+    ]
+
+    found = decided(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+
+    assert found == {"flat": (0, 4), "steep": (0, 4)}
+
+
+def test_morphling_needs_only_the_least_demand_that_is_as_fast_as_the_request() -> None:
+    jobs = [
+        a_job("mine", 0, requested_gpus=4, guaranteed=True),
+        a_job("other", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2, guaranteed=True),
+    ]
+    cells = [rates(0, 0, {1: 5.0, 2: 12.0, 4: 12.0}), rates(1, 0, {2: 20.0})]
+
+    found = decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
+
+    assert found == {"mine": (0, 2), "other": (0, 2)}
+
+
+def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum() -> None:
+    jobs = [
+        a_job("effort", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=1),
+        a_job("owed", 1, requested_gpus=8, guaranteed=True),
+    ]
+
+    found = decided(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+
+    assert found == {"effort": None, "owed": (0, 8)}
+
+
+def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
+    def a_case(*, rival_guaranteed: bool) -> dict[str, tuple[int, int] | None]:
+        jobs = [
+            a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=4, guaranteed=True),
+            a_job("rival", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2,
+                  guaranteed=rival_guaranteed),
+        ]  # fmt: skip
+        cells = [rates(0, 0, {2: 20.0, 4: 40.0}), rates(1, 0, {2: 20.0})]
+        return decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
+
+    assert a_case(rival_guaranteed=False) == {"owed": (0, 4), "rival": None}
+    assert a_case(rival_guaranteed=True) == {"owed": None, "rival": (0, 2)}
+
+
+def test_morphling_serves_guaranteed_jobs_only_within_the_tenants_quota() -> None:
+    jobs = [
+        a_job(f"owed-{k}", 0, requested_gpus=2, guaranteed=True, submit_s=float(k))
+        for k in range(3)
+    ]
+    snapshot = a_round(jobs, [rates(0, 0, {2: 20.0})])
+
+    within = decided(Morphling(), with_quota(snapshot, "t", 4))
+
+    assert within == {"owed-0": (0, 2), "owed-1": (0, 2), "owed-2": None}
+    assert decided(Morphling(), snapshot)["owed-2"] == (0, 2)
+
+
+def test_morphling_charges_a_quota_the_least_demand_not_the_request() -> None:
+    jobs = [
+        a_job(f"owed-{k}", 0, requested_gpus=4, guaranteed=True, submit_s=float(k))
+        for k in range(2)
+    ]
+    snapshot = with_quota(a_round(jobs, [rates(0, 0, {2: 20.0, 4: 20.0})]), "t", 4)
+
+    assert decided(Morphling(), snapshot) == {"owed-0": (0, 2), "owed-1": (0, 2)}
+    assert decided(AntMan(), snapshot) == {"owed-0": (0, 4), "owed-1": None}
+
+
+TWO_PLANS = [
+    rates(0, 0, {2: 20.0, 4: 30.0}, degree=1),
+    rates(0, 0, {2: 10.0, 4: 60.0, 8: 110.0}, degree=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("morphling", (8, 2)),  # resources and plan
+        ("morphling-r", (4, 1)),  # the plan that is best as requested, at any count
+        ("morphling-e", (2, 1)),  # the requested count, at its best plan
+        ("morphling-n", (2, 1)),
+    ],
+)
+def test_morphlings_variants_fix_what_their_names_say(name: str, expected: tuple[int, int]) -> None:
+    view = seen(a_round([a_job("j", 0, requested_gpus=2)], TWO_PLANS), Policy())
+
+    (column,) = published(name).choose(view).tolist()
+
+    cell = int(view.draft.cell[column])
+    found = int(view.draft.cells.gpus[cell]), int(view.draft.cells.pipeline_degree[cell])
+    assert found == expected
+
+
+def test_morphling_r_stays_on_the_plan_that_a_job_runs_by() -> None:
+    job = a_job("j", 0, requested_gpus=2, state=RUNNING, cell=(0, 2, 2))
+    view = seen(a_round([job], TWO_PLANS), Policy())
+
+    (column,) = published("morphling-r").choose(view).tolist()
+
+    assert int(view.draft.gpus[column]) == 8
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), share=st.floats(0.1, 0.9))
+def test_morphling_never_leaves_a_guaranteed_job_below_its_request(seed: int, share: float) -> None:
+    plain = a_random_snapshot(seed, jobs=14)
+    owed = np.random.default_rng(seed).random(14) < share
+    snapshot = replace(plain, jobs=replace(plain.jobs, guaranteed=owed))
+    view = seen(snapshot, Policy())
+
+    choice = Morphling().choose(view)
+
+    for job in np.flatnonzero(owed & (choice >= 0)).tolist():
+        mine = slice(int(view.draft.job_start[job]), int(view.draft.job_start[job + 1]))
+        at_request = (view.draft.gpu_type[mine] == view.draft.gpu_type[choice[job]]) & (
+            view.draft.gpus[mine] <= snapshot.jobs.requested_gpus[job]
+        )
+        assert view.draft.rate[choice[job]] >= view.draft.rate[mine][at_request].max() * (1 - 1e-9)
