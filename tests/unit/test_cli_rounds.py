@@ -33,7 +33,7 @@ EVERYTHING = {
 
 
 def test_every_option_reaches_the_call() -> None:
-    found = rounds.to_options("options", asked(**EVERYTHING))  # type: ignore[arg-type]
+    found = rounds.to_options("options", asked(**EVERYTHING))
     assert found == RoundOptions(
         objective="deadline then jct", scheduler="fcfs", raw_throughput=True, queue_weights="1:4",
         restart_horizon_s=7200.0, max_restart_share=0.5, cost_of="watts", rate_floor=0.25,
@@ -45,7 +45,7 @@ def test_every_option_reaches_the_call() -> None:
 
 
 def test_every_field_of_the_api_has_an_option() -> None:
-    set_by_options = {known.name for known, _ in asked(**EVERYTHING).ListFields()}  # type: ignore[arg-type]
+    set_by_options = {known.name for known, _ in asked(**EVERYTHING).ListFields()}
     assert set_by_options == set(scheduler_pb2.RoundOptions.DESCRIPTOR.fields_by_name)
 
 
