@@ -32,7 +32,7 @@ from benchmarks.live.drive import (
 )
 from benchmarks.live.stack import Stack, running
 from benchmarks.picture import Pair, draw
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.resources import NodeSpec
 from formulation.snapshot import Workload
 from simulator.clusters import arena_table1

@@ -18,7 +18,7 @@ from benchmarks.report.model import Plot, ReportFolder, report_of
 from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
 from estimator.hardware import A100, V100
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from service.importing.files import profiles_of
 
 RAW: Final = "ilp:throughput@raw_throughput=true@gap=1e-9"

@@ -13,7 +13,7 @@ from benchmarks.live.fleet import Fleet
 from benchmarks.live.stack import running
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from simulator.clusters import arena_table1
 from simulator.workloads.philly_like import philly_like
 

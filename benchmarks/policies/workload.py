@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from benchmarks.data import data_dir, data_file
 from benchmarks.registry import Skip
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, NodeSpec
 from service.importing.files import profiles_of, trace_of

@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.data import data_dir
 from benchmarks.policies.workload import Made
 from estimator.hardware import CATALOGUE
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
 from formulation.snapshot import GpuType

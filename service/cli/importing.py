@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.progress import Progress
 
 from estimator.hardware import CATALOGUE
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, TenantSpec
 from formulation.snapshot import Source, Workload

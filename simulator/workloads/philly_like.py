@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import Workload
 from formulation.tables import Floats

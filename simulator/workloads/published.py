@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, TenantSpec
 from service.importing.morphling import read_measured, read_workload

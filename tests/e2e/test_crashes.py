@@ -23,7 +23,7 @@ from benchmarks.live.fleet import Fleet
 from benchmarks.live.stack import Stack, running
 from db import embedded
 from db.engine import connect
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from simulator.clusters import tiny
 from simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
 from benchmarks.live.fleet import Fleet
 from benchmarks.live.stack import Stack, running
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import RoundSuperseded
 from formulation.resources import NodeSpec
 from simulator.clusters import tiny

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from estimator.hardware import ALL, CATALOGUE
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from simulator.clusters import PRESETS, hardware_of, preset
 

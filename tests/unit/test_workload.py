@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.data import data_dir
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
 from service.importing.trace import Arrival

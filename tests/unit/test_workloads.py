@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.data import data_dir
-from estimator.roofline import sample_profiles
+from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from service.importing.redraw import LARGE_FROM, parameters

@@ -1,0 +1,115 @@
+"""Even plans: layers cut into stages of about equal time, the same number of GPUs for each.
+
+A small part of what the search looks through, so that the Cells of many jobs are priced in little time.
+Plans of several GPU counts are priced in one table, as far as they lie on nodes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.costs import powers_of_two
+from estimator.graph import Graph, balanced_ends
+from estimator.memory import Room, limit_bytes, memory_bytes
+from estimator.planning.options import least_in_each
+from estimator.planning.search import Latency
+from estimator.plans import Candidates, Schedule, StageCosts, Training
+from formulation.tables import Floats, Ints
+
+Even = tuple[int, int]
+"""Stages, and GPUs of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EvenPlans:
+    """Candidate stages of even plans. ``plan`` is the row's plan, ``stage`` its stage in it; shape (K,)."""
+
+    candidates: Candidates
+    asked: tuple[Even, ...]  # of each plan; an even split may have several, with different cuts
+    plan: Ints
+    stage: Ints
+
+
+def even_plans(
+    graph: Graph, cuts: Mapping[int, Sequence[Sequence[int]]], asked: Iterable[Even]
+) -> EvenPlans:
+    """Return all settings of all stages of even plans.
+
+    ``cuts``: by the number of stages the ends of the stages, of each cut to look at.
+    """
+    plans: list[Even] = []
+    rows: list[tuple[int, ...]] = []
+    most_tp, most_ep = graph.tensor_limit.tolist(), graph.experts.tolist()
+    for stages, gpus in dict.fromkeys(asked):
+        settings = _settings(gpus)
+        for ends in cuts[stages]:
+            for at, (first, last) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
+                tensor_limit, experts = min(most_tp[first:last]), max(most_ep[first:last])
+                rows += (
+                    (first, last, dp, tp, ep, len(plans), at)
+                    for dp, tp, ep in settings
+                    if tp <= tensor_limit and ep <= experts
+                )
+            plans.append((stages, gpus))
+    start, end, dp, tp, ep, plan, stage = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+    candidates = Candidates(
+        start=start, end=end, dp=dp, tp=tp, ep=ep, sp=np.zeros(len(start), dtype=np.bool_)
+    )
+    return EvenPlans(candidates=candidates, asked=tuple(plans), plan=plan, stage=stage)
+
+
+def even_cuts(loads: Sequence[Floats], degrees: Iterable[int]) -> dict[int, list[list[int]]]:
+    """Return for each number of stages the distinct cuts whose heaviest stage is lightest by each load, (L,).
+
+    More stages than layers are left out.
+    """
+    return {
+        stages: [
+            list(ends)
+            for ends in dict.fromkeys(tuple(balanced_ends(load, stages).tolist()) for load in loads)
+        ]
+        for stages in sorted(set(degrees))
+        if stages <= len(loads[0])
+    }
+
+
+def _settings(gpus: int) -> list[tuple[int, int, int]]:
+    """Return (dp, tp, ep) of a stage: powers of two that divide its GPUs."""
+    split = [degree for degree in powers_of_two(gpus) if gpus % degree == 0]
+    return [(gpus // tp, tp, ep) for tp in split for ep in split]
+
+
+def least_times_s(
+    plans: EvenPlans,
+    costs: StageCosts,
+    latency: Latency,
+    training: Training,
+    memory: float,
+    room: Room | None = None,
+) -> dict[Even, float]:
+    """Return the seconds of the fastest plan of each even split; inf: none fits ``memory`` bytes a GPU.
+
+    Each stage takes the setting with which it alone would make the shortest pipeline; where stages are
+    alike that is the best one.
+    """
+    stages = np.array([s for s, _ in plans.asked], dtype=np.int64)
+    after = stages[plans.plan] - plans.stage  # micro-batches in flight under 1F1B
+    flights = training.micro_batches if training.schedule is Schedule.GPIPE else after
+    needed = memory_bytes(costs, 0, room) + costs.flight_bytes * np.minimum(
+        flights, training.micro_batches
+    )
+    fits = (needed <= limit_bytes(memory, room)) & np.isfinite(costs.busy_s)
+    alone_s = latency.added_s + latency.weight @ latency.worst_s
+    group = plans.plan * (int(stages.max(initial=1)) + 1) + plans.stage
+    rows = least_in_each(group, np.where(fits, alone_s, np.inf))
+    first = np.flatnonzero(plans.stage[rows] == 0)
+    worst_s = np.maximum.reduceat(latency.worst_s[:, rows], first, axis=1)
+    time_s = np.add.reduceat(latency.added_s[rows], first) + latency.weight @ worst_s
+    runs = np.logical_and.reduceat(fits[rows], first)
+    found: dict[Even, float] = {}
+    for even, seconds in zip(plans.asked, np.where(runs, time_s, np.inf).tolist(), strict=True):
+        found[even] = min(seconds, found.get(even, np.inf))
+    return found

@@ -1,0 +1,142 @@
+"""Sample profiles: the papers' models on GPUs of the catalogue, from data sheets alone.
+
+They let a cluster be tried, benchmarked and demonstrated before anything is measured on it. To price
+thousands of Cells in seconds only even plans are looked at; README.md says what a search would find beyond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from estimator.architectures.published import Published, published
+from estimator.cells import COARSE_LAYERS, Runtime, Setting
+from estimator.collectives import LinkNetwork
+from estimator.graph import merged
+from estimator.hardware import ALL, Hardware
+from estimator.memory import States
+from estimator.planning.even import Even, even_cuts, even_plans, least_times_s
+from estimator.planning.search import latency_of
+from estimator.plans import Shape
+from estimator.rooflines import RooflineCompute
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Source, Workload
+from formulation.tables import Floats
+
+GPU_COUNTS: Final = (1, 2, 4, 8, 16, 24, 32)
+PROVENANCE: Final = "analytic v2"
+
+
+def sample_profiles(
+    hardware: Iterable[Hardware] = ALL, gpu_counts: Iterable[int] = GPU_COUNTS
+) -> list[EstimateRecord]:
+    """Return the estimates of every workload on every type, count, shape and pipeline degree.
+
+    A Cell that no plan fits has ``iter_time_s`` inf; degrees above the number of coarse layers are left out.
+    """
+    counts = tuple(gpu_counts)
+    return [record for kind in hardware for record in _of_type(kind, counts)]
+
+
+@cache
+def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecord, ...]:
+    asked = [(shape, d) for n in counts for shape in shapes(hardware, n) for d in degrees(n)]
+    found: list[EstimateRecord] = []
+    for model in sampled():
+        coarse = replace(model, graph=merged(model.graph, COARSE_LAYERS))
+        for batch in coarse.batches:
+            found += _records(coarse, batch, hardware, asked)
+    return tuple(found)
+
+
+def sampled() -> list[Published]:
+    """Return the models of the samples: those published with several batches (Arena's, section 5.1)."""
+    return [model for model in published().values() if len(model.batches) > 1]
+
+
+def shapes(hardware: Hardware, gpus: int) -> list[Shape]:
+    """Return the shape with the fewest nodes and the one with twice as many, where they divide evenly."""
+    fewest = math.ceil(gpus / hardware.gpus_per_node)
+    return [
+        Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+        for nodes in (fewest, 2 * fewest)
+        if gpus % nodes == 0
+    ]
+
+
+def degrees(gpus: int) -> list[int]:
+    """Return the pipeline degrees: powers of two that divide ``gpus``, up to :data:`COARSE_LAYERS`."""
+    most = min(gpus, COARSE_LAYERS)
+    return [2**k for k in range(most.bit_length()) if gpus % 2**k == 0]
+
+
+def _records(
+    model: Published, batch: int, hardware: Hardware, asked: Sequence[tuple[Shape, int]]
+) -> Iterator[EstimateRecord]:
+    """Yield the estimates of a workload on shapes at pipeline degrees; its graph is coarse already."""
+    asked = [(shape, degree) for shape, degree in asked if degree <= len(model.graph)]
+    cuts: Mapping[int, list[list[int]]] = {}
+    times_s: dict[tuple[int, bool], Mapping[Even, float]] = {}
+    for largest in _largest_alike(shape for shape, _ in asked):
+        setting = _setting(model, batch, hardware, largest)
+        cuts = cuts or even_cuts(_loads(setting), {degree for _, degree in asked})
+        alike = ((d, s.gpus // d) for s, d in asked if _likeness(s) == _likeness(largest))
+        times_s[_likeness(largest)] = _times_s(setting, cuts, alike)
+    work = Workload(model=model.model, params=model.params, global_batch=batch)
+    for shape, degree in asked:
+        yield EstimateRecord(
+            workload=work, gpu_type=hardware.name, gpus=shape.gpus, nodes=shape.nodes,
+            pipeline_degree=degree, plan="", source=Source.ANALYTIC, provenance=PROVENANCE,
+            iter_time_s=times_s[_likeness(shape)][degree, shape.gpus // degree],
+        )  # fmt: skip
+
+
+def _likeness(shape: Shape) -> tuple[int, bool]:
+    """Return what stage costs depend on: GPUs of a node, and whether a job leaves it."""
+    return shape.gpus_per_node, shape.nodes > 1
+
+
+def _largest_alike(every: Iterable[Shape]) -> list[Shape]:
+    """Return of shapes that are alike the one with the most nodes: its table has room for all of them."""
+    largest: dict[tuple[int, bool], Shape] = {}
+    for shape in every:
+        known = largest.get(_likeness(shape), shape)
+        largest[_likeness(shape)] = max(known, shape, key=lambda s: s.nodes)
+    return list(largest.values())
+
+
+def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> Setting:
+    return Setting(
+        graph=model.graph, training=model.at(batch), hardware=hardware,
+        shape=shape, compute=RooflineCompute(hardware=hardware),
+        network=LinkNetwork(hardware=hardware, shape=shape),
+        runtime=Runtime(states=States(zero=model.zero)),
+    )  # fmt: skip
+
+
+def _times_s(
+    setting: Setting, cuts: Mapping[int, list[list[int]]], asked: Iterable[Even]
+) -> dict[Even, float]:
+    """Return seconds of the fastest even plans; inf: none fits."""
+    plans = even_plans(setting.graph, cuts, asked)
+    costs = setting.costs(plans.candidates)
+    training, runtime = setting.training, setting.runtime
+    latency = latency_of(costs, training.micro_batches, runtime.overlap)
+    memory = setting.hardware.memory_bytes
+    return least_times_s(plans, costs, latency, training, memory, runtime.room)
+
+
+def _loads(setting: Setting) -> list[Floats]:
+    """Return by what layers are cut: their time on one GPU or, where that does not fit, parameters."""
+    samples = np.array([float(setting.training.micro_batch)])
+    forward_s, backward_s = setting.compute.layer_s(
+        setting.graph, setting.training, samples, np.ones(1, dtype=np.int64)
+    )
+    passes_s = setting.training.forwards * forward_s[0] + backward_s[0]
+    graph = setting.graph
+    return [passes_s, graph.weights + graph.expert_weights + graph.shared_weights]
