@@ -103,7 +103,7 @@ _JOB_COLUMNS = {
 
 _ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
-    e.source
+    e.source, coalesce(e.sd, 'NaN')
 FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {{cluster}}
     AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
 """  # noqa: S608 - constants only
@@ -111,6 +111,7 @@ FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {
 _ESTIMATE_COLUMNS = {
     "workload": "int8", "gpu_type": "int8", "gpus": "int8", "nodes": "int8",
     "pipeline_degree": "int8", "plan": "int8", "iter_time_s": "float8", "source": "int8",
+    "sd": "float8",
 }  # fmt: skip
 
 _ALLOCATIONS = f"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import BYTEA, DOUBLE_PRECISION, JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, DOUBLE_PRECISION, JSONB, TIMESTAMP
 
 from formulation.lifecycle import ACTIVE, JobState, successors
 from formulation.snapshot import Hold
@@ -136,6 +136,8 @@ workloads = sa.Table(
     _text("model"),
     _text("params"),
     _count("global_batch", None),
+    _text("derived_from", default=""),  # digest of what its derived estimates were computed from
+    sa.Column("waits_for", JSONB),  # why the service has derived none: a reason
     sa.UniqueConstraint("cluster_id", "model", "params", "global_batch"),
     sa.CheckConstraint("global_batch > 0", name="global_batch"),
 )  # fmt: skip
@@ -160,13 +162,27 @@ estimates = sa.Table(
     _real("iter_time_s"),  # infinite: tried, does not run
     _count("source", None),
     _text("provenance", default=""),
+    _real("sd", nullable=True),  # of the logarithm of iter_time_s; NULL: not known
+    _flag("derived"),  # the service's own, which it may replace; what users wrote it never does
     sa.UniqueConstraint("workload_id", "gpu_type_id", "gpus", "nodes", "pipeline_degree", "plan_id",
                         name="uq_estimates_shape"),
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
     sa.CheckConstraint("pipeline_degree >= 0", name="pipeline_degree"),
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s <= 'Infinity'", name="iter_time"),
     sa.CheckConstraint("source BETWEEN 0 AND 2", name="source"),
+    sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
     sa.Index(None, "gpu_type_id"),
+)  # fmt: skip
+
+models = sa.Table(
+    "models", metadata,
+    _key(),
+    _ref("cluster_id", "clusters.id"),
+    _text("model"),
+    _text("params"),
+    _text("architecture"),  # YAML or JSON, as its user wrote it
+    sa.Column("reading", JSONB, nullable=False),  # how the architecture is read, and its training
+    sa.UniqueConstraint("cluster_id", "model", "params"),
 )  # fmt: skip
 
 jobs = sa.Table(
@@ -239,6 +255,29 @@ jobs = sa.Table(
 
 LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
 sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
+
+measurements = sa.Table(
+    "measurements", metadata,
+    _key(),
+    _ref("workload_id", "workloads.id"),
+    _ref("gpu_type_id", "gpu_types.id"),
+    _count("gpus", None),
+    _count("nodes", None),
+    _count("pipeline_degree", None),
+    _ref("plan_id", "plans.id"),
+    _ref("job_id", "jobs.id", nullable=True, ondelete="SET NULL"),
+    _count("generation", None),
+    _count("skipped"),  # reports while it warmed up
+    _real("iterations_done"),  # at the last report that counted
+    sa.Column("samples", ARRAY(DOUBLE_PRECISION), nullable=False, server_default=sa.text("'{}'")),
+    _real("iter_time_s", nullable=True),  # their median once there are enough
+    _moment("changed_at"),
+    sa.UniqueConstraint("job_id", "generation"),
+    sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
+    sa.CheckConstraint("iter_time_s > 0 AND iter_time_s < 'Infinity'", name="iter_time"),
+    sa.Index(None, "workload_id"),
+    sa.Index(None, "gpu_type_id"),
+)  # fmt: skip
 
 job_avoids = sa.Table(
     "job_avoids", metadata,

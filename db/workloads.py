@@ -41,11 +41,13 @@ _PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster AND nam
 
 _UPSERT = sa.text("""
 INSERT INTO estimates
-    (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance)
+    (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
+     sd)
 SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
-    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text)
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
-    iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance
+    iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
+    sd = excluded.sd, derived = false
 """)
 
 _SMALLEST = sa.text("""
@@ -170,7 +172,7 @@ def upsert_estimates(
         key = (workload_ids[e.workload], types[e.gpu_type].id, e.gpus, nodes, e.pipeline_degree,
                plan_ids[e.plan])  # fmt: skip
         rows[key] = dict(zip("wtgndp", key, strict=True)) | {
-            "s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance,
+            "s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance, "u": e.sd,
         }  # fmt: skip
     if rows:
         connection.execute(_UPSERT, {"rows": dumps([rows[key] for key in sorted(rows)])})

@@ -52,13 +52,23 @@ def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+def _unknown(value: Any) -> frozenset[str]:
+    """Return the columns that say nothing: without them what is written is as before there were any."""
+    if isinstance(value, Estimates) and bool(np.isnan(value.sd).all()):
+        return frozenset({"sd"})
+    return frozenset()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             return {"f": [_plain_float(v) for v in value.tolist()]}
         return {value.dtype.kind: value.tolist()}
     if is_dataclass(value):
-        body = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        left_out = _unknown(value)
+        body = {
+            f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in left_out
+        }
         return {"is": type(value).__name__, **body}
     if isinstance(value, StrEnum):
         return {"enum": type(value).__name__, "value": value.value}

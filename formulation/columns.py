@@ -7,6 +7,7 @@ import numpy as np
 from formulation.admission import Admission
 from formulation.cells import Cells, cells_of
 from formulation.draft import Draft
+from formulation.information import cautious
 from formulation.lifecycle import SCHEDULABLE
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
@@ -25,8 +26,10 @@ def first_draft(
 
     The Cell that a job runs on stays a column even where another dominates it, because keeping it
     costs no restart. ``every_cell`` keeps dominated ones too: published policies choose by other rules.
+    With ``policy.caution`` uncertain estimates count as slower, here and in all that looks at the draft.
     Columns larger than the cluster are absent (see ``formulation.explain``).
     """
+    snapshot = cautious(snapshot, policy.caution)
     cells, best = cells_of(snapshot)
     kept = np.ones(len(cells), np.bool_) if every_cell else best
     job_start, cell, current = _columns(snapshot, cells, kept)

@@ -27,6 +27,18 @@ def estimates(snapshot: Snapshot) -> Snapshot:
     return snapshot
 
 
+def cautious(snapshot: Snapshot, caution: float) -> Snapshot:
+    """Return the snapshot with every iteration time so many standard deviations longer (of its logarithm).
+
+    Estimates whose uncertainty is not known stay as they are, and so does everything with 0.
+    """
+    e = snapshot.estimates
+    if not caution or not np.nan_to_num(e.sd).any():
+        return snapshot
+    slower = e.iter_time_s * np.exp(caution * np.nan_to_num(e.sd))
+    return replace(snapshot, estimates=replace(e, iter_time_s=slower))
+
+
 def optimum(snapshot: Snapshot) -> Snapshot:
     """Return what a full search measured and nothing else, which is what Arena calls the AP optimum.
 
@@ -145,7 +157,7 @@ def _rows(e: Estimates, which: Bools | Ints) -> Estimates:
     return Estimates(
         workload=e.workload[which], gpu_type=e.gpu_type[which], gpus=e.gpus[which], nodes=e.nodes[which],
         pipeline_degree=e.pipeline_degree[which], plan=e.plan[which],
-        iter_time_s=e.iter_time_s[which], source=e.source[which],
+        iter_time_s=e.iter_time_s[which], source=e.source[which], sd=e.sd[which],
     )  # fmt: skip
 
 

@@ -15,6 +15,9 @@ PLANNED: Final = "planned"
 """Plans as look-ahead does, anew each round, and promises nothing."""
 LOOKS_AHEAD: Final = ("look-ahead", PLANNED)
 
+MAX_CAUTION: Final = 10.0
+"""More standard deviations than anyone means."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -57,6 +60,9 @@ class Policy:
     """``cost`` runs no job below this share of its reference rate."""
     fairness_levels: int = 4
     """How many of the worst-off jobs a lexicographic objective settles before the next objective."""
+    caution: float = 0.0
+    """An iteration is taken to last exp(caution x sd) times its estimate, sd being that of the logarithm:
+    1 leaves one in six to be slower, where estimates are right about themselves. 0: estimates as they are."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -81,6 +87,8 @@ class Policy:
             raise InvalidInput("rate_floor", "must lie in [0, 1]")
         if self.fairness_levels < 1:
             raise InvalidInput("fairness_levels", "must be at least 1")
+        if not 0 <= self.caution <= MAX_CAUTION:
+            raise InvalidInput("caution", f"must lie in [0, {MAX_CAUTION:g}]")
         if self.opportunistic and not self.queue_order:
             raise InvalidInput("opportunistic", "has a meaning only with queue_order")
         _ = self.stages, self.weight_of_queue

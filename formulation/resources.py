@@ -165,6 +165,7 @@ class EstimateRecord:
     iter_time_s: float
     source: Source
     provenance: str = ""
+    sd: float | None = None  # of the logarithm of iter_time_s; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar
 
@@ -20,6 +20,10 @@ STATES: tuple[JobState, ...] = tuple(JobState)
 """State of code k in ``Jobs.state``."""
 
 STATE_CODE: dict[JobState, int] = {state: code for code, state in enumerate(STATES)}
+
+
+def _no_floats() -> Floats:
+    return np.zeros(0)
 
 
 class Source(IntEnum):
@@ -92,6 +96,14 @@ class Estimates(Table):
     plan: Ints  # index into Snapshot.plans
     iter_time_s: Floats  # inf: it was tried and does not run
     source: Ints  # Source
+    sd: Floats = field(default_factory=_no_floats)
+    """Standard deviation of the logarithm of ``iter_time_s``; NaN: not known. Absent: of no row."""
+
+    def __post_init__(self) -> None:
+        """Let nothing be known of uncertainty where nobody said anything."""
+        if len(np.atleast_1d(self.sd)) == 0:
+            object.__setattr__(self, "sd", np.full(len(np.atleast_1d(self.workload)), np.nan))
+        Table.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -283,6 +295,9 @@ class Snapshot:
                 continue
             if not values.min() >= least or (finite and values.max() == np.inf):  # no NaN either
                 raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
+
+        if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
+            raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN: not known")
 
     def schedulable_gpus(self) -> Ints:
         """Return the number of GPUs in schedulable nodes, int64[types]."""

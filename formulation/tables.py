@@ -5,7 +5,7 @@ A round reads 100,000 jobs and their estimates; one Python object a row would co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
@@ -54,8 +54,10 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]]) -> Self:
-        """Build from one dictionary a row; all must have every column."""
-        return cls(**{f.name: [row[f.name] for row in rows] for f in fields(cls)})
+        """Build from one dictionary a row; all must have every column, or none one with a default."""
+        needed = {f.name for f in fields(cls) if f.default_factory is MISSING}
+        columns = needed | rows[0].keys() if rows else needed
+        return cls(**{name: [row[name] for row in rows] for name in columns})
 
     def row(self, index: int) -> dict[str, Any]:
         """Return one row as plain Python values."""

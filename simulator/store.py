@@ -129,7 +129,7 @@ class MemoryStore:
         if same.any():
             self.estimates = replace(e, iter_time_s=np.where(same, np.inf, e.iter_time_s))
             return
-        row = tried | {"iter_time_s": np.inf, "source": int(Source.MEASURED)}
+        row = tried | {"iter_time_s": np.inf, "source": int(Source.MEASURED), "sd": np.nan}
         longer = {f.name: np.append(getattr(e, f.name), row[f.name]) for f in fields(e)}
         order = np.lexsort([longer[name] for name in reversed(tried)])  # the last key counts first
         self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})

@@ -30,17 +30,17 @@ def estimates_table(
     rows = sorted(
         (work[e.workload], types[e.gpu_type], e.gpus, e.pipeline_degree, plan[e.plan],
          e.nodes or math.ceil(e.gpus / max(1, int(size[types[e.gpu_type]]))), e.iter_time_s,
-         int(e.source))
+         int(e.source), math.nan if e.sd is None else e.sd)
         for e in profiles if e.gpu_type in types
     )  # fmt: skip
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 9
     names = ("workload", "gpu_type", "gpus", "pipeline_degree", "plan", "nodes")
     ints = {
         name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
     }
     return Estimates(
         **ints, iter_time_s=np.array(columns[6], dtype=np.float64),
-        source=np.array(columns[7], dtype=np.int64),
+        source=np.array(columns[7], dtype=np.int64), sd=np.array(columns[8], dtype=np.float64),
     )  # fmt: skip
 
 

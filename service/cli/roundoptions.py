@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 
 from formulation.errors import InvalidInput
 from formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
-from formulation.policy import Policy
+from formulation.policy import MAX_CAUTION, Policy
 from service.cli import limits, options
 from tessera.v1 import scheduler_pb2
 
@@ -85,6 +85,9 @@ def _best(
     fairness_levels: Annotated[Whole, _option(
         _OBJECTIVE, "How many of the worst-off jobs a fairness objective settles; by default 4.",
         min=1, max=limits.MAX_FAIRNESS_LEVELS)] = None,
+    caution: Annotated[Real, _option(
+        _OBJECTIVE, "Take uncertain estimates to be slower by so many standard deviations; by default 0.",
+        min=0.0, max=MAX_CAUTION)] = None,
 ) -> scheduler_pb2.RoundOptions:  # fmt: skip
     """Return what is best."""
     _check("--objective", lambda: parse(objective or "throughput"))
@@ -92,7 +95,7 @@ def _best(
     found = scheduler_pb2.RoundOptions(
         objective=objective, scheduler=scheduler, raw_throughput=raw_throughput,
         queue_weights=queue_weights, max_restart_share=max_restart_share, cost_of=cost_of,
-        rate_floor=rate_floor, fairness_levels=fairness_levels,
+        rate_floor=rate_floor, fairness_levels=fairness_levels, caution=caution,
     )  # fmt: skip
     _read(found.restart_horizon, "--restart-horizon", restart_horizon)
     return found

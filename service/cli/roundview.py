@@ -129,6 +129,7 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
     rules = {
         "deadlines": chosen.deadlines,
         "queue weights": chosen.queue_weights,
+        "caution": f"{chosen.caution:g}" if chosen.caution else "",
         "queue order": "yes" if chosen.queue_order else "",
         "promote after": span(chosen.promote_after.ToSeconds()) if chosen.HasField("promote_after") else "",
         "opportunistic": "yes" if chosen.opportunistic else "",

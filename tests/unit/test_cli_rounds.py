@@ -24,7 +24,7 @@ from tests.support.builders import a_random_snapshot
 EVERYTHING = {
     "objective": "deadline then jct", "scheduler": "fcfs", "raw_throughput": True,
     "queue_weights": "1:4", "restart_horizon": "2h", "max_restart_share": 0.5,
-    "cost_of": CostOf.WATTS, "rate_floor": 0.25, "fairness_levels": 2,
+    "cost_of": CostOf.WATTS, "rate_floor": 0.25, "fairness_levels": 2, "caution": 1.5,
     "deadlines": Deadlines.MYOPIC, "round_length": "60s", "queue_order": True,
     "promote_after": "1h", "opportunistic": True, "reserve_after": "3h", "run_to_completion": True,
     "min_run": "10m", "max_changes": 3, "defragment_every": 0, "solver": "greedy", "gap": 0.01,
@@ -37,7 +37,7 @@ def test_every_option_reaches_the_call() -> None:
     assert found == RoundOptions(
         objective="deadline then jct", scheduler="fcfs", raw_throughput=True, queue_weights="1:4",
         restart_horizon_s=7200.0, max_restart_share=0.5, cost_of="watts", rate_floor=0.25,
-        fairness_levels=2, deadlines="myopic", round_s=60.0, queue_order=True,
+        fairness_levels=2, caution=1.5, deadlines="myopic", round_s=60.0, queue_order=True,
         promote_after_s=3600.0, opportunistic=True, reserve_after_s=10800.0, run_to_completion=True,
         min_run_s=600.0, max_changes=3, defragment_every_rounds=0, solver="greedy", gap=0.01,
         seed=7, solve_limit_s=5.0,

@@ -102,7 +102,7 @@ all_options = st.builds(
     cost_of=st.sampled_from(["dollars", "watts"]), rate_floor=st.floats(0, 1),
     fairness_levels=st.integers(1, 100), solver=words, gap=st.floats(1e-9, 0.5),
     seed=st.integers(0, 2**31 - 1), solve_limit_s=lengths_or_never,
-    scheduler=st.sampled_from(["", "fcfs"]),
+    scheduler=st.sampled_from(["", "fcfs"]), caution=st.floats(0, 10),
 )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from tessera.v1 import estimates_pb2 as pb
 MAX_GPUS: Final = 65_536
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
 """What an iteration can take; beyond, a value is a wrong unit and would drown the objective."""
+MAX_SD: Final = 5.0
+"""A time that may be 150 times as long is no estimate; most likely the value is in per cent."""
 
 _SOURCES: Final = {
     pb.EstimateSource.MEASURED: Source.MEASURED,
@@ -66,6 +68,7 @@ def to_estimate(
         iter_time_s=_iter_time_s(field, message),
         source=_source(f"{field}.source", message.source),
         provenance=fields.text(f"{field}.provenance", message.provenance, 1000),
+        sd=_sd(f"{field}.sd", message),
     )
 
 
@@ -79,7 +82,7 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
             plan=record.plan,
         ),
         nodes=record.nodes, iter_time_s=record.iter_time_s if runs else 0.0, infeasible=not runs,
-        source=_SOURCE_OF[record.source], provenance=record.provenance,
+        source=_SOURCE_OF[record.source], provenance=record.provenance, sd=record.sd,
     )  # fmt: skip
 
 
@@ -91,6 +94,14 @@ def _iter_time_s(field: str, message: pb.CellEstimate) -> float:
     return fields.real(
         f"{field}.iter_time_s", message.iter_time_s, MIN_ITER_TIME_S, MAX_ITER_TIME_S
     )
+
+
+def _sd(field: str, message: pb.CellEstimate) -> float | None:
+    if not message.HasField("sd"):
+        return None
+    if message.infeasible:
+        raise InvalidInput(field, "has no meaning for a Cell that is infeasible; leave it unset")
+    return fields.real(field, message.sd, 0.0, MAX_SD)
 
 
 def _source(field: str, source: pb.EstimateSource.ValueType) -> Source:

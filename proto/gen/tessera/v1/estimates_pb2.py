@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/estimates.proto\x12\ntessera.v1\"?\n\x08Workload\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06params\x18\x02 \x01(\t\x12\x14\n\x0cglobal_batch\x18\x03 \x01(\x05\"M\n\x04\x43\x65ll\x12\x10\n\x08gpu_type\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\x05\x12\x17\n\x0fpipeline_degree\x18\x03 \x01(\x05\x12\x0c\n\x04plan\x18\x04 \x01(\t\"\xdb\x01\n\x0c\x43\x65llEstimate\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x1e\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x10.tessera.v1.Cell\x12\r\n\x05nodes\x18\x04 \x01(\x05\x12\x13\n\x0biter_time_s\x18\x05 \x01(\x01\x12\x12\n\ninfeasible\x18\x06 \x01(\x08\x12*\n\x06source\x18\x07 \x01(\x0e\x32\x1a.tessera.v1.EstimateSource\x12\x12\n\nprovenance\x18\x08 \x01(\t\"x\n\x12UpsertCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\'\n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\'\n\x13UpsertCellsResponse\x12\x10\n\x08upserted\x18\x01 \x01(\x05\"q\n\x10ListCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12&\n\x08workload\x18\x04 \x01(\x0b\x32\x14.tessera.v1.Workload\"U\n\x11ListCellsResponse\x12\'\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*[\n\x0e\x45stimateSource\x12\x1f\n\x1b\x45STIMATE_SOURCE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MEASURED\x10\x01\x12\x0c\n\x08PROFILED\x10\x02\x12\x0c\n\x08\x41NALYTIC\x10\x03\x32\xa5\x01\n\tEstimates\x12N\n\x0bUpsertCells\x12\x1e.tessera.v1.UpsertCellsRequest\x1a\x1f.tessera.v1.UpsertCellsResponse\x12H\n\tListCells\x12\x1c.tessera.v1.ListCellsRequest\x1a\x1d.tessera.v1.ListCellsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/estimates.proto\x12\ntessera.v1\"?\n\x08Workload\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06params\x18\x02 \x01(\t\x12\x14\n\x0cglobal_batch\x18\x03 \x01(\x05\"M\n\x04\x43\x65ll\x12\x10\n\x08gpu_type\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\x05\x12\x17\n\x0fpipeline_degree\x18\x03 \x01(\x05\x12\x0c\n\x04plan\x18\x04 \x01(\t\"\xf3\x01\n\x0c\x43\x65llEstimate\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x1e\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x10.tessera.v1.Cell\x12\r\n\x05nodes\x18\x04 \x01(\x05\x12\x13\n\x0biter_time_s\x18\x05 \x01(\x01\x12\x12\n\ninfeasible\x18\x06 \x01(\x08\x12*\n\x06source\x18\x07 \x01(\x0e\x32\x1a.tessera.v1.EstimateSource\x12\x12\n\nprovenance\x18\x08 \x01(\t\x12\x0f\n\x02sd\x18\t \x01(\x01H\x00\x88\x01\x01\x42\x05\n\x03_sd\"x\n\x12UpsertCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\'\n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\'\n\x13UpsertCellsResponse\x12\x10\n\x08upserted\x18\x01 \x01(\x05\"q\n\x10ListCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12&\n\x08workload\x18\x04 \x01(\x0b\x32\x14.tessera.v1.Workload\"U\n\x11ListCellsResponse\x12\'\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*[\n\x0e\x45stimateSource\x12\x1f\n\x1b\x45STIMATE_SOURCE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MEASURED\x10\x01\x12\x0c\n\x08PROFILED\x10\x02\x12\x0c\n\x08\x41NALYTIC\x10\x03\x32\xa5\x01\n\tEstimates\x12N\n\x0bUpsertCells\x12\x1e.tessera.v1.UpsertCellsRequest\x1a\x1f.tessera.v1.UpsertCellsResponse\x12H\n\tListCells\x12\x1c.tessera.v1.ListCellsRequest\x1a\x1d.tessera.v1.ListCellsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.estimates_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ESTIMATESOURCE']._serialized_start=773
-  _globals['_ESTIMATESOURCE']._serialized_end=864
+  _globals['_ESTIMATESOURCE']._serialized_start=797
+  _globals['_ESTIMATESOURCE']._serialized_end=888
   _globals['_WORKLOAD']._serialized_start=42
   _globals['_WORKLOAD']._serialized_end=105
   _globals['_CELL']._serialized_start=107
   _globals['_CELL']._serialized_end=184
   _globals['_CELLESTIMATE']._serialized_start=187
-  _globals['_CELLESTIMATE']._serialized_end=406
-  _globals['_UPSERTCELLSREQUEST']._serialized_start=408
-  _globals['_UPSERTCELLSREQUEST']._serialized_end=528
-  _globals['_UPSERTCELLSRESPONSE']._serialized_start=530
-  _globals['_UPSERTCELLSRESPONSE']._serialized_end=569
-  _globals['_LISTCELLSREQUEST']._serialized_start=571
-  _globals['_LISTCELLSREQUEST']._serialized_end=684
-  _globals['_LISTCELLSRESPONSE']._serialized_start=686
-  _globals['_LISTCELLSRESPONSE']._serialized_end=771
-  _globals['_ESTIMATES']._serialized_start=867
-  _globals['_ESTIMATES']._serialized_end=1032
+  _globals['_CELLESTIMATE']._serialized_end=430
+  _globals['_UPSERTCELLSREQUEST']._serialized_start=432
+  _globals['_UPSERTCELLSREQUEST']._serialized_end=552
+  _globals['_UPSERTCELLSRESPONSE']._serialized_start=554
+  _globals['_UPSERTCELLSRESPONSE']._serialized_end=593
+  _globals['_LISTCELLSREQUEST']._serialized_start=595
+  _globals['_LISTCELLSREQUEST']._serialized_end=708
+  _globals['_LISTCELLSRESPONSE']._serialized_start=710
+  _globals['_LISTCELLSRESPONSE']._serialized_end=795
+  _globals['_ESTIMATES']._serialized_start=891
+  _globals['_ESTIMATES']._serialized_end=1056
 # @@protoc_insertion_point(module_scope)

@@ -112,6 +112,7 @@ class CellEstimate(_message.Message):
     INFEASIBLE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    SD_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """In place of the workload: the job whose workload is meant, "clusters/{cluster}/jobs/{job}"."""
     nodes: _builtins.int
@@ -123,6 +124,8 @@ class CellEstimate(_message.Message):
     source: Global___EstimateSource.ValueType
     provenance: _builtins.str
     """Free text: file, host, commit."""
+    sd: _builtins.float
+    """Standard deviation of the logarithm of iter_time_s, 0 or more: 0.1 is some 10 %. Unset: not known."""
     @_builtins.property
     def workload(self) -> Global___Workload: ...
     @_builtins.property
@@ -138,12 +141,15 @@ class CellEstimate(_message.Message):
         infeasible: _builtins.bool = ...,
         source: Global___EstimateSource.ValueType = ...,
         provenance: _builtins.str = ...,
+        sd: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "sd", b"sd", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "source", b"source", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sd: _TypeAlias = _typing.Literal["sd"]  # noqa: Y015
+    _WhichOneofArgType__sd: _TypeAlias = _typing.Literal["_sd", b"_sd"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sd) -> _WhichOneofReturnType__sd | None: ...
 
 Global___CellEstimate: _TypeAlias = CellEstimate  # noqa: Y015
 

@@ -1,0 +1,106 @@
+"""Uncertainty of estimates: in snapshots, in what is stored of them, and as a price of a round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formulation.codec import decode, digest, encode
+from formulation.columns import first_draft
+from formulation.errors import InvalidInput
+from formulation.information import cautious
+from formulation.policy import Policy
+from formulation.snapshot import Estimates, Snapshot
+from formulation.statement import build_problem
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+
+
+def a_choice(sd_of_faster: float) -> Snapshot:
+    """Return a job with two Cells of a GPU each: one known to take 2 s, one taken to need 1 s."""
+    slow = an_estimate(0, 0, 1, 1, iter_time_s=2.0) | {"sd": 0.0}
+    fast = an_estimate(0, 1, 1, 1, iter_time_s=1.0) | {"sd": sd_of_faster}
+    nodes = some_nodes((0, 1, 1), (1, 1, 1))
+    return a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[slow, fast])
+
+
+def rates(snapshot: Snapshot, caution: float) -> list[float]:
+    return first_draft(snapshot, Policy(caution=caution)).rate.tolist()
+
+
+def test_nobody_said_how_sure_an_estimate_is() -> None:
+    estimates = Estimates.from_rows([an_estimate()])
+    assert np.isnan(estimates.sd).all()
+    assert len(estimates.sd) == 1
+
+
+def test_a_snapshot_without_uncertainty_is_written_as_before_there_was_any() -> None:
+    snapshot = a_random_snapshot(1, jobs=3)
+    assert b'"sd"' not in encode(snapshot)
+    assert digest(decode(encode(snapshot))) == digest(snapshot)
+
+
+def test_uncertainty_is_part_of_what_is_stored() -> None:
+    snapshot = a_choice(0.5)
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.estimates.sd.tolist() == [0.0, 0.5]
+    assert digest(again) != digest(a_choice(0.4))
+
+
+@pytest.mark.parametrize("sd", [-0.1, math.inf])
+def test_uncertainty_is_a_number_from_0(sd: float) -> None:
+    with pytest.raises(InvalidInput, match=r"estimates\.sd"):
+        a_choice(sd)
+
+
+def test_an_uncertain_cell_is_taken_to_be_slower() -> None:
+    assert rates(a_choice(0.5), 0.0) == [128.0, 256.0]
+    slower = 256.0 / math.exp(2 * 0.5)
+    assert rates(a_choice(0.5), 2.0) == pytest.approx([128.0, slower], rel=1e-12)
+
+
+def test_where_uncertainty_is_unknown_an_estimate_stays_as_it_is() -> None:
+    assert rates(a_choice(math.nan), 2.0) == [128.0, 256.0]
+
+
+@given(st.integers(0, 1000), st.floats(0, 10))
+def test_caution_without_uncertainty_changes_nothing(seed: int, caution: float) -> None:
+    snapshot = a_random_snapshot(seed, jobs=2, workloads=2, max_gpus=4)
+    assert cautious(snapshot, caution) is snapshot
+
+
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=5), st.floats(0, 5), st.floats(0, 5))
+def test_more_caution_never_makes_anything_faster(sds: list[float], a: float, b: float) -> None:
+    rows = [an_estimate(0, 0, n + 1, 1) | {"sd": sd} for n, sd in enumerate(sds)]
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, 8)), jobs=[], estimates=rows)
+    less, more = sorted((a, b))
+    times = [cautious(snapshot, c).estimates.iter_time_s for c in (less, more)]
+    assert (times[0] <= times[1]).all()
+
+
+def test_what_does_not_run_still_does_not() -> None:
+    row = an_estimate(0, 0, 1, 1, iter_time_s=math.inf) | {"sd": 0.3}
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, 1)), jobs=[a_job("j")], estimates=[row])
+    assert rates(snapshot, 1.0) == []
+
+
+def test_a_round_without_caution_is_stated_as_before() -> None:
+    sure = a_random_snapshot(3, jobs=6)
+    rng = np.random.default_rng(3)
+    unsure = replace(
+        sure, estimates=replace(sure.estimates, sd=rng.uniform(0, 1, len(sure.estimates)))
+    )
+    before, after = (encode(build_problem(s, Policy())) for s in (sure, unsure))
+    assert before == after
+    assert encode(build_problem(unsure, Policy(caution=1.0))) != before
+
+
+@pytest.mark.parametrize("caution", [-0.1, 10.1, math.nan])
+def test_caution_has_limits(caution: float) -> None:
+    with pytest.raises(InvalidInput, match="caution"):
+        Policy(caution=caution)
