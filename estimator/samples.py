@@ -16,7 +16,7 @@ import numpy as np
 
 from estimator.architectures.published import Published, published
 from estimator.cells import COARSE_LAYERS, Runtime, Setting
-from estimator.collectives import LinkNetwork
+from estimator.collectives import LinkNetwork, LinkRates
 from estimator.graph import merged
 from estimator.hardware import ALL, Hardware
 from estimator.memory import States
@@ -111,10 +111,15 @@ def _largest_alike(every: Iterable[Shape]) -> list[Shape]:
 
 
 def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> Setting:
+    """Return where a workload runs. Other jobs use the other GPUs of its nodes, and their part of the ports:
+    spreading a job out gains it no network."""
+    rates = LinkRates.usual(hardware)
+    part = min(shape.gpus_per_node / hardware.gpus_per_node, 1.0)
+    own = replace(rates, network_bytes_per_s=part * rates.network_bytes_per_s)
     return Setting(
         graph=model.graph, training=model.at(batch), hardware=hardware,
         shape=shape, compute=RooflineCompute(hardware=hardware),
-        network=LinkNetwork(hardware=hardware, shape=shape),
+        network=LinkNetwork(hardware=hardware, shape=shape, rates=own),
         runtime=Runtime(states=States(zero=model.zero)),
     )  # fmt: skip
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from estimator.architectures.moe import MixtureOfExperts, mixture
 from estimator.architectures.published import find
-from estimator.families import models as family_models
+from estimator.architectures.transformer import Transformer, transformer
 from estimator.graph import Graph, Untraceable, layer_of
 from estimator.tracing.models import steps
 from estimator.tracing.models.parts import softmax
@@ -63,23 +64,34 @@ def test_a_model_of_6_7_billion_parameters_is_traced_without_allocating() -> Non
 
 
 def test_traced_gpt_agrees_with_the_analytic_count() -> None:
-    known = next(m for m in family_models() if m.family.name == "bert" and m.params == "1.3B")
-    graph = trace(steps.decoder(hidden=2048, layers=24, heads=32, vocabulary=51_200, sequence=1024))
-    assert graph.parameters == pytest.approx(known.weights, rel=0.01)
-    assert graph.flops.sum() == pytest.approx(sum(x.flops for x in known.layers), rel=0.02)
+    sizes: dict[str, Any] = {
+        "hidden": 2048,
+        "layers": 24,
+        "heads": 32,
+        "vocabulary": 51_200,
+        "sequence": 1024,
+    }
+    known = transformer(Transformer(name="gpt", **sizes))
+    graph = trace(steps.decoder(**sizes))
+    assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.02)
 
 
 def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
-    known = next(m for m in family_models() if m.family.name == "moe" and m.params == "1.3B")
-    graph = trace(
-        steps.decoder(
-            hidden=768, layers=16, heads=16, vocabulary=32_000, sequence=1024, inner=8 * 768,
-            experts=16, samples=2,
-        )
-    )  # fmt: skip
-    assert graph.parameters == pytest.approx(known.weights, rel=0.01)
-    assert graph.flops.sum() == pytest.approx(sum(x.flops for x in known.layers), rel=0.03)
-    assert graph.exchanged.sum() == pytest.approx(sum(x.exchanged for x in known.layers), rel=0.01)
+    sizes: dict[str, Any] = {
+        "hidden": 768,
+        "layers": 16,
+        "heads": 16,
+        "vocabulary": 32_000,
+        "sequence": 1024,
+    }
+    known = mixture(MixtureOfExperts(
+        name="moe", intermediate=8 * 768, experts=16, every=2, capacity_factor=1.0, **sizes
+    ))  # fmt: skip
+    graph = trace(steps.decoder(inner=8 * 768, experts=16, samples=2, **sizes))
+    assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
+    assert graph.exchanged.sum() == pytest.approx(known.exchanged.sum(), rel=0.01)
     assert graph.experts.max() == 16
 
 
