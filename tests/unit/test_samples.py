@@ -1,0 +1,216 @@
+"""Sample profiles, and the even plans that they are made of."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from benchmarks.data import data_dir
+from estimator.architectures.published import find
+from estimator.cells import Runtime, Setting, cells
+from estimator.collectives import LinkNetwork, LinkRates
+from estimator.graph import merged
+from estimator.hardware import A10, A40, A100, ALL, V100, Hardware
+from estimator.memory import States
+from estimator.planning.even import even_cuts, even_plans, least_times_s
+from estimator.planning.search import latency_of
+from estimator.plans import Shape
+from estimator.rooflines import RooflineCompute
+from estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled, shapes
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Source
+
+NAMES = {kind.name: kind for kind in ALL}
+
+
+@pytest.fixture(scope="module")
+def estimates() -> list[EstimateRecord]:
+    return sample_profiles()
+
+
+def best_rates(estimates: list[EstimateRecord]) -> dict[tuple[str, str, int], float]:
+    """Return samples/s by (workload, type, GPUs) of the best degree and shape; 0: none runs."""
+    found: dict[tuple[str, str, int], float] = defaultdict(float)
+    for e in estimates:
+        key = (e.workload.key, e.gpu_type, e.gpus)
+        found[key] = max(found[key], e.workload.global_batch / e.iter_time_s)
+    return found
+
+
+def a_setting(model: str, params: str, hardware: Hardware, shape: Shape) -> Setting:
+    known = find(model, params)
+    return Setting(
+        graph=merged(known.graph, 16), training=known.training, hardware=hardware, shape=shape,
+        compute=RooflineCompute(hardware=hardware),
+        network=LinkNetwork(hardware=hardware, shape=shape, rates=LinkRates.usual(hardware)),
+        runtime=Runtime(states=States(zero=known.zero)),
+    )  # fmt: skip
+
+
+def test_the_best_shape_has_the_fewest_nodes_and_the_next_twice_as_many() -> None:
+    assert shapes(A100, 8) == [Shape(nodes=2, gpus_per_node=4), Shape(nodes=4, gpus_per_node=2)]
+    assert shapes(A10, 1) == [Shape(nodes=1, gpus_per_node=1)]
+    assert degrees(24) == [1, 2, 4, 8]
+    assert degrees(32)[-1] == 16
+
+
+def test_samples_are_of_the_papers_sizes_and_batches(estimates: list[EstimateRecord]) -> None:
+    works = {e.workload for e in estimates}
+    assert len(works) == 45
+    assert {(w.model, w.params) for w in works} == {(m.model, m.params) for m in sampled()}
+    assert {w.global_batch for w in works if w.model == "bert"} == {128, 256, 512}
+
+
+def test_every_estimate_says_that_it_is_analytic(estimates: list[EstimateRecord]) -> None:
+    assert {(e.source, e.provenance) for e in estimates} == {(Source.ANALYTIC, "analytic v2")}
+    assert {e.gpu_type for e in estimates} == set(NAMES)
+    keys = {(e.workload, e.gpu_type, e.gpus, e.nodes, e.pipeline_degree) for e in estimates}
+    assert len(keys) == len(estimates)
+    assert all(e.iter_time_s > 0 for e in estimates)
+
+
+def test_every_cell_up_to_the_models_layers_is_there(estimates: list[EstimateRecord]) -> None:
+    asked = [
+        (kind.name, n, shape.nodes, d)
+        for kind in ALL for n in GPU_COUNTS for shape in shapes(kind, n) for d in degrees(n)
+    ]  # fmt: skip
+    mine = [e for e in estimates if e.workload.key == "bert/1.3B/256"]
+    assert [(e.gpu_type, e.gpus, e.nodes, e.pipeline_degree) for e in mine] == asked
+
+
+def test_counts_that_are_priced_together_cost_what_they_cost_alone() -> None:
+    together = {(e.workload, e.gpus, e.nodes, e.pipeline_degree): e for e in sample_profiles([A40])}
+    for alone in sample_profiles([A40], gpu_counts=[8]):
+        key = (alone.workload, alone.gpus, alone.nodes, alone.pipeline_degree)
+        assert together[key].iter_time_s == pytest.approx(alone.iter_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("model", "params"), [("bert", "1.3B"), ("moe", "2.4B")])
+@pytest.mark.parametrize("kind", [A100, A40], ids=lambda k: k.name)
+def test_an_even_plan_never_beats_the_search_and_comes_near_it(
+    estimates: list[EstimateRecord], model: str, params: str, kind: Hardware
+) -> None:
+    for gpus in (1, 2, 4, 8, 16):
+        shape = shapes(kind, gpus)[0]
+        searched = cells(a_setting(model, params, kind, shape), degrees(gpus))
+        mine = {
+            e.pipeline_degree: e.iter_time_s
+            for e in estimates
+            if (e.gpu_type, e.gpus, e.nodes) == (kind.name, gpus, shape.nodes)
+            and e.workload.key == f"{model}/{params}/{find(model, params).batches[0]}"
+        }
+        assert {d for d, seconds in mine.items() if math.isfinite(seconds)} <= set(searched)
+        for degree, plan in searched.items():
+            assert mine[degree] >= plan.iter_time_s * (1 - 1e-9)
+        assert min(mine.values()) <= 1.15 * min(p.iter_time_s for p in searched.values())
+
+
+def test_a_stage_with_more_micro_batches_in_flight_needs_room_for_them() -> None:
+    setting = a_setting("bert", "2.6B", A100, Shape(nodes=2, gpus_per_node=4))
+    cuts = even_cuts([setting.graph.flops], [4])
+    plans = even_plans(setting.graph, cuts, [(4, 2)])
+    costs = setting.costs(plans.candidates)
+    latency = latency_of(costs, setting.training.micro_batches)
+
+    def runs(memory: float) -> bool:
+        seconds = least_times_s(plans, costs, latency, setting.training, memory)[4, 2]
+        return math.isfinite(seconds)
+
+    first = plans.stage == 0
+    flat = costs.state_bytes + costs.working_bytes
+    everything = float((flat + 4 * costs.flight_bytes)[first].min())
+    assert runs(2 * everything)
+    assert not runs(float((flat + costs.flight_bytes).max()) * 0.5)
+    assert not runs(everything)  # 0.9 of it is usable, and there is a context
+    assert not any(runs(m) for m in np.linspace(0.1, 1.0, 10) * everything)
+
+
+def test_more_memory_never_makes_a_cell_slower() -> None:
+    roomy = replace(A10, memory_bytes=4 * A10.memory_bytes)
+    pairs = zip(sample_profiles([A10], [8]), sample_profiles([roomy], [8]), strict=True)
+    found = [(tight.iter_time_s, loose.iter_time_s) for tight, loose in pairs]
+    assert all(loose <= tight for tight, loose in found)
+    assert any(loose < tight for tight, loose in found)
+
+
+def test_no_plan_beats_the_peak_of_its_gpus(estimates: list[EstimateRecord]) -> None:
+    for e in estimates:
+        graph = find(e.workload.model, e.workload.params).graph
+        peak = NAMES[e.gpu_type].flops(graph.dtype)
+        work = 4 * e.workload.global_batch * float(graph.flops.sum())  # forward twice
+        assert e.iter_time_s > work / (e.gpus * peak)
+
+
+def test_spreading_over_more_nodes_never_helps(estimates: list[EstimateRecord]) -> None:
+    by_cell: dict[tuple[str, str, int, int], list[EstimateRecord]] = defaultdict(list)
+    for e in estimates:
+        by_cell[e.workload.key, e.gpu_type, e.gpus, e.pipeline_degree].append(e)
+    pairs = [sorted(es, key=lambda e: e.nodes) for es in by_cell.values() if len(es) == 2]
+    assert len(pairs) > 1000
+    assert all(b.iter_time_s >= a.iter_time_s * (1 - 1e-9) for a, b in pairs)
+    slower = [b for a, b in pairs if a.iter_time_s < b.iter_time_s < math.inf]
+    assert len(slower) > 1000
+
+
+def test_throughput_grows_with_gpus_but_less_than_in_proportion(
+    estimates: list[EstimateRecord],
+) -> None:
+    rates = best_rates(estimates)
+    for key in ("wide_resnet/500M/256", "bert/760M/256", "moe/690M/256"):
+        for kind in ALL:
+            line = [rates[key, kind.name, n] for n in (1, 2, 4, 8, 16)]
+            assert all(a < b < 2 * a for a, b in itertools.pairwise(line))
+
+
+def test_what_an_a100_gains_depends_on_the_family(estimates: list[EstimateRecord]) -> None:
+    rates = best_rates(estimates)
+
+    def gain(key: str) -> float:
+        return rates[key, "a100", 4] / rates[key, "a40", 4]
+
+    assert gain("bert/760M/256") > 1.3 * gain("wide_resnet/500M/256")
+
+
+def test_large_models_run_only_where_the_memory_is(estimates: list[EstimateRecord]) -> None:
+    rates = best_rates(estimates)
+    assert rates["bert/2.6B/128", "a40", 1] == 0  # 16 bytes a parameter are 45 GB
+    assert rates["bert/1.3B/128", "a40", 1] > 0
+    assert rates["bert/1.3B/128", "a10", 1] == 0
+    assert rates["bert/15B/128", "v100", 4] == 0
+    assert rates["bert/15B/128", "v100", 16] > 0
+
+
+def test_samples_rank_published_measurements(estimates: list[EstimateRecord]) -> None:
+    folder = data_dir()
+    if folder is None or not (folder / "arena" / "alpa_optimal.csv").is_file():
+        pytest.skip("alpa_optimal.csv is not there; set TESSERA_DATA to the folder that has arena/")
+    ours: dict[tuple[str, str, int, int], float] = defaultdict(lambda: math.inf)
+    for e in estimates:
+        key = (e.workload.key, e.gpu_type, e.gpus, e.nodes)
+        ours[key] = min(ours[key], e.iter_time_s)
+    with (folder / "arena" / "alpa_optimal.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r["status"] == "ok"]
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for r in rows:
+        batch, nodes = int(r["global_batch"]), int(r["num_nodes"])
+        gpus = nodes * int(r["gpus_per_node"])
+        mine = ours[f"{r['model']}/{r['params']}/{batch}", r["gpu_type"], gpus, nodes]
+        if math.isfinite(mine):
+            pairs[r["model"]].append((batch / mine, batch / float(r["iter_time_s"])))
+    assert sum(map(len, pairs.values())) > 0.95 * len(rows)
+    for family in pairs.values():
+        table = np.array(family)
+        ratio = float(np.exp(np.mean(np.log(table[:, 0] / table[:, 1]))))
+        assert 0.4 < ratio < 2.5  # estimator/README.md has the figures
+        assert spearmanr(table[:, 0], table[:, 1]).statistic > 0.8
+
+
+def test_the_sampled_types_are_those_of_the_simulated_cluster() -> None:
+    assert [k.name for k in ALL] == [k.name for k in (A100, V100, A40, A10)]
