@@ -1,4 +1,4 @@
-"""Profile records: measured seconds of a layer kind, with where they come from, as JSON lines. No JAX here."""
+"""Profile records: measured seconds of a layer kind, with where they come from, as JSON lines. No JAX."""
 
 from __future__ import annotations
 

@@ -71,13 +71,16 @@ def _is_heavy(flow: Flow, op: Operator) -> bool:
 
 
 def kind_of(flow: Flow, start: int, end: int) -> str:
-    """Return a name that layers share when they are the same operators at the same shapes."""
+    """Return a name that layers share when they are the same operators at the same shapes.
+
+    What comes from the batch itself, and so gets no gradient, differs from what comes from a layer.
+    """
     digest = hashlib.sha256()
     busiest, most = "gather", 0.0
     for index in flow.active[start:end]:
         op = flow.program.operators[index]
         shapes = [
-            (flow.program.shape(v), str(flow.program.avals[v].dtype))
+            (flow.program.shape(v), str(flow.program.avals[v].dtype), flow.activation(v))
             for v in (*op.reads, *op.writes)
         ]
         digest.update(repr((op.name, shapes, op.flops)).encode())

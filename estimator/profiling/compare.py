@@ -1,0 +1,130 @@
+"""Sums of profiled layers against whole steps measured directly, on the device that is there.
+
+``python -m estimator.profiling.compare`` reads a request as JSON and writes a report as JSON, so that its
+caller need not import JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from estimator.profiling.records import ProfileRecord, save
+from estimator.profiling.stages import (
+    Source,
+    kinds_of,
+    measure_step,
+    measure_update,
+    profile_stage,
+    total_s,
+)
+from estimator.profiling.timing import Effort, device_name, versions
+from formulation.errors import TesseraError
+
+_STEPS = "estimator.tracing.models.steps:"
+
+SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
+    ("gpt", Source(target=f"{_STEPS}decoder", arguments={
+        "hidden": 256, "layers": 4, "heads": 4, "vocabulary": 2048, "sequence": 128, "dtype": "f32",
+    }), (4,)),
+    ("moe", Source(target=f"{_STEPS}decoder", arguments={
+        "hidden": 128, "layers": 4, "heads": 4, "vocabulary": 2048, "sequence": 128, "dtype": "f32",
+        "experts": 4, "expert_group": 256,
+    }), (4,)),
+    ("wide_resnet", Source(target=f"{_STEPS}wide_resnet", arguments={
+        "base": 16, "width": 2, "side": 64, "classes": 128,
+    }), (4,)),
+)  # fmt: skip
+"""Names, models and samples for a CPU: the families of the papers, a few million parameters each."""
+
+REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
+    ("bert 760M", Source(target=f"{_STEPS}decoder", arguments={
+        "hidden": 1536, "layers": 24, "heads": 16, "vocabulary": 51_200, "sequence": 1024,
+    }), (2, 4)),
+    ("moe 690M", Source(target=f"{_STEPS}decoder", arguments={
+        "hidden": 768, "layers": 8, "heads": 16, "vocabulary": 32_000, "sequence": 1024,
+        "inner": 8 * 768, "experts": 16,
+    }), (4, 8)),
+    ("wide_resnet 500M", Source(target=f"{_STEPS}wide_resnet", arguments={
+        "base": 224, "width": 2, "classes": 1024,
+    }), (8, 16)),
+)  # fmt: skip
+"""The same at the smallest sizes of the papers, for an accelerator of 40 GB or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One model at one number of samples. ``passes_s``: forward and backward; ``step_s``: with the update.
+
+    ``profile_device_s`` counts only what this number of samples added to the profile.
+    """
+
+    model: str
+    samples: int
+    layers: int
+    kinds: int
+    summed_s: float
+    passes_s: float
+    update_s: float
+    step_s: float
+    profile_device_s: float
+    direct_device_s: float
+    method: str
+
+
+def compare(
+    models: Sequence[tuple[str, Source, Sequence[int]]], *, date: str, effort: Effort | None = None
+) -> tuple[list[Comparison], list[ProfileRecord]]:
+    """Return comparisons and the records behind them.
+
+    Raises:
+        Untraceable: a model cannot be traced.
+    """
+    effort = effort or Effort(warmups=2, repeats=10)
+    found: list[Comparison] = []
+    records: list[ProfileRecord] = []
+    for name, source, counts in models:
+        graph = kinds_of(source)
+        for samples in counts:
+            new = profile_stage(source, samples, date=date, known=records, effort=effort)
+            records += new
+            step = source.step(samples)
+            whole = measure_step(step, effort=effort)
+            found.append(
+                Comparison(
+                    model=name, samples=samples, layers=len(graph), kinds=len(set(graph.kind)),
+                    summed_s=total_s(graph, records, samples), passes_s=whole.passes_s,
+                    update_s=measure_update(step, effort=effort), step_s=whole.step_s,
+                    profile_device_s=sum(r.device_s for r in new), direct_device_s=whole.device_s,
+                    method=whole.method,
+                )
+            )  # fmt: skip
+    return found, records
+
+
+def main() -> None:
+    """Answer the request on the standard input: models (none: by device), date, where to keep records."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    given = [(name, Source(**source), counts) for name, source, counts in request.get("models", [])]
+    models = given or (SMALL if jax.default_backend() == "cpu" else REAL)
+    try:
+        found, records = compare(models, date=request.get("date", ""))
+    except TesseraError as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        return
+    if keep := request.get("records"):
+        save(records, Path(keep))
+    report = {
+        "device": device_name(), "versions": versions(), "comparisons": [asdict(c) for c in found],
+    }  # fmt: skip
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The benchmark's section on profiled layers: its figures, and a run on the CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.estimation.profiled import section, summary
+from estimator.profiling.records import load
+from formulation.errors import Unavailable
+
+STEPS = "estimator.tracing.models.steps:"
+
+
+def a_comparison(**changed: Any) -> dict[str, Any]:
+    return {
+        "model": "m", "samples": 2, "layers": 4, "kinds": 2, "summed_s": 1.1, "passes_s": 1.0,
+        "update_s": 0.2, "step_s": 1.0, "profile_device_s": 5.0, "direct_device_s": 20.0,
+        "method": "kernels",
+    } | changed  # fmt: skip
+
+
+def test_errors_are_of_passes_and_of_whole_steps_and_saving_is_of_device_seconds() -> None:
+    found = [a_comparison(), a_comparison(summed_s=0.7, profile_device_s=3.0)]
+    figures = summary({"device": "d", "comparisons": found}).figures
+    assert figures["profiled_error"] == pytest.approx((0.1 + 0.3) / 2)
+    assert figures["profiled_step_error"] == pytest.approx((0.3 + 0.1) / 2)
+    assert figures["profiled_worst_error"] == pytest.approx(0.3)
+    assert figures["profiled_saving"] == pytest.approx(40 / 8)
+
+
+def test_a_model_is_profiled_and_measured_on_the_device_that_is_there(tmp_path: Path) -> None:
+    kept = tmp_path / "records.jsonl"
+    source = {"target": f"{STEPS}perceptron", "arguments": {"layers": 3}}
+    found = section(tmp_path, (), models=[["tiny", source, [2]]], date="2026-11-21", records=kept)
+    (row,) = found.rows
+    assert (row["model"], row["layers"], row["kinds"]) == ("tiny", 3, 3)
+    assert found.figures["profiled_saving"] > 0
+    assert {r.date for r in load(kept)} == {"2026-11-21"}
+
+
+def test_a_model_that_cannot_be_traced_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="has no function nothing"):
+        section(tmp_path, (), models=[["none", {"target": f"{STEPS}nothing"}, [2]]])
