@@ -24,7 +24,9 @@ class Admission:
     under; 0: it did not run, or a clock cut it short and its answer was dropped. ``reserve_s`` is
     float64[jobs]: what certificates keep of each job's time for a move that may become necessary; and
     ``bare_work`` is ``least_work`` without it, as such a move may spend it (None: nothing is kept).
-    ``binding``: who is new in ``admitted`` is promised its deadline; False: planned for, this round.
+    ``binding``: who is new in ``admitted`` is promised its deadline; False: planned for, this round. The legs
+    of such jobs go from one's end to another's start, not from slot to slot, and ``least_work`` only says
+    that a job runs now.
     """
 
     admitted: Bools

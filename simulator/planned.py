@@ -29,7 +29,7 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
 
     so a job on its own leg lasts until the leg ends, and one that runs otherwise, or waits, until its
     head start is used up. Whole rounds leave a first slot in which a restart fits, so that jobs can be moved
-    to make room.
+    to make room. Plans that promise nothing need no round of their own: they start jobs where others end.
     """
     admission = outcome.admission
     if admission is None or not len(admission.legs):
@@ -43,7 +43,7 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     found = math.inf
     for decision in outcome.decisions:
         mine = by_job.get(decision.job)
-        if mine is None:
+        if mine is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
             continue
         job = decision.job
         has = _spec(decision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Final
 
@@ -163,6 +163,13 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
                      "plan": int(ahead.cells.plan[cell])}
                 )  # fmt: skip
     return Legs.from_rows(rows)
+
+
+def joined(one: Legs, other: Legs) -> Legs:
+    """Return the legs of both."""
+    return Legs(
+        **{f.name: np.append(getattr(one, f.name), getattr(other, f.name)) for f in fields(Legs)}
+    )
 
 
 def picks_of(ahead: Lookahead, legs: Legs) -> Picks:

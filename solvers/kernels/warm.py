@@ -16,6 +16,8 @@ from formulation.cells import Cells, Shapes
 from formulation.problem import Problem, Row
 from solvers.base import Budget
 from solvers.greedy import Greedy, repaired
+from solvers.kernels.jit import fixed
+from solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
 from solvers.portfolio import Portfolio
 from solvers.prices import price
 from solvers.pricing import Pricing
@@ -45,6 +47,7 @@ def _run_all() -> None:
     priced = price(problem, np.ones(1))
     inserted_by_lead(problem, priced)
     closed(problem, priced, 0.0, 0.0)
+    _roll()
 
 
 def _crowded() -> Problem:
@@ -63,6 +66,22 @@ def _crowded() -> Problem:
         must_run=np.array([True, False]), least_rate=np.zeros(2), movable=np.ones(2, np.bool_),
         current=np.array([0, 2]), restart_share=np.zeros(2), weight=np.ones(2),
     )  # fmt: skip
+
+
+def _roll() -> None:
+    """Follow two jobs with deadlines of which one GPU can serve one: a list is changed, too."""
+    zero, many = fixed(np.zeros(2)), fixed(np.ones(2))
+    world = World(
+        option_start=fixed(np.arange(3)), lists=fixed(np.arange(2)[None]),
+        use=fixed(np.ones((2, 1), np.int64)), rate=many, stays=fixed(np.zeros(2, np.bool_)),
+        now=fixed(np.ones(2, np.bool_)), lag_s=zero, work=many, deadline_s=many, restart_s=zero,
+        weight=many, step_s=fixed(np.zeros(1)), free=fixed(np.ones((1, 1), np.int64)),
+        round_s=1.0, most=2,
+    )  # fmt: skip
+    log = Log(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
+    order, same = np.arange(2), np.zeros(2, np.int64)
+    rolled(world, order, same, np.zeros(2, np.int64), log)
+    improved(world, order, same, np.zeros((1, 1 + 2 * DRAWS)), log)
 
 
 if __name__ == "__main__":

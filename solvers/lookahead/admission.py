@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from formulation.lookahead import (
     MILLIONTH,
     Lookahead,
     Picks,
+    joined,
     legs_of,
     look_ahead,
     picks_of,
@@ -32,6 +34,7 @@ from solvers.base import Budget
 from solvers.lookahead import exact
 from solvers.lookahead.firstfit import Room, arranged, fit_in, kept_promises
 from solvers.lookahead.integers import Whole, integers
+from solvers.lookahead.rollout import roll_out
 
 ADMISSION: Final = "admission"
 """Name under which the search's work is recorded."""
@@ -55,7 +58,8 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     What was promised comes first: the schedule that it has is told again in today's slots, and is the
     answer to fall back to. New jobs are then fitted in by deadline; where all are, nothing is left to prove.
     Else CP-SAT looks for a schedule that admits more weight (``exact``). Promises are given up only where
-    they no longer fit together, least weight first. Under ``planned`` the answer binds this round alone.
+    they no longer fit together, least weight first. Under ``planned`` nobody new is promised anything
+    (``rollout``).
     """
     if not np.isfinite(snapshot.jobs.deadline_s).any():
         return _nothing(snapshot, policy)
@@ -64,12 +68,35 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     if not len(ahead.job):
         return _nothing(snapshot, policy)
     inherited = picks_of(ahead, snapshot.legs)
+    if not ahead.binding:
+        return _planned(snapshot, policy, ahead, kept_promises(ahead, inherited))
     room = _by_order(ahead, inherited)
     wanted = ahead.promised | (ahead.weight > 0)
     proven, work = bool(room.placed[wanted].all()), 0.0
     if not proven:
         room, proven, work = _searched(ahead, inherited, room, budget)
     return _admission(snapshot, ahead, room, proven=proven, work=work)
+
+
+def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -> Admission:
+    """Return the plan of the jobs that are not promised anything, beside those in ``room`` that are.
+
+    Steady jobs keep what they once have: they are fitted in first, by deadline.
+    """
+    steady = np.flatnonzero(ahead.steady & ~room.placed)
+    fit_in(room, steady[np.argsort(ahead.deadline_s[steady], kind="stable")].tolist())
+    rest = ~room.placed & ~ahead.steady & ~ahead.promised
+    plan = roll_out(ahead, snapshot.jobs, room.free, rest, policy.round_s)
+    known = _admission(snapshot, ahead, room, proven=False, work=0.0)
+    legs, admitted, least = plan.legs(ahead), np.array(known.admitted), np.array(known.least_work)
+    admitted[ahead.job[plan.met]] = True
+    now = legs.job[legs.start_s <= snapshot.now_s]
+    least[now] = work_left(snapshot)[now]
+    met = room.placed | plan.met
+    return replace(
+        known, admitted=admitted, legs=joined(known.legs, legs), least_work=least,
+        proven=bool(met[ahead.weight > 0].all()),
+    )  # fmt: skip
 
 
 def drafts(snapshot: Snapshot, policy: Policy) -> tuple[Draft, Draft]:

@@ -64,9 +64,8 @@ class Room:
     def plan(self, job: int) -> Ints | None:
         """Return a schedule for ``job`` on what is free: the leanest on one Cell, else the quickest of all.
 
-        Where plans do not bind, on the Cell that it has, else where it ends first: what has ended leaves the
-        most to jobs that come later, and what has begun is lost if they displace it. None: there is no
-        schedule on these slots.
+        Where plans do not bind, on the Cell that it has before all others. None: there is no schedule on
+        these slots.
         """
         target = self.ahead.work[job] - _EXACT * self.ahead.total_work[job]
         fits = self.fits(job)
@@ -80,25 +79,21 @@ class Room:
         span, length = self._span(job), np.diff(self.ahead.boundary_s)
         count, slots = fits.shape
         trained, on, used = np.zeros(count), np.zeros(count, np.bool_), np.zeros(count)
-        ends_s = np.full(count, np.inf)  # after now
         stays = self.ahead.stays[span]
         runs = np.zeros((count, slots), dtype=np.bool_)
         for slot in range(slots):
             now = fits[:, slot] & (trained < target)
             if slot:
                 now &= on | ~stays
-            gain = now * (self.gain[span, slot] - np.where(on, 0.0, self.cost[span]))
-            ended = now & (trained + gain >= target)
-            share = (target - trained[ended]) / gain[ended]
-            ends_s[ended] = length[:slot].sum() + share * length[slot]
-            trained += gain
+            trained += now * (self.gain[span, slot] - np.where(on, 0.0, self.cost[span]))
             used += now * self.gpus[span] * length[slot]
             runs[:, slot] = on = now
         enough = trained >= target
         if not enough.any():
             return self._quickest(job, fits, target)
-        price = used if self.ahead.binding else np.where(stays, 0.0, ends_s)
-        best = int(np.argmin(np.where(enough, price, np.inf)))
+        if not self.ahead.binding:  # planned anew each round, jobs would be moved each round
+            used[stays] = 0.0
+        best = int(np.argmin(np.where(enough, used, np.inf)))
         return np.where(runs[best], span.start + best, -1)
 
     def _quickest(self, job: int, fits: Bools, target: float) -> Ints | None:

@@ -147,20 +147,21 @@ def test_only_a_promise_has_a_reserve() -> None:
     assert reserves(PLANNED, admitted=True) == [True]
 
 
-def test_a_plan_starts_jobs_where_they_end_first_and_a_promise_where_it_takes_the_least() -> None:
+def gpus_of_plan(policy: Policy, job: dict[str, Any]) -> list[int]:
+    """Return the GPUs of the legs of a job that is alone on 4; n of them train as sqrt(n)."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), jobs=[dated("a", 600, 2000)], estimates=estimates
-    )
-    snapshot = replace(snapshot, now_s=NOW_S)
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=estimates)
+    admission = decided(replace(snapshot, now_s=NOW_S), policy).admission
+    assert admission is not None
+    return [int(gpus) for gpus in admission.legs.gpus]
 
-    def gpus_under(policy: Policy) -> list[int]:
-        admission = decided(snapshot, policy).admission
-        assert admission is not None
-        return [int(gpus) for gpus in admission.legs.gpus]
 
-    assert gpus_under(PLANNED) == [4]
-    assert gpus_under(AHEAD) == [1]
+def test_a_plan_starts_a_job_as_requested_else_on_its_fastest_cell_and_a_promise_on_the_leanest() -> (
+    None
+):
+    assert gpus_of_plan(PLANNED, dated("a", 600, 2000, requested_gpus=2)) == [2]
+    assert gpus_of_plan(PLANNED, dated("a", 600, 310, requested_gpus=2)) == [4]
+    assert gpus_of_plan(AHEAD, dated("a", 600, 2000, requested_gpus=2)) == [1]
 
 
 def test_a_round_runs_what_the_plan_has_and_grows_only_what_is_promised() -> None:

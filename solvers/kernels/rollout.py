@@ -1,0 +1,188 @@
+"""The loops that follow a list of jobs with deadlines to its end, and try other lists."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from formulation.tables import Bools, Floats, Ints
+from solvers.kernels.jit import jitted
+
+ROUNDING = 1e-12
+"""More than what a moment is rounded by, as a share of it."""
+OPEN, MET, LOST = 0, 1, 2
+"""What became of a job."""
+DRAWS = 6
+"""Random numbers that a change of a list uses."""
+
+
+class World(NamedTuple):
+    """Jobs with deadlines, what they could run on, and what is free. All times are seconds from now."""
+
+    option_start: Ints  # int64[jobs + 1]
+    lists: Ints  # int64[tastes, options], each job's options in an order of its own
+    use: Ints  # int64[options, resources]
+    rate: Floats  # float64[options], samples/s, above 0
+    stays: Bools  # bool[options], what its job runs on now
+    now: Bools  # bool[options], False: not at the first moment
+    lag_s: Floats  # float64[options], what is left of the last restart where it stays
+    work: Floats  # float64[jobs], samples left
+    deadline_s: Floats
+    restart_s: Floats
+    weight: Floats
+    step_s: Floats  # float64[steps], from when what is free changes; the first is 0
+    free: Ints  # int64[steps, resources]
+    round_s: float  # moments are at least so far apart
+    most: int  # moments, after which nobody is moved any more
+
+
+class Log(NamedTuple):
+    """What jobs ran on, as far as there is room for it."""
+
+    job: Ints
+    option: Ints
+    span_s: Floats  # float64[legs, 2]
+
+
+@jitted
+def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int:
+    """Follow the jobs from moment to moment, and return how many legs that took.
+
+    At each moment, jobs in ``order`` go on as they are where they end in time and have room; else they take
+    the first of their options, as ``lists[tastes[job]]`` has them, that does, restart included; else they
+    wait, and have lost once none would do even alone. The next moment is when the first ends, or when what
+    is free changes. ``fate`` (int64[jobs]) and ``log`` are filled.
+    """
+    option_start, lists, use, rate = world.option_start, world.lists, world.use, world.rate
+    stays, now, lag_s, work = world.stays, world.now, world.lag_s, world.work
+    deadline_s, restart_s, step_s, free = (
+        world.deadline_s, world.restart_s, world.step_s, world.free
+    )  # fmt: skip
+    leg_job, leg_option, leg_s = log.job, log.option, log.span_s
+    jobs, resources = len(order), free.shape[1]
+    left, ready_s, began_s = work.copy(), np.zeros(jobs), np.zeros(jobs)
+    on, room = np.full(jobs, -1), np.zeros(resources, np.int64)
+    fate[:] = OPEN
+    for j in range(jobs):
+        for o in range(option_start[j], option_start[j + 1]):
+            if stays[o]:
+                on[j], ready_s[j] = o, lag_s[o]
+    at_s, legs, step = 0.0, 0, 0
+    for moment in range(world.most):
+        while step + 1 < len(step_s) and step_s[step + 1] <= at_s * (1 + ROUNDING):
+            step += 1
+        room[:] = free[step]
+        first_s = np.inf
+        for j in order:
+            if fate[j] != OPEN:
+                continue
+            pick, end_s, could = -1, 0.0, False
+            for q in range(option_start[j] - 1, option_start[j + 1]):
+                goes_on = q < option_start[j]
+                o = on[j] if goes_on else lists[tastes[j], q]
+                if o < 0 or (stays[o] and not goes_on) or (moment == 0 and not now[o]):
+                    continue
+                begins_s = max(at_s, ready_s[j]) if goes_on else at_s + restart_s[j]
+                end_s = begins_s + left[j] / rate[o]
+                if end_s > deadline_s[j] * (1 + ROUNDING):
+                    continue
+                could, fits = True, True
+                for r in range(resources):
+                    fits = fits and use[o, r] <= room[r]
+                if fits:
+                    pick = o
+                    break
+            if pick != on[j]:
+                if on[j] >= 0 and at_s > began_s[j] and legs < len(leg_job):
+                    leg_job[legs], leg_option[legs] = j, on[j]
+                    leg_s[legs, 0], leg_s[legs, 1] = began_s[j], at_s
+                    legs += 1
+                on[j], began_s[j], ready_s[j] = pick, at_s, at_s + restart_s[j]
+            if pick >= 0:
+                room -= use[pick]
+                first_s = min(first_s, end_s)
+            elif not could:
+                fate[j] = LOST
+        next_s = max(first_s, at_s + world.round_s)
+        if step + 1 < len(step_s):
+            next_s = min(next_s, step_s[step + 1])
+        if next_s == np.inf:
+            break
+        last = moment == world.most - 1
+        for j in range(jobs):
+            if fate[j] != OPEN or on[j] < 0:
+                continue
+            end_s = max(at_s, ready_s[j]) + left[j] / rate[on[j]]
+            if last or end_s <= next_s * (1 + ROUNDING):
+                fate[j] = MET
+                if legs < len(leg_job):
+                    leg_job[legs], leg_option[legs] = j, on[j]
+                    leg_s[legs, 0], leg_s[legs, 1] = began_s[j], end_s
+                    legs += 1
+                on[j] = -1
+            else:
+                left[j] -= rate[on[j]] * max(0.0, next_s - max(at_s, ready_s[j]))
+        at_s = next_s
+    return legs
+
+
+@jitted
+def changed(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) -> None:
+    """Change a list in place as ``draws`` (float64[DRAWS], in 0 to 1) say.
+
+    A lost job comes forward, any job goes back, or a job has another of ``kinds`` tastes.
+    """
+    jobs = len(order)
+    if draws[0] < 0.4:
+        lost = np.flatnonzero(fate[order] == LOST)
+        if len(lost) == 0:
+            return
+        i = lost[int(draws[1] * len(lost))]
+        to = int(draws[2] * i)
+        job = order[i]
+        for x in range(i, to, -1):
+            order[x] = order[x - 1]
+        order[to] = job
+    elif draws[0] < 0.7:
+        i = int(draws[1] * jobs)
+        to = jobs - 1 if draws[2] < 0.5 else i + int(draws[3] * (jobs - i))
+        job = order[i]
+        for x in range(i, to):
+            order[x] = order[x + 1]
+        order[to] = job
+    else:
+        tastes[int(draws[4] * jobs)] = int(draws[5] * kinds)
+
+
+@jitted
+def improved(
+    world: World, order: Ints, tastes: Ints, draws: Floats, none: Log
+) -> tuple[float, Ints, Ints]:
+    """Return the most weight that a list was found to meet, with that list; at first ``order``.
+
+    A row of ``draws`` (float64[tries, 1 + 2 * DRAWS]) is a try: one change or two of the last list that was
+    no worse than the one before it. ``none`` is a log without room.
+    """
+    jobs, kinds = len(order), len(world.lists)
+    fate, tried = np.zeros(jobs, np.int64), np.zeros(jobs, np.int64)
+    rolled(world, order, tastes, fate, none)
+    value = best = world.weight[fate == MET].sum()
+    most, least = world.weight.sum() * (1 - ROUNDING), world.weight.sum() * ROUNDING
+    best_order, best_tastes = order.copy(), tastes.copy()
+    last_order, last_tastes = order.copy(), tastes.copy()
+    for k in range(len(draws)):
+        if best >= most:
+            break
+        new_order, new_tastes = last_order.copy(), last_tastes.copy()
+        for c in range(1 if draws[k, 0] < 0.5 else 2):
+            changed(new_order, new_tastes, fate, draws[k, 1 + c * DRAWS :], kinds)
+        rolled(world, new_order, new_tastes, tried, none)
+        found = world.weight[tried == MET].sum()
+        if found < value - least:
+            continue
+        value, last_order, last_tastes = found, new_order, new_tastes
+        fate[:] = tried
+        if value > best + least:
+            best, best_order, best_tastes = value, new_order.copy(), new_tastes.copy()
+    return best, best_order, best_tastes

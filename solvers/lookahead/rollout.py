@@ -1,0 +1,138 @@
+"""Plans that promise nothing: earliest deadline first, and whatever list of the jobs meets more weight.
+
+A list says in which order jobs are served and how each chooses among its Cells. Followed to its end
+(``solvers.kernels.rollout``) as if nobody else came, it shows whose deadlines it would meet; the best of
+several is kept, and changed while that helps (rollout; Bertsekas, Tsitsiklis and Wu 1997, J. Heuristics 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.lookahead import Lookahead
+from formulation.snapshot import Jobs, Legs
+from formulation.tables import Bools, Floats, Ints
+from solvers.kernels.jit import fixed
+from solvers.kernels.rollout import DRAWS, MET, Log, World, improved, rolled
+
+TRIES: Final = 200
+"""Changes of the list that are tried."""
+MOST_VISITS: Final = 4_000_000
+"""Visits of a job at a moment that all tries may come to, if each meets one end a job: about 0.3 s."""
+SEED: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """Whom a list meets, and what it has them run on.
+
+    Legs are of met jobs alone and follow one another; times are seconds from now.
+    """
+
+    met: Bools  # bool[jobs]
+    job: Ints  # int64[legs]
+    option: Ints  # int64[legs]
+    span_s: Floats  # float64[legs, 2]
+
+    def legs(self, ahead: Lookahead) -> Legs:
+        """Return the legs in absolute time."""
+        cell, now_s = ahead.cell[self.option], float(ahead.boundary_s[0])
+        return Legs(
+            job=ahead.job[self.job], start_s=now_s + self.span_s[:, 0],
+            end_s=now_s + self.span_s[:, 1], gpu_type=ahead.cells.gpu_type[cell],
+            gpus=ahead.cells.gpus[cell], pipeline_degree=ahead.cells.pipeline_degree[cell],
+            plan=ahead.cells.plan[cell],
+        )  # fmt: skip
+
+
+def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> Rollout:
+    """Return the best list that was found for the jobs ``among`` (bool[jobs of ``ahead``]), followed.
+
+    ``free`` is int64[resources, slots]. The first list is EDF as ``solvers.policies.edf`` has it: by
+    deadline, each on what it runs on, else as requested, else on its fastest Cell. Another takes its place
+    only where it meets more weight, so that with nobody else to come no deadline is lost to EDF.
+    """
+    if not among.any():
+        none = np.zeros(0, np.int64)
+        return Rollout(met=among, job=none, option=none, span_s=np.zeros((0, 2)))
+    world = _world(ahead, jobs, free, among, round_s)
+    no_log = Log(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
+    best = -1.0
+    fate = np.zeros(len(ahead.job), np.int64)
+    for order in _orders(ahead, among):
+        for taste in range(len(world.lists)):
+            tastes = np.full(len(fate), taste)
+            rolled(world, order, tastes, fate, no_log)
+            met = float(ahead.weight[(fate == MET) & among].sum())
+            if met > best * (1 + 1e-9):
+                best, chosen = met, (order, tastes)
+    visits = len(fate) * world.most
+    tries = min(TRIES, MOST_VISITS // visits)
+    draws = np.random.default_rng(SEED).random((tries, 1 + 2 * DRAWS))
+    _, order, tastes = improved(world, *chosen, draws, no_log)
+    return _followed(world, order, tastes)
+
+
+def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> World:
+    now_s, owner = ahead.boundary_s[0], ahead.owner
+    changes = np.flatnonzero(np.append(True, (free[:, 1:] != free[:, :-1]).any(axis=0)))
+    trains = ahead.rate > 0
+    deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)  # who does not take part has lost
+    return World(
+        option_start=fixed(ahead.option_start), lists=fixed(_lists(ahead, jobs)),
+        use=fixed(ahead.use), rate=fixed(np.where(trains, ahead.rate, 1e-300)),
+        stays=fixed(ahead.stays & among[owner]), now=fixed(ahead.now), lag_s=fixed(ahead.lag_s),
+        work=fixed(ahead.work), deadline_s=fixed(deadline_s), restart_s=fixed(ahead.restart_s),
+        weight=fixed(np.where(among, ahead.weight, 0.0)),
+        step_s=fixed(ahead.boundary_s[changes] - now_s), free=fixed(free[:, changes].T),
+        round_s=float(round_s),
+        most=max(1, min(2 * len(among) + len(changes), MOST_VISITS // (10 * len(among)))),
+    )  # fmt: skip
+
+
+def _lists(ahead: Lookahead, jobs: Jobs) -> Ints:
+    """Return each job's options by taste: as requested and then the fastest; the leanest; the fastest."""
+    owner, kind = ahead.owner, ahead.cells.gpu_type[ahead.cell]
+    gpus, wanted = ahead.cells.gpus[ahead.cell], jobs.requested_type[ahead.job][owner]
+    asked = (gpus == jobs.requested_gpus[ahead.job][owner]) & ((wanted < 0) | (kind == wanted))
+    per_rate = gpus / np.maximum(ahead.rate, 1e-300)
+    return np.stack(
+        [
+            np.lexsort((-ahead.rate, ~asked, owner)),
+            np.lexsort((per_rate, owner)),
+            np.lexsort((-ahead.rate, owner)),
+        ]
+    )
+
+
+def _orders(ahead: Lookahead, among: Bools) -> list[Ints]:
+    """Return the jobs by deadline, by the latest start on their fastest Cell, by GPU time for weight.
+
+    Those that do not count come last.
+    """
+    fastest, lean = np.full(len(ahead.job), 1e-300), np.full(len(ahead.job), np.inf)
+    np.maximum.at(fastest, ahead.owner, ahead.rate)
+    gpus = ahead.cells.gpus[ahead.cell]
+    np.minimum.at(lean, ahead.owner, gpus / np.maximum(ahead.rate, 1e-300))
+    latest_s = ahead.deadline_s - ahead.restart_s - ahead.work / fastest
+    dear = lean * ahead.work / np.maximum(ahead.weight, 1e-12)
+    beside = ~among | (ahead.weight <= 0)
+    return [np.lexsort((key, beside)) for key in (ahead.deadline_s, latest_s, dear)]
+
+
+def _followed(world: World, order: Ints, tastes: Ints) -> Rollout:
+    fate, room = np.zeros(len(order), np.int64), 4 * len(order) + 16
+    while True:
+        log = Log(np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros((room, 2)))
+        count = rolled(world, order, tastes, fate, log)
+        if count < room:
+            break
+        room *= 4
+    mine = fate[log.job[:count]] == MET
+    return Rollout(
+        met=fate == MET, job=log.job[:count][mine], option=log.option[:count][mine],
+        span_s=log.span_s[:count][mine],
+    )  # fmt: skip

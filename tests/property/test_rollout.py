@@ -1,0 +1,65 @@
+"""Laws of plans that promise nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.lookahead import look_ahead, schedule_violations
+from formulation.policy import Policy
+from formulation.snapshot import Snapshot
+from solvers.base import Budget
+from solvers.lookahead import admit, rollout
+from solvers.lookahead.admission import drafts
+from solvers.lookahead.rollout import roll_out
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+NOW_S = 1500.0
+PLANNED = Policy(deadlines="planned")
+ENDLESS = Budget(remaining_s=lambda: math.inf)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Draw up to eight jobs on two GPU types, more than fit."""
+    rate = {
+        (t, n): draw(st.sampled_from([1.0, 1.5, 2.5])) * n**0.8 for t in (0, 1) for n in (1, 2, 4)
+    }
+    rows = []
+    for j in range(draw(st.integers(1, 8))):
+        due_s = draw(st.floats(100, 6000))
+        size = draw(st.floats(0.1, 1.0)) * due_s * rate[0, 2]
+        rows.append(
+            a_job(
+                f"j{j}", 0, iterations=size, iterations_left=size, deadline_s=NOW_S + due_s,
+                restart_s=draw(st.sampled_from([0.0, 40.0])),
+                weight=float(draw(st.integers(1, 3))), requested_gpus=draw(st.sampled_from([1, 2])),
+            )
+        )  # fmt: skip
+    estimates = [an_estimate(0, t, n, iter_time_s=1 / r) for (t, n), r in rate.items()]
+    nodes = some_nodes((0, 1, draw(st.integers(2, 4))), (1, 1, draw(st.integers(1, 4))))
+    found = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=1, batch=1)
+    return replace(found, now_s=NOW_S)
+
+
+@given(snapshots())
+@settings(max_examples=60)
+def test_a_plan_breaks_no_rule_of_schedules(snapshot: Snapshot) -> None:
+    plan = admit(snapshot, PLANNED, ENDLESS)
+    assert schedule_violations(snapshot, plan.legs, plan.admitted) == []
+
+
+@given(snapshots())
+@settings(max_examples=40)
+def test_a_plan_never_meets_less_than_earliest_deadline_first(snapshot: Snapshot) -> None:
+    ahead = look_ahead(*drafts(snapshot, PLANNED))
+    every = np.ones(len(ahead.job), dtype=np.bool_)
+    best = roll_out(ahead, snapshot.jobs, ahead.capacity, every, 300.0)
+    world = rollout._world(ahead, snapshot.jobs, ahead.capacity, every, 300.0)
+    by_deadline = np.argsort(ahead.deadline_s, kind="stable")
+    first = rollout._followed(world, by_deadline, np.zeros(len(every), np.int64))
+    assert ahead.weight[best.met].sum() >= ahead.weight[first.met].sum() * (1 - 1e-9)
