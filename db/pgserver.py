@@ -14,6 +14,7 @@ import pwd
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,12 @@ SETTLE_S: Final = 60.0
 """How long a server that neither serves nor is gone may take to do either; ``pg_ctl`` waits as long."""
 
 POLL_S: Final = 0.05
+
+ANSWER_S: Final = 5.0
+"""A server that serves says so much sooner; one that is stopped never does."""
+
+SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+"""What any server answers by one byte, whoever asks (PostgreSQL, Message Formats: SSLRequest)."""
 
 _AS_USER: Final = (
     "import os, sys; uid, gid = map(int, sys.argv[1:3]);"
@@ -140,20 +147,23 @@ def _status(place: Path) -> str:
 
 
 def _socket(place: Path) -> Path | None:
-    """Return the socket that a server on ``place`` listens on.
+    """Return the socket on which a server on ``place`` answers.
 
-    A process number would not tell: a killed server's may be a zombie's, or a stranger's.
+    A process number would not tell: a killed server's may be a zombie's, or a stranger's. Nor does that one
+    can connect: until its last child is gone, the kernel still does that for a killed server.
     """
     lines = _pid_file(place)
     if len(lines) < 5:
         return None
     path = Path(lines[4]) / f".s.PGSQL.{lines[3]}"
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(ANSWER_S)
         try:
             probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
+            probe.sendall(SSL_REQUEST)
+            return path if probe.recv(1) else None
+        except (FileNotFoundError, ConnectionError, TimeoutError):
             return None
-    return path
 
 
 def _processes(place: Path) -> list[psutil.Process]:
