@@ -1,5 +1,7 @@
 """Steps traced by JAX: FLOPs, parameters, layers, what is kept, and what is refused."""
 
+import importlib
+import importlib.util
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from estimator.architectures.moe import MixtureOfExperts, mixture
+import estimator.tracing
 from estimator.architectures.published import find
 from estimator.architectures.transformer import Transformer, transformer
 from estimator.graph import Graph, Untraceable, layer_of
@@ -17,6 +20,7 @@ from estimator.tracing.models import steps
 from estimator.tracing.models.parts import softmax
 from estimator.tracing.step import Step, load_step
 from estimator.tracing.trace import parameter_axes, trace, traced
+from formulation.errors import Unavailable
 
 F32 = jnp.float32
 
@@ -305,3 +309,9 @@ def test_layers_are_read_back_one_by_one() -> None:
     graph = trace(steps.perceptron(samples=4))
     assert len(graph) == 2
     assert layer_of(graph, 0).weights == 2 * 64 * 256
+
+
+def test_without_jax_tracing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match=r"tessera\[estimator\]"):
+        importlib.reload(estimator.tracing)
