@@ -25,6 +25,7 @@ from simulator.store import EPOCH_S
 from simulator.world import Failure, Straggler, World
 from solvers.base import Budget
 from solvers.cpsat import CpSat
+from solvers.lookahead import ADMISSION
 from solvers.policies.base import Published, Scheduler
 from solvers.policies.registry import published
 from solvers.registry import solver as make_solver
@@ -58,8 +59,12 @@ class Decider:
         information: Information = estimates,
         work: float = 0.5,
         policy: Published | None = None,
+        search: bool = True,
     ) -> None:
-        """``policy`` decides in place of the one that ``options.scheduler`` names."""
+        """``policy`` decides in place of the one that ``options.scheduler`` names.
+
+        Without ``search``, look-ahead promises what its first fits find, and CP-SAT looks for no more.
+        """
         self.options = options
         self._sees: Information = (
             estimates if information is estimates else _Remembered(information)
@@ -72,7 +77,7 @@ class Decider:
         )
         self._budget = Budget(
             remaining_s=lambda: math.inf, seed=options.seed, gap=options.gap,
-            work={CpSat.name: work},
+            work={CpSat.name: work} | ({} if search else {ADMISSION: 0.0}),
         )  # fmt: skip
 
     def __call__(self, snapshot: Snapshot) -> Outcome:

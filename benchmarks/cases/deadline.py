@@ -117,6 +117,9 @@ def deadline(
     policies: PoliciesOption = LISTED,
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
+    search: Annotated[
+        bool, typer.Option(help="CP-SAT looks for more promises than look-ahead's first fits find.")
+    ] = False,
     seeds: SeedsOption = 1,
     seed: int = 0,
     sweep: Sweep,
@@ -158,39 +161,54 @@ def deadline(
         trace=default_trace(trace), profiles=str(profiles or ""), gpus_share=gpus_share,
         jobs_share=jobs_share, rounds=rounds, jobs=jobs, load=load,
     )  # fmt: skip
-    names, values = listed(policies), _values(tightness, deadlines)
-    costs = Asked(work=base, policy="", overheads=overheads)
-    check((replace(costs, policy=name) for name in names), seeds)
-    memory = _memory(base.trace, dp_memory)
-    asked = {name: replace(costs, policy=name) for name in names}
-    if memory and ELASTICFLOW in names:
-        asked[PAPER] = replace(
-            costs, policy=ELASTICFLOW, information="data-parallel", dp_memory=memory
-        )
-    drawn = range(seed, seed + seeds)
-    tasks = {
-        (name, value, k): replace(one, work=_work(base, value, k)).task(
-            f"{shown(name)} at {value:g}, seed {k}"
-        )
-        for name, one in asked.items() for value in values for k in drawn
-    }  # fmt: skip
-    found = runs_of(tasks, sweep)
-    swept = Swept(
-        runs={
-            (name, value): [found[name, value, k] for k in drawn]
-            for name in asked for value in values
-        },
-        names=tuple(asked), tightness=values,
-    )  # fmt: skip
+    values, drawn = _values(tightness, deadlines), range(seed, seed + seeds)
+    costs = Asked(work=base, policy="", overheads=overheads, search=search)
+    asked = _asked(costs, listed(policies), dp_memory, seeds)
+    swept = _swept(asked, values, drawn, sweep)
     made = Report(seed=seed, figures=figures_of(swept), table=table_of(swept))
     if report is not None:
-        options = {**asdict(base), "policies": names, "tightness": values, "overheads": overheads}
+        options = {**asdict(base), "policies": listed(policies), "tightness": values,
+                   "overheads": overheads, "search": search}  # fmt: skip
         page = report_of(
             made, title="Deadlines", options=options, seeds=list(drawn), plots=pictures(swept),
             notes=_notes(swept),
         )  # fmt: skip
         write_report(page, report)
     return made
+
+
+def _asked(
+    costs: Asked, names: Sequence[str], dp_memory: Path | None, seeds: int
+) -> dict[str, Asked]:
+    """Return what is asked of each policy, and of ElasticFlow as the paper has it where it takes part.
+
+    Raises:
+        Skip: a data set is absent.
+        InvalidInput: a policy is not known, or all seeds draw the same jobs.
+    """
+    asked = {name: replace(costs, policy=name) for name in names}
+    check(asked.values(), seeds)
+    memory = _memory(costs.work.trace, dp_memory)
+    if memory and ELASTICFLOW in names:
+        asked[PAPER] = replace(
+            costs, policy=ELASTICFLOW, information="data-parallel", dp_memory=memory
+        )
+    return asked
+
+
+def _swept(
+    asked: Mapping[str, Asked], values: tuple[float, ...], drawn: range, sweep: Sweep
+) -> Swept:
+    """Run what is asked at each value of tightness and with each seed of ``drawn``."""
+    tasks = {
+        (name, value, k): replace(one, work=_work(one.work, value, k)).task(
+            f"{shown(name)} at {value:g}, seed {k}"
+        )
+        for name, one in asked.items() for value in values for k in drawn
+    }  # fmt: skip
+    found = runs_of(tasks, sweep)
+    runs = {(n, v): [found[n, v, k] for k in drawn] for n in asked for v in values}
+    return Swept(runs=runs, names=tuple(asked), tightness=values)
 
 
 def shown(name: str) -> str:
@@ -206,6 +224,20 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
     ours = LOOK_AHEAD if LOOK_AHEAD in own else own[0]
     kept = swept.pooled(ours, "satisfaction")
     found: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
+    found |= _beside_elasticflow(swept, ours) | _margins(swept, ours)
+    if MYOPIC in own and ours != MYOPIC:
+        found["look_ahead_vs_myopic"] = ratio_interval(
+            kept, swept.pooled(MYOPIC, "satisfaction")
+        ).value
+    runs = [one for name in own for value in swept.tightness for one in swept.runs[name, value]]
+    found["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
+    found["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
+    return found
+
+
+def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
+    """Return what ``ours`` gains over ElasticFlow, where that ran."""
+    kept, found = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
     for rival, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
         if rival in swept.names:
             gain = ratio_interval(kept, swept.pooled(rival, "satisfaction"))
@@ -221,22 +253,22 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
                 swept.pooled(ours, "throughput_peak"), swept.pooled(rival, "throughput_peak")
             ).value,
         }
-    if swept.others:
-        margin, at = _worst_margin(swept, ours)
-        found |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
-    if swept.others and PLANNED in own and ours != PLANNED:
+    return found
+
+
+def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
+    """Return by how much ``ours``, and planned beside it, are least above the best other."""
+    found: dict[str, Figure] = {}
+    if not swept.others:
+        return found
+    margin, at = _worst_margin(swept, ours)
+    found |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
+    if PLANNED in swept.names and ours != PLANNED:
         margin, at = _worst_margin(swept, PLANNED)
         found |= {
             "planned_satisfaction": float(np.mean(swept.pooled(PLANNED, "satisfaction"))),
             "planned_worst_margin_vs_any": margin, "planned_worst_margin_tightness": at,
         }  # fmt: skip
-    if MYOPIC in own and ours != MYOPIC:
-        found["look_ahead_vs_myopic"] = ratio_interval(
-            kept, swept.pooled(MYOPIC, "satisfaction")
-        ).value
-    runs = [one for name in own for value in swept.tightness for one in swept.runs[name, value]]
-    found["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
-    found["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
     return found
 
 

@@ -41,7 +41,7 @@ class Asked:
     ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
     is written down who held which GPUs. Rounds come when something has happened, at most one each
     ``round_s``; with ``every_round`` each ``round_s``, which plans need that start jobs at moments of
-    their own.
+    their own. Without ``search`` CP-SAT does not look for promises beyond those that first fits find.
     """
 
     work: Work
@@ -55,6 +55,7 @@ class Asked:
     mapped: bool = False
     round_s: float = ROUND_S
     every_round: bool = False
+    search: bool = True
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
@@ -100,7 +101,7 @@ def run_in(
         Decider(
             options_of(asked.policy, asked.work.seed),
             information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
-            policy=policy,
+            policy=policy, search=asked.search,
         ),
         asked.judge_every, watch,
     )  # fmt: skip
