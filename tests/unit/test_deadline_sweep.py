@@ -1,0 +1,60 @@
+"""The sweep over tightness: what is asked of whom, and runs without the search for more promises."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from benchmarks.cases.deadline import ELASTICFLOW, LOOK_AHEAD, PAPER, PLANNED, figures_of
+from benchmarks.cases.deadline import _asked as asked_of
+from benchmarks.cases.deadline import _swept as swept_of
+from benchmarks.policies.runs import Asked
+from benchmarks.policies.workload import SYNTHETIC, Work
+from benchmarks.sweeps.runner import Sweep
+from service.roundoptions import RoundOptions
+from simulator.run import Conditions, Decider, simulate
+from solvers.lookahead import exact
+from tests.support.worlds import StoppedClock, a_scenario, an_arrival, some_specs
+
+SMALL = Work(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)
+
+
+def searched(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
+    """Return whether CP-SAT was asked when two jobs come of which one can be promised."""
+
+    def never(*_: object) -> NoReturn:
+        raise LookupError
+
+    monkeypatch.setattr(exact, "solve", never)
+    jobs = [an_arrival(f"j{k}", deadline_s=1100.0) for k in range(2)]
+    decide = Decider(RoundOptions(objective="deadline"), search=search)
+    scenario = a_scenario(*jobs, nodes=some_specs(("a100", 1, 1)))
+    try:
+        simulate(scenario, decide, Conditions(), StoppedClock())
+    except LookupError:
+        return True
+    return False
+
+
+def test_without_search_first_fits_alone_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert searched(monkeypatch, search=True)
+    assert not searched(monkeypatch, search=False)
+
+
+def test_elasticflow_as_in_the_paper_takes_part_where_its_data_is_known() -> None:
+    costs = Asked(work=SMALL, policy="")
+    asked = asked_of(costs, [PLANNED, ELASTICFLOW], None, 1)
+    assert list(asked) == [PLANNED, ELASTICFLOW]
+    assert asked[PLANNED].policy == PLANNED
+    assert PAPER not in asked
+
+
+def test_the_margin_of_planned_is_a_figure_beside_that_of_look_ahead() -> None:
+    asked = asked_of(
+        Asked(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], None, 1
+    )
+    figures = figures_of(swept_of(asked, (1.5,), range(1), Sweep(workers=0)))
+    assert figures["planned_worst_margin_tightness"] == 1.5
+    assert float(figures["planned_worst_margin_vs_any"]) >= 0
+    assert figures["admitted_missed"] == 0
