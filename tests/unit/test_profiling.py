@@ -33,7 +33,7 @@ from formulation.errors import InvalidInput
 from formulation.tables import Floats, Ints
 
 PERCEPTRON = Source(target="estimator.tracing.models.steps:perceptron", arguments={"layers": 3})
-QUICK = Effort(warmups=1, repeats=2)
+QUICK = Effort(warmups=1, repeats=2, host_s=0.0)
 TRAINING = Training(global_batch=16)
 
 
@@ -195,7 +195,7 @@ def a_trace(*planes: tuple[str, str, int]) -> ProfileData:
 
 def test_kernels_are_summed_from_the_streams_of_devices_alone() -> None:
     trace = a_trace(
-        ("/device:GPU:0", "Stream #13(Compute)", 7), ("/host:CPU", "python", 100),
+        ("/device:GPU:0", "Stream #13(Compute)", 7), ("/host:CPU", "Stream of the host", 100),
         ("/device:GPU:1", "Stream #14(MemcpyD2D)", 5), ("/device:TPU:0", "XLA Ops", 2),
         ("/device:TPU:0 modules", "XLA Modules", 50),
     )  # fmt: skip

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from estimator.architectures.moe import MixtureOfExperts, mixture
 import estimator.tracing
+from estimator.architectures.moe import MixtureOfExperts, mixture
 from estimator.architectures.published import find
 from estimator.architectures.transformer import Transformer, transformer
 from estimator.graph import Graph, Untraceable, layer_of
