@@ -31,7 +31,7 @@ _USED = sa.text("""
 SELECT t.name, 'nodes' AS by FROM gpu_types t JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
 UNION SELECT t.name, 'Cells' FROM gpu_types t JOIN estimates e ON e.gpu_type_id = t.id
-WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
+WHERE t.cluster_id = :cluster AND t.name = ANY(:names) AND NOT e.derived
 UNION SELECT t.name, 'quotas' FROM gpu_types t JOIN quotas q ON q.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
 UNION SELECT j.requested_type, 'jobs' FROM jobs j
@@ -39,6 +39,14 @@ WHERE j.cluster_id = :cluster AND j.requested_type = ANY(:names)
     AND j.state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')
 ORDER BY 1, 2
 """)
+
+_DROP_OWN = tuple(
+    sa.text(f"""
+DELETE FROM {table} x USING gpu_types t
+WHERE t.id = x.gpu_type_id AND t.cluster_id = :cluster AND t.name = ANY(:names)
+""")  # noqa: S608 - constants only
+    for table in ("estimates", "measurements")
+)
 
 _DROP_TYPES = sa.text("DELETE FROM gpu_types WHERE cluster_id = :cluster AND name = ANY(:names)")
 
@@ -103,7 +111,8 @@ def upsert_cluster(
     used = connection.execute(_USED, gone).all()
     if used:
         raise InvalidInput("gpu_types", f"{used[0].name} is still used by {used[0].by}; keep it")
-    connection.execute(_DROP_TYPES, gone)
+    for drop in (*_DROP_OWN, _DROP_TYPES):
+        connection.execute(drop, gone)
     rows = [
         {
             "name": t.name,

@@ -28,19 +28,22 @@ EVERY = ""
 class Listener:
     """Calls its subscribers, in its own thread, with the name of each cluster that changes.
 
+    What changes is told by the channel: the desired state (``db.turn``), or what is to be estimated
+    (``db.estimating``).
+
     Nothing is missed: after a lost connection subscribers are called with ``EVERY``.
     """
 
     def __init__(self, url: str) -> None:
         self._dsn = sqlalchemy_url(url).set(drivername="postgresql").render_as_string(False)
-        self._subscribers: list[Callable[[str], None]] = []
+        self._subscribers: dict[str, list[Callable[[str], None]]] = {CHANNEL: []}
         self._closed, self.listening = threading.Event(), threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="tessera-listen", daemon=True)
 
-    def subscribe(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback`` from now on. It must not block."""
-        self._subscribers.append(callback)
+    def subscribe(self, callback: Callable[[str], None], channel: str = CHANNEL) -> None:
+        """Call ``callback`` with what comes on ``channel``, from ``start`` on. It must not block."""
+        self._subscribers.setdefault(channel, []).append(callback)
 
     def start(self) -> Self:
         """Begin to listen; ``listening`` is set once the database confirmed it."""
@@ -84,20 +87,21 @@ class Listener:
     def _listen(self, connection: Any) -> None:
         connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
         with connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {CHANNEL}")
+            for channel in self._subscribers:
+                cursor.execute(f"LISTEN {channel}")
         self.listening.set()
         log.info("the database is heard", extra={"action": "listen"})
-        self._tell({EVERY})
+        self._tell({(channel, EVERY) for channel in self._subscribers})
         while not self._closed.is_set():
             ready, _, _ = select.select([connection.fileno(), self._wake_read], [], [])
             if self._wake_read in ready:
                 return
             connection.poll()
-            changed = {note.payload for note in connection.notifies}
+            changed = {(note.channel, note.payload) for note in connection.notifies}
             connection.notifies.clear()
             self._tell(changed)
 
-    def _tell(self, clusters: set[str]) -> None:
-        for cluster in sorted(clusters):
-            for callback in self._subscribers:
+    def _tell(self, changed: set[tuple[str, str]]) -> None:
+        for channel, cluster in sorted(changed):
+            for callback in self._subscribers[channel]:
                 callback(cluster)

@@ -17,6 +17,9 @@ from formulation.resources import ObservedGang
 
 MAX_ERROR_CHARS = 4000
 
+MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
+"""What an iteration can take; what is beyond was not measured."""
+
 _ON_NODES = sa.text("""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     max(l.release_revision) AS release_revision,
@@ -44,11 +47,43 @@ WHERE l.hold = 'releasing' AND l.job_id = c.job AND l.generation = c.generation
 """)
 
 
+WARM_UP = 2
+"""Reports of a generation that are not measured by: caches fill, kernels are compiled and chosen."""
+
+ENOUGH = 5
+"""Reports whose median is the measurement; after that no more are kept."""
+
+_MEASURE = sa.text("""
+INSERT INTO measurements AS m (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, job_id,
+    generation, iterations_done, samples)
+SELECT j.workload_id, j.cell_type_id, j.cell_gpus, l.nodes, j.cell_degree, j.cell_plan_id, j.id,
+    j.generation, c.done, ARRAY[c.iter_time_s]
+FROM json_to_recordset(CAST(:rows AS json)) AS
+    c(id bigint, generation bigint, done float8, iter_time_s float8)
+JOIN jobs j ON j.id = c.id AND j.generation = c.generation
+CROSS JOIN LATERAL (SELECT count(DISTINCT a.node_id) AS nodes FROM allocations a
+    WHERE a.job_id = j.id AND a.generation = j.generation AND a.hold = 'held') AS l
+LEFT JOIN measurements k ON k.job_id = j.id AND k.generation = j.generation
+WHERE j.cell_gpus IS NOT NULL AND l.nodes > 0
+    AND (k.id IS NULL OR (k.iter_time_s IS NULL AND c.done > k.iterations_done))
+ORDER BY j.id
+ON CONFLICT (job_id, generation) DO UPDATE SET
+    skipped = least(m.skipped + 1, :warm_up),
+    samples = CASE WHEN m.skipped < :warm_up THEN excluded.samples
+        ELSE m.samples || excluded.samples END,
+    iterations_done = excluded.iterations_done, changed_at = now(),
+    iter_time_s = CASE WHEN m.skipped = :warm_up AND cardinality(m.samples) >= :enough - 1 THEN (
+        SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY x)
+        FROM unnest(m.samples || excluded.samples) AS x) END
+""")
+
+
 @dataclass(slots=True)
 class Findings:
     """What a report says against what is stored."""
 
     progress: list[dict[str, object]] = field(default_factory=list)
+    measured: list[dict[str, object]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     freed: list[dict[str, object]] = field(default_factory=list)
 
@@ -80,6 +115,9 @@ def _advance_progress(connection: sa.Connection, found: Findings) -> None:
     if found.progress:
         connection.execute(_LOCK_JOBS, {"ids": [row["id"] for row in found.progress]})
         connection.execute(_PROGRESS, {"rows": dumps(found.progress)})
+    if found.measured:
+        values = {"rows": dumps(found.measured), "warm_up": WARM_UP, "enough": ENOUGH}
+        connection.execute(_MEASURE, values)
 
 
 def compare(
@@ -111,6 +149,11 @@ def compare(
         if leader is not None and _advances(row, leader):
             done = {"id": job, "generation": row.generation, "done": leader.iterations_done}
             found.progress.append(done)
+            if (
+                leader.phase == "running"
+                and MIN_ITER_TIME_S <= leader.iter_time_s <= MAX_ITER_TIME_S
+            ):
+                found.measured.append(done | {"iter_time_s": leader.iter_time_s})
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from db.estimating import LATEST
+
 KEEP_EVENTS = 50
 """Latest entries of a job's history that stay as long as the job does."""
 
@@ -29,6 +31,14 @@ _STATEMENTS = {
         WHERE h.id = ranked.id AND ranked.place > :keep_events
             AND h.at < now() - make_interval(secs => :older_than_s)
     """),
+    "measurements": sa.text("""
+        DELETE FROM measurements m USING (
+            SELECT x.id, row_number() OVER (PARTITION BY w.cluster_id ORDER BY x.changed_at DESC) AS place
+            FROM measurements x JOIN workloads w ON w.id = x.workload_id
+        ) AS ranked
+        WHERE m.id = ranked.id AND ranked.place > :keep_measurements
+            AND m.changed_at < now() - make_interval(secs => :older_than_s)
+    """),
 }
 
 
@@ -37,10 +47,12 @@ def prune(connection: sa.Connection, older_than_s: float, keep_rounds: int) -> d
 
     Request ids; rounds with their decisions, but never the last ``keep_rounds`` of a cluster nor the one
     that jobs' reasons come from; ended jobs with their histories, once their GPUs are free; of the jobs that
-    stay, entries of the history that are neither young nor among the latest ``KEEP_EVENTS``.
+    stay, entries of the history that are neither young nor among the latest ``KEEP_EVENTS``; measurements
+    beyond those that are learned from.
     """
     values = {
         "older_than_s": older_than_s, "keep_rounds": keep_rounds, "keep_events": KEEP_EVENTS,
+        "keep_measurements": LATEST,
     }  # fmt: skip
     return {
         name: connection.execute(statement, values).rowcount

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from db.documents import certificate_from, reason_from
 from formulation.errors import NotFound
 from formulation.lifecycle import ACTIVE, TERMINAL, JobState
-from formulation.reasons import Reason
+from formulation.reasons import Reason, ReasonCode
 from formulation.resources import (
     AllocationRecord,
     ClusterRecord,
@@ -108,7 +108,7 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
     extract(epoch FROM j.queued_at)::float8 AS queued_s,
     (SELECT coalesce(json_agg(n.name ORDER BY n.name), '[]') FROM job_avoids v
         JOIN nodes n ON n.id = v.node_id WHERE v.job_id = j.id) AS avoid_nodes,
-    c.name AS cluster, w.model, w.params, w.global_batch, t.name AS cell_type,
+    c.name AS cluster, w.model, w.params, w.global_batch, w.waits_for, w.derived_from, t.name AS cell_type,
     p.name AS cell_plan,
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
@@ -214,7 +214,8 @@ def _reasons(
 ) -> dict[int, tuple[Reason | None, int]]:
     """Return why jobs of one cluster do not run, where that is known, and the round that said so.
 
-    For a rejected job the round that rejected it, for one that waits the last that was not refused.
+    For a rejected job the round that rejected it, for one that waits the last that was not refused. What is
+    said of its workload since takes the place of that round's word that there is no estimate.
     """
     found = {
         row["id"]: (reason_from(row["rejection"]["reason"]), int(row["rejection"]["round"]))
@@ -226,7 +227,27 @@ def _reasons(
         values = {"cluster": rows[0]["cluster_id"], "names": list(waiting)}
         for job, plain, number in connection.execute(_REASONS, values):
             found[waiting[job]] = (reason_from(plain), number)
+    for row in rows:
+        if row["state"] == JobState.QUEUED:
+            reason, number = found.get(row["id"], (None, 0))
+            found[row["id"]] = (_of_estimating(row, reason), number)
     return found
+
+
+def _of_estimating(row: Row, reason: Reason | None) -> Reason | None:
+    """Return why a queued job waits, with what is known of its workload's estimates by now."""
+    if reason is not None and reason.code is not ReasonCode.NO_ESTIMATE:
+        return reason
+    if row["waits_for"] is not None:
+        return reason_from(row["waits_for"])
+    return reason if reason is None or not row["derived_from"] else _ESTIMATED_SINCE
+
+
+_ESTIMATED_SINCE = Reason(
+    code=ReasonCode.NO_ESTIMATE,
+    message="its Cells have been estimated since the last round",
+    next_step="wait for the next round, or run one",
+)
 
 
 def jobs_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[JobRecord]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
-from db import agents, migrate, prune, reads, requests, rounds, snapshot, tenants
+from db import agents, estimating, migrate, prune, reads, requests, rounds, snapshot, tenants
 from db.engine import Database
 from db.observe import observe
 from db.writer import PostgresWriter
@@ -15,8 +15,10 @@ from formulation.resources import (
     ClusterRecord,
     Desired,
     EstimateRecord,
+    Estimation,
     JobEventRecord,
     JobRecord,
+    ModelSpec,
     NodeRecord,
     NodeSpec,
     ObservedGang,
@@ -152,6 +154,16 @@ class PostgresStore:
         """Return a round with its decisions."""
         with self._database.read() as connection:
             return rounds.get_round(connection, cluster, number)
+
+    def list_models(self, cluster: str) -> list[ModelSpec]:
+        """Return the models of users, by name."""
+        with self._database.read() as connection:
+            return estimating.list_models(connection, cluster)
+
+    def estimation(self, cluster: str) -> Estimation:
+        """Return all that the cluster's estimates are computed from."""
+        with self._database.read() as connection:
+            return estimating.estimation(connection, cluster)
 
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
         """Return rounds, newest first."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from db.documents import dumps
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import Workload
+from formulation.snapshot import Source, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,
@@ -49,6 +49,23 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, derived = false
 """)
+
+_WAIT_NO_MORE = sa.text("""
+UPDATE workloads SET waits_for = NULL WHERE id = ANY(:ids) AND waits_for IS NOT NULL
+""")
+
+_DERIVED = sa.text("""
+SELECT EXISTS (SELECT FROM workloads WHERE id = ANY(:ids) AND derived_from <> '')
+""")
+
+_GIVE_WAY = sa.text(f"""
+DELETE FROM estimates e
+USING json_to_recordset(CAST(:rows AS json)) AS r(w bigint, t bigint, g bigint)
+WHERE e.derived AND e.source = {int(Source.ANALYTIC)}
+    AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g
+    AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id AND j.cell_type_id = r.t
+        AND j.cell_gpus = r.g AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
+""")  # noqa: S608 - a constant of formulation
 
 _SMALLEST = sa.text("""
 SELECT e.workload_id, t.name, min(e.gpus) AS needs
@@ -94,10 +111,10 @@ def require_fit(
     cluster: int,
     jobs: Sequence[JobSpec],
     workload_ids: Mapping[Workload, int],
-) -> None:
+) -> bool:
     """Check that each job could run if the cluster were empty. All nodes count, drained ones too.
 
-    A cluster without any node yet takes every job.
+    A cluster without any node yet takes every job. Return whether a workload has nothing to run on yet.
 
     Raises:
         InvalidInput: unknown type; a type pinned on which it has no Cells; more GPUs requested than there
@@ -128,6 +145,7 @@ def require_fit(
                 f"jobs/{job.name}.workload",
                 f"its smallest Cells exceed the cluster: it needs {text}; add Cells with fewer GPUs",
             )
+    return any(key not in needs for key in keys)
 
 
 def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
@@ -155,6 +173,8 @@ def upsert_estimates(
 ) -> int:
     """Create or replace estimates; of two of one Cell and shape the later counts.
 
+    Analytic ones that the service derived for the same GPUs give way, but for those that jobs run on.
+
     Raises:
         InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.
     """
@@ -175,7 +195,11 @@ def upsert_estimates(
             "s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance, "u": e.sd,
         }  # fmt: skip
     if rows:
-        connection.execute(_UPSERT, {"rows": dumps([rows[key] for key in sorted(rows)])})
+        values = {"rows": dumps([rows[key] for key in sorted(rows)])}
+        connection.execute(_UPSERT, values)
+        connection.execute(_WAIT_NO_MORE, {"ids": sorted(workload_ids.values())})
+        if connection.execute(_DERIVED, {"ids": list(workload_ids.values())}).scalar():
+            connection.execute(_GIVE_WAY, values)
     return len(rows)
 
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from db import inventory, pins, workloads
+from db import estimating, inventory, pins, workloads
 from db import tenants as settings
 from db.documents import dumps
 from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
 from db.turn import Change, Turn
 from formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
+from formulation.reasons import Reason
 from formulation.resources import (
     ClusterRecord,
     EstimateRecord,
     JobRecord,
     JobSpec,
+    ModelSpec,
     NodeRecord,
     NodeSpec,
     TenantSpec,
 )
-from formulation.snapshot import GpuType
+from formulation.snapshot import GpuType, Workload
 
 UPDATABLE = frozenset(
     {
@@ -100,7 +102,8 @@ class PostgresWriter:
         if repeated:
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(repeated)}")
         workload_ids = workloads.ensure(self._connection, key, {job.workload for job in jobs})
-        workloads.require_fit(self._connection, key, jobs, workload_ids)
+        if workloads.require_fit(self._connection, key, jobs, workload_ids):
+            estimating.notify(self._connection, cluster)
         pins.require_future(self._connection, jobs)
         rows = []
         for job in jobs:
@@ -168,6 +171,23 @@ class PostgresWriter:
         """Create or replace estimates; return how many."""
         key = cluster_id(self._connection, cluster)
         return workloads.upsert_estimates(self._connection, key, estimates)
+
+    def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
+        """Create or replace models; return how many."""
+        return estimating.upsert_models(self._connection, cluster, models)
+
+    def derive(
+        self,
+        cluster: str,
+        estimates: Sequence[EstimateRecord],
+        derived_from: Mapping[Workload, str],
+    ) -> int:
+        """Keep estimates that the service made, where users wrote none."""
+        return estimating.derive(self._connection, cluster, estimates, derived_from)
+
+    def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
+        """Say why workloads have no estimates."""
+        estimating.say_waiting(self._connection, cluster, reasons)
 
     def _job(self, turn: Turn, name: str, version: int | None) -> tuple[int, JobState]:
         row = self._connection.execute(_JOB, {"cluster": turn.cluster, "name": name}).one_or_none()

@@ -89,7 +89,7 @@ def _no_cell(snapshot: Snapshot, workload: int, *, tried: bool) -> Reason:
         return Reason(
             code=ReasonCode.NO_ESTIMATE,
             message=f"there is no estimate of {key} on any GPU type",
-            next_step="import a profile of this workload, or add Cells",
+            next_step="describe its model, import a profile of this workload, or add Cells",
             evidence=(("workload", key),),
         )
     return Reason(

@@ -169,6 +169,64 @@ class EstimateRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model of a user's own, so that its Cells can be estimated, and how it is trained."""
+
+    model: str  # as workloads name it
+    params: str
+    architecture: str  # YAML or JSON, read by ``estimator.architectures.files``
+    sequence: int = 0  # in place of the architecture's; 0: the architecture's
+    dtype: str = ""  # f32, bf16 or f16 in place of the architecture's; "": the architecture's
+    flash: bool = False  # attention does not keep its scores
+    micro_batches: int = 16
+    state_bytes: float = 16.0  # of a parameter with its gradient and optimizer states
+    checkpointing: bool = False
+    zero: int = 0  # stage of ZeRO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRecord:
+    """A Cell that ran: the median of what its job's leader reported, warmed up."""
+
+    workload: Workload
+    gpu_type: str
+    gpus: int
+    nodes: int
+    pipeline_degree: int
+    plan: str
+    iter_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A GPU type of a cluster and the nodes that it comes in there."""
+
+    gpu_type: GpuType
+    node_gpus: int  # of the largest node; 0: there is none
+    gpus: int  # of all nodes, drained ones too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A workload of live jobs whose estimates, if there are any, the service derives itself."""
+
+    workload: Workload
+    requests: tuple[int, ...]  # GPU counts that its jobs ask for, rising
+    counts: tuple[int, ...]  # of GPUs that it has analytic estimates of the service's own for, rising
+    derived_from: str  # digest of what its estimates were computed from; "": there are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimation:
+    """All that a cluster's estimates are computed from."""
+
+    kinds: tuple[Kind, ...]
+    models: tuple[ModelSpec, ...]  # by (model, params)
+    measurements: tuple[MeasurementRecord, ...]  # the latest, oldest first
+    wanted: tuple[Wanted, ...]  # in order of submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSummary:
     """What is known of a round beside its decisions. Numbers in units of the objective."""
 

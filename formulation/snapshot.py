@@ -97,7 +97,7 @@ class Estimates(Table):
     iter_time_s: Floats  # inf: it was tried and does not run
     source: Ints  # Source
     sd: Floats = field(default_factory=_no_floats)
-    """Standard deviation of the logarithm of ``iter_time_s``; NaN: not known. Absent: of no row."""
+    """Standard deviation of the logarithm of ``iter_time_s``; NaN: not known. Absent: known of no row."""
 
     def __post_init__(self) -> None:
         """Let nothing be known of uncertainty where nobody said anything."""

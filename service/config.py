@@ -11,12 +11,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, get_type_hints
 
+from estimator.hardware import CATALOGUE, Hardware
+from estimator.hardware.files import read_hardware
 from formulation.errors import InvalidInput
+from service.estimating import catalogue_of
 from service.roundoptions import RoundOptions
 from service.rpc.agents import AgentTiming
 from service.rpc.convert.rounds import read_options
 from solvers.policies.registry import names as published_names
 from solvers.registry import names as solver_names
+
+MAX_MULTIPLES: Final = 16
+"""Of what a job requests, in ``estimate_counts``."""
 
 PREFIX: Final = "TESSERA_"
 """``listen`` is TESSERA_LISTEN in the environment."""
@@ -60,6 +66,16 @@ class Config:
     """What a Schedule call gets that brings no deadline."""
     grace_s: float = 10.0
     """How long a stopping server lets calls finish."""
+    estimate_cells: bool = True
+    """Jobs whose workload has no estimates get analytic Cells, on all GPU types of their cluster."""
+    estimate_counts: str = "0.5, 1, 2"
+    """At how many GPUs, times what the job requests; those that are whole numbers count."""
+    estimate_period_s: float = 60.0
+    """How often what is estimated is looked at again, beside whenever a job without estimates comes."""
+    learn: bool = True
+    """What jobs report of their iteration times corrects the estimates of like Cells."""
+    hardware: str = ""
+    """A YAML file with GPU types beside the catalogue's (``estimator.hardware.files``); empty: none."""
     health_period_s: float = 5.0
     """How often the database is asked whether it is ready."""
     poll_s: float = 1.0
@@ -83,8 +99,11 @@ class Config:
         for name in ("grace_s", "period_s"):
             if not 0 <= getattr(self, name) < 1e6:
                 raise InvalidInput(name, "must be 0 s or more")
+        if not 1 <= self.estimate_period_s < 1e6:
+            raise InvalidInput("estimate_period_s", "must be 1 s or more")
         self.agent_timing()
         self.round_options()
+        self.estimate_multiples()
         if not (self.insecure_any_interface or _is_local(self.listen)):
             raise InvalidInput(
                 "listen",
@@ -119,6 +138,23 @@ class Config:
                 choices = ", ".join(filter(None, known))
                 raise InvalidInput(place, f"unknown {name!r}; choose one of {choices}")
         return found
+
+    def estimate_multiples(self) -> tuple[float, ...]:
+        """Return what GPU counts are multiplied by. Raises InvalidInput."""
+        try:
+            found = tuple(float(part) for part in self.estimate_counts.split(","))
+        except ValueError:
+            found = ()
+        if not 1 <= len(found) <= MAX_MULTIPLES or not all(0 < x <= 1024 for x in found):
+            raise InvalidInput(
+                "estimate_counts",
+                f"must be 1 to {MAX_MULTIPLES} numbers above 0 and up to 1,024, such as 0.5, 1, 2, 4",
+            )
+        return found
+
+    def catalogue(self) -> dict[str, Hardware]:
+        """Return the GPU types that Cells can be estimated for. Raises InvalidInput: the file is wrong."""
+        return catalogue_of(read_hardware(Path(self.hardware)) if self.hardware else CATALOGUE)
 
     def _shown(self, name: str) -> _Value:
         value: _Value = getattr(self, name)

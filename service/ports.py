@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from formulation.lifecycle import JobEvent, JobState
+from formulation.reasons import Reason
 from formulation.resources import (
     ClusterRecord,
     Desired,
     EstimateRecord,
+    Estimation,
     JobEventRecord,
     JobRecord,
     JobSpec,
+    ModelSpec,
     NodeRecord,
     NodeSpec,
     ObservedGang,
@@ -22,7 +25,7 @@ from formulation.resources import (
     RoundSummary,
     TenantSpec,
 )
-from formulation.snapshot import GpuType, Snapshot
+from formulation.snapshot import GpuType, Snapshot, Workload
 
 
 class Clock(Protocol):
@@ -100,6 +103,31 @@ class Writer(Protocol):
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many. Raises NotFound, InvalidInput (unknown GPU type)."""
+        ...
+
+    def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
+        """Create or replace models of users, all or none; return how many. Raises NotFound."""
+        ...
+
+    def derive(
+        self,
+        cluster: str,
+        estimates: Sequence[EstimateRecord],
+        derived_from: Mapping[Workload, str],
+    ) -> int:
+        """Keep estimates that the service made; return how many were new or took another's place.
+
+        No estimate of a user is changed, nothing analytic is added beside one, and none of the service's
+        own gives way to a worse source. ``derived_from`` has the digest of what a workload's estimates were
+        computed from; nothing is said of why it has none any more.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type.
+        """
+        ...
+
+    def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
+        """Say why workloads have no estimates; None: nothing. It shows with their queued jobs."""
         ...
 
 
@@ -204,6 +232,14 @@ class Store(Rounds, Protocol):
         self, cluster: str, model: str, params: str, global_batch: int, after: int, limit: int
     ) -> tuple[list[EstimateRecord], int]:
         """Return estimates (of one workload; empty model: of all) from a cursor, and the next cursor."""
+        ...
+
+    def list_models(self, cluster: str) -> list[ModelSpec]:
+        """Return the models of users, by name. Raises NotFound (the cluster)."""
+        ...
+
+    def estimation(self, cluster: str) -> Estimation:
+        """Return all that the cluster's estimates are computed from. Raises NotFound."""
         ...
 
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:

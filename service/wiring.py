@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from db.engine import Database, connect
+from db.estimating import CHANNEL as ESTIMATING
 from db.notify import Listener
 from db.store import PostgresStore
+from service.automatic import AutomaticCells, Deriving
 from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
-from service.rpc.server import Server
+from service.rpc.server import ESTIMATE_THREADS, Server
 from service.worker import Workers
 
 
@@ -28,7 +30,7 @@ def open_database(config: Config) -> Database:
     It has a connection for each thread that may want one.
     """
     directory = Path(config.database_directory) if config.database_directory else None
-    size = config.store_threads + config.round_threads + 1
+    size = config.store_threads + config.round_threads + ESTIMATE_THREADS + 1
     return connect(config.database_url or None, directory=directory, pool_size=size)
 
 
@@ -61,15 +63,30 @@ async def running(config: Config) -> AsyncIterator[int]:
             loop.call_soon_threadsafe(server.wakeups.changed, cluster)
 
         listener.subscribe(changed)
+        holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+        cells = AutomaticCells(
+            store, Deriving(store, config.catalogue(), config.estimate_multiples(), learns=config.learn),
+            clock, calls=server.calls, estimate_calls=server.estimate_calls, holder=holder,
+            period_s=config.estimate_period_s,
+        )  # fmt: skip
+
+        def to_estimate(cluster: str) -> None:  # in the listener's thread
+            loop.call_soon_threadsafe(cells.wake, cluster)
+
+        if config.estimate_cells:
+            listener.subscribe(to_estimate, ESTIMATING)
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
         port = await server.start()
         stack.push_async_callback(server.stop)
+        if config.estimate_cells:
+            cells.start()
+            stack.push_async_callback(cells.stop)
         if config.period_s:
             periodic = PeriodicRounds(
                 store, rounds, clock, calls=server.calls, round_calls=server.round_calls,
-                holder=f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}",
-                period_s=config.period_s, deadline_s=min(config.period_s, config.default_deadline_s),
+                holder=holder, period_s=config.period_s,
+                deadline_s=min(config.period_s, config.default_deadline_s),
                 options=config.round_options(),
             )  # fmt: skip
             periodic.start()

@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 import grpc.aio
 
-from formulation.resources import EstimateRecord
+from estimator.architectures.published import published
+from estimator.hardware import Hardware
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
 from formulation.snapshot import Workload
+from service.estimating import (
+    MULTIPLES,
+    CellEstimate,
+    Estimator,
+    counts_of,
+    hardware_of,
+    known_models,
+    model_of,
+    no_known_type,
+    read_model,
+)
 from service.ports import Store, Writer
 from service.rpc import fields, names
 from service.rpc.calls import Calls
 from service.rpc.convert import estimates as convert
+from service.rpc.convert.models import of_cell, of_model, of_published, to_model
 from service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 
 MAX_CELLS: Final = 100_000
 """Cells in one call."""
+MAX_MODELS: Final = 1000
+MAX_COUNTS: Final = 16
+MAX_GPUS: Final = 1024
+"""Of one estimate: a thousand take seconds."""
+MAX_DEGREE: Final = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     """Serves estimates from the store."""
 
-    def __init__(self, store: Store, calls: Calls) -> None:
+    def __init__(
+        self, store: Store, calls: Calls, estimate_calls: Calls, hardware: Mapping[str, Hardware]
+    ) -> None:
+        """``estimate_calls`` are threads for arithmetic, ``hardware`` the catalogue by name."""
         self._store, self._calls = store, calls
+        self._estimate_calls, self._hardware = estimate_calls, hardware
 
     async def UpsertCells(
         self, request: pb.UpsertCellsRequest, context: _Context
@@ -40,21 +66,34 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         """Return a page of estimates."""
         return await self._calls.run(self._list_cells, request)
 
+    async def EstimateCells(
+        self, request: pb.EstimateCellsRequest, context: _Context
+    ) -> pb.EstimateCellsResponse:
+        """Estimate a workload's Cells."""
+        return await self._estimate_calls.run(self._estimate, request)
+
+    async def UpsertModels(
+        self, request: pb.UpsertModelsRequest, context: _Context
+    ) -> pb.UpsertModelsResponse:
+        """Create or replace models, all or none."""
+        return await self._calls.run(self._upsert_models, request)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: _Context
+    ) -> pb.ListModelsResponse:
+        """Return a page of models."""
+        return await self._calls.run(self._list_models, request)
+
     def _upsert_cells(self, request: pb.UpsertCellsRequest) -> pb.UpsertCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         fields.batch("cells", len(request.cells), MAX_CELLS)
 
         @cache
-        def workload_of(job: str) -> Workload:
-            return self._store.get_job(cluster, job).spec.workload
-
-        def workload_of_job(field: str, name: str) -> Workload:
-            parent, job = names.parse_job(field, name)
-            names.require_parent(field, parent, cluster)
-            return workload_of(job)
+        def workload_of(field: str, name: str) -> Workload:
+            return self._job(field, name, cluster).workload
 
         records = [
-            convert.to_estimate(f"cells[{i}]", cell, workload_of_job)
+            convert.to_estimate(f"cells[{i}]", cell, workload_of)
             for i, cell in enumerate(request.cells)
         ]
         fields.distinct((f"cells[{i}]", _identity(r)) for i, r in enumerate(records))
@@ -80,6 +119,124 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         return pb.ListCellsResponse(
             cells=map(convert.of_estimate, found), next_page_token=page.token(cursor)
         )
+
+    def _estimate(self, request: pb.EstimateCellsRequest) -> pb.EstimateCellsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        if bool(request.job) == request.HasField("workload"):
+            raise InvalidInput("workload", "set exactly one of workload and job")
+        spec = self._job("job", request.job, cluster) if request.job else None
+        workload = spec.workload if spec else convert.to_workload("workload", request.workload)
+        counts, degrees = _counts(request, spec), _degrees(request)
+        known = self._store.estimation(cluster)
+        hardware = self._kinds(request, known.kinds)
+        place = "job" if request.job else "workload"
+        models = {
+            **known_models((m.workload for m in known.measurements), known.models),
+            workload: model_of(f"{place}.model" if not spec else place, workload, known.models),
+        }
+        estimator = Estimator(hardware, models, known.measurements)
+        found = [
+            cell
+            for gpu_type in hardware for gpus in counts
+            for cell in estimator.cells(workload, gpu_type, gpus, degrees)
+        ]  # fmt: skip
+        kept = 0 if request.validate_only else self._keep(cluster, found)
+        return pb.EstimateCellsResponse(
+            cells=map(of_cell, found), kept=kept, measurements=estimator.learned
+        )
+
+    def _keep(self, cluster: str, found: Sequence[CellEstimate]) -> int:
+        kept: list[int] = []
+
+        def work(writer: Writer) -> bytes:
+            kept.append(writer.derive(cluster, [cell.record for cell in found], {}))
+            return b""
+
+        self._store.write(None, work)
+        return kept[-1]
+
+    def _kinds(
+        self, request: pb.EstimateCellsRequest, kinds: Sequence[Kind]
+    ) -> dict[str, Hardware]:
+        """Return the types that are asked for, or all that have nodes and are known."""
+        by_name = {kind.gpu_type.name: kind for kind in kinds}
+        if not request.gpu_types:
+            there = {name: kind for name, kind in by_name.items() if kind.node_gpus}
+            chosen = {name: kind for name, kind in there.items() if name in self._hardware}
+            if not chosen:
+                raise InvalidInput("gpu_types", no_known_type(there, self._hardware))
+            return {n: hardware_of("gpu_types", kind, self._hardware) for n, kind in chosen.items()}
+        fields.distinct((f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types))
+        found = {}
+        for i, name in enumerate(request.gpu_types):
+            if name not in by_name:
+                has = ", ".join(by_name) or "none"
+                raise InvalidInput(
+                    f"gpu_types[{i}]", f"the cluster has no type {name[:80]!r}; it has: {has}"
+                )
+            found[name] = hardware_of(f"gpu_types[{i}]", by_name[name], self._hardware)
+        return found
+
+    def _job(self, field: str, name: str, cluster: str) -> JobSpec:
+        parent, job = names.parse_job(field, name)
+        names.require_parent(field, parent, cluster)
+        return self._store.get_job(cluster, job).spec
+
+    def _upsert_models(self, request: pb.UpsertModelsRequest) -> pb.UpsertModelsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("models", len(request.models), MAX_MODELS)
+        specs = [to_model(f"models[{i}]", model) for i, model in enumerate(request.models)]
+        fields.distinct((f"models[{i}]", (s.model, s.params)) for i, s in enumerate(specs))
+        read = [read_model(f"models[{i}]", spec) for i, spec in enumerate(specs)]
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            writer.upsert_models(cluster, specs)
+            models = [of_model(spec, model) for spec, model in zip(specs, read, strict=True)]
+            return pb.UpsertModelsResponse(models=models).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.UpsertModelsResponse.FromString(kept)
+
+    def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        page = page_of(request, request.page_size, request.page_token, most=10_000)
+        found = {(s.model, s.params): s for s in self._store.list_models(cluster)}
+        keys = sorted({*found, *(published() if request.with_published else ())})
+        at = [json.dumps(key) for key in keys]
+        start = at.index(page.cursor) + 1 if page.cursor in at else 0
+        shown = keys[start : start + page.size]
+        more = len(keys) > start + page.size
+        return pb.ListModelsResponse(
+            models=[_shown(key, found.get(key)) for key in shown],
+            next_page_token=page.token(json.dumps(shown[-1]) if more else ""),
+        )
+
+
+def _shown(key: tuple[str, str], spec: ModelSpec | None) -> pb.Model:
+    if spec is not None:
+        return of_model(spec, read_model("", spec))
+    workload = Workload(model=key[0], params=key[1], global_batch=1)
+    return of_published(key, model_of("", workload, ()))
+
+
+def _counts(request: pb.EstimateCellsRequest, spec: JobSpec | None) -> list[int]:
+    if not request.gpus:
+        if spec is None:
+            raise InvalidInput("gpus", "must be given, as no job says how many it requests")
+        return [n for n in counts_of([spec.requested_gpus], MULTIPLES) if n <= MAX_GPUS]
+    fields.batch("gpus", len(request.gpus), MAX_COUNTS)
+    return sorted({fields.whole(f"gpus[{i}]", n, 1, MAX_GPUS) for i, n in enumerate(request.gpus)})
+
+
+def _degrees(request: pb.EstimateCellsRequest) -> list[int] | None:
+    if not request.pipeline_degrees:
+        return None
+    fields.batch("pipeline_degrees", len(request.pipeline_degrees), MAX_COUNTS)
+    return [
+        fields.whole(f"pipeline_degrees[{i}]", n, 1, MAX_DEGREE)
+        for i, n in enumerate(request.pipeline_degrees)
+    ]
 
 
 def _identity(record: EstimateRecord) -> tuple[object, ...]:

@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
+ESTIMATE_THREADS: Final = 2
+"""A caller need not wait for what is estimated by itself; all of it is arithmetic, so more would not help."""
+
 SERVICES: Final = tuple(
     service.full_name
     for module in (agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2, tenants_pb2)
@@ -63,7 +66,8 @@ _OPTIONS: Final = (
 class Server:
     """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop.
 
-    ``wakeups``, ``calls`` and ``round_calls`` (the pools of threads) are for others to share.
+    ``wakeups`` and the pools of threads, ``calls``, ``round_calls`` and ``estimate_calls``, are for others
+    to share.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Server:
         self._config = config
         self.calls = Calls(config.store_threads, "store")
         self.round_calls = Calls(config.round_threads, "round")
+        self.estimate_calls = Calls(ESTIMATE_THREADS, "estimate")
         self._health = Health(store, SERVICES, config.health_period_s)
         self._grpc = grpc.aio.server(interceptors=[Guard()], options=_OPTIONS)
         calls, wakeups, timing = self.calls, self.wakeups, config.agent_timing()
@@ -89,7 +94,7 @@ class Server:
         agents_pb2_grpc.add_AgentsServicer_to_server(agents, self._grpc)
         clusters_pb2_grpc.add_ClustersServicer_to_server(clusters, self._grpc)
         estimates_pb2_grpc.add_EstimatesServicer_to_server(
-            EstimatesServicer(store, calls), self._grpc
+            EstimatesServicer(store, calls, self.estimate_calls, config.catalogue()), self._grpc
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
@@ -120,4 +125,5 @@ class Server:
         await self._health.stop()
         self.wakeups.close()
         await self._grpc.stop(self._config.grace_s)
-        await asyncio.gather(self.calls.close(), self.round_calls.close(), self._health.close())
+        pools = (self.calls, self.round_calls, self.estimate_calls, self._health)
+        await asyncio.gather(*(pool.close() for pool in pools))

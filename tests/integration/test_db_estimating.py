@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
+import threading
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from db.engine import Database
+from db.estimating import CHANNEL
+from db.notify import Listener
 from db.store import PostgresStore
-from formulation.errors import InvalidInput
-from formulation.snapshot import Source
-from tests.support.stored import BERT, C, a_cluster, a_record, a_spec, do, execute, submit
+from formulation.decisions import DecisionKind
+from formulation.errors import InvalidInput, NotFound
+from formulation.lifecycle import JobEvent
+from formulation.reasons import Reason, ReasonCode
+from formulation.resources import EstimateRecord, ModelSpec, NodeSpec, Wanted
+from formulation.snapshot import GpuType, Source, Workload
+from tests.support.stored import (
+    BERT,
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    agents_report,
+    commit,
+    do,
+    execute,
+    happen,
+    job,
+    run,
+    start,
+    submit,
+    wait,
+)
 
 
 def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
@@ -41,3 +66,269 @@ def test_the_database_refuses_an_uncertainty_without_meaning(
     a_cluster(store)
     with pytest.raises(InvalidInput, match="ck_estimates_sd"):
         execute(database, f"UPDATE estimates SET sd = {sd}")
+
+
+OTHER = Workload(model="moe", params="1.3B", global_batch=256)
+MINE = ModelSpec(model="mine", params="", architecture="{a: 1}", zero=1, dtype="f16")
+WAITS = Reason(
+    code=ReasonCode.NO_ESTIMATE, message="the model is unknown", next_step="describe it",
+    evidence=(("workload", "w"),),
+)  # fmt: skip
+
+
+def derive(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> None:
+    """Let the service write estimates; ``moe="x"``: those of OTHER were computed from x."""
+    do(store, lambda w: w.derive(C, records, {OTHER: moe} if moe else {}))
+
+
+def analytic(gpus: int, **overrides: Any) -> EstimateRecord:
+    fields: dict[str, Any] = {
+        "workload": OTHER, "nodes": 1, "source": Source.ANALYTIC, "sd": 0.4, "iter_time_s": 5.0,
+    }  # fmt: skip
+    return a_record(gpus, **fields | overrides)
+
+
+def cells_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
+    found, _ = store.list_estimates(
+        C, workload.model, workload.params, workload.global_batch, 0, 100
+    )
+    return {(e.gpus, e.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in found}
+
+
+def test_models_are_kept_and_replaced_by_name(store: PostgresStore) -> None:
+    a_cluster(store)
+    other = replace(MINE, params="7B", architecture="b")
+    do(store, lambda w: w.upsert_models(C, [other, MINE]))
+    assert store.list_models(C) == [MINE, other]
+    newer = replace(MINE, architecture="c", checkpointing=True, state_bytes=12.5)
+    do(store, lambda w: w.upsert_models(C, [newer]))
+    assert store.list_models(C) == [newer, other]
+    assert store.estimation(C).models == (newer, other)
+
+
+def test_models_of_a_cluster_that_does_not_exist_are_not_found(store: PostgresStore) -> None:
+    for call in (store.list_models, store.estimation):
+        with pytest.raises(NotFound):
+            call("nowhere")
+    with pytest.raises(NotFound):
+        do(store, lambda w: w.upsert_models("nowhere", [MINE]))
+
+
+def test_only_workloads_of_live_jobs_without_a_users_estimates_are_wanted(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(
+        store, a_spec("known"), a_spec("one", workload=OTHER, requested_gpus=4),
+        a_spec("two", workload=OTHER, requested_gpus=2),
+        a_spec("over", workload=replace(OTHER, params="x")),
+    )  # fmt: skip
+    happen(store, "over", JobEvent.CANCEL)
+    (wanted,) = store.estimation(C).wanted
+    assert wanted == Wanted(workload=OTHER, requests=(2, 4), counts=(), derived_from="")
+    derive(store, analytic(8), moe="digest")
+    (wanted,) = store.estimation(C).wanted
+    assert (wanted.counts, wanted.derived_from) == ((8,), "digest")
+
+
+def test_the_clusters_types_come_with_their_nodes(store: PostgresStore) -> None:
+    a_cluster(store, nodes=3, gpus=4, types=("v100", "a100"))
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
+    kinds = store.estimation(C).kinds
+    assert [(k.gpu_type.name, k.node_gpus, k.gpus) for k in kinds] == [
+        ("v100", 4, 12), ("a100", 8, 20),
+    ]  # fmt: skip
+
+
+def test_what_the_service_derives_replaces_its_own_alone(store: PostgresStore) -> None:
+    a_cluster(store)
+    users = analytic(1, iter_time_s=1.0, sd=None)
+    do(store, lambda w: w.upsert_estimates(C, [users]))
+    derive(store, analytic(1), analytic(1, pipeline_degree=2), analytic(2))
+    assert cells_of(store, OTHER) == {
+        (1, 1): (1.0, Source.ANALYTIC, None), (2, 1): (5.0, Source.ANALYTIC, 0.4),
+    }  # fmt: skip
+    derive(store, analytic(2, iter_time_s=6.0, sd=0.3))
+    assert cells_of(store, OTHER)[2, 1] == (6.0, Source.ANALYTIC, 0.3)
+
+
+@pytest.mark.parametrize("source", list(Source))
+def test_no_measurement_changes_what_a_user_wrote(store: PostgresStore, source: Source) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.upsert_estimates(C, [analytic(1, iter_time_s=1.0, source=source)]))
+    derive(store, analytic(1, source=Source.MEASURED))
+    assert cells_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
+
+
+def test_what_was_measured_outranks_what_was_computed(store: PostgresStore) -> None:
+    a_cluster(store)
+    derive(store, analytic(1), analytic(2))
+    derive(store, analytic(1, source=Source.MEASURED, iter_time_s=7.0, sd=0.06))
+    derive(store, analytic(1), analytic(2, iter_time_s=4.0))
+    assert cells_of(store, OTHER) == {
+        (1, 1): (7.0, Source.MEASURED, 0.06), (2, 1): (4.0, Source.ANALYTIC, 0.4),
+    }  # fmt: skip
+
+
+def test_a_users_estimates_take_the_place_of_derived_ones_of_the_same_gpus(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    derive(store, *(analytic(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x")
+    profiled = analytic(2, plan="mine", source=Source.PROFILED, iter_time_s=3.0, sd=None)
+    do(store, lambda w: w.upsert_estimates(C, [profiled]))
+    assert cells_of(store, OTHER) == {
+        (2, 1): (3.0, Source.PROFILED, None),
+        (4, 1): (5.0, Source.ANALYTIC, 0.4), (4, 2): (5.0, Source.ANALYTIC, 0.4),
+    }  # fmt: skip
+
+
+def test_a_cell_that_a_job_runs_on_stays(store: PostgresStore) -> None:
+    a_cluster(store)
+    derive(store, analytic(1), analytic(1, pipeline_degree=2), moe="x")
+    submit(store, a_spec("j", workload=OTHER))
+    run(store, j=[("a100-0", [0])])
+    do(store, lambda w: w.upsert_estimates(C, [analytic(1, plan="mine", sd=None)]))
+    found, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
+    assert sorted((e.plan, e.pipeline_degree) for e in found) == [("", 1), ("mine", 1)]
+
+
+def test_derived_estimates_keep_no_gpu_type_in_the_cluster(store: PostgresStore) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name=t, memory_bytes=1) for t in "ab"], None))
+    derive(store, analytic(1, gpu_type="b"))
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a", memory_bytes=1)], None))
+    assert cells_of(store, OTHER) == {}
+
+
+def test_why_a_workload_has_no_estimates_shows_with_its_queued_jobs(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j", workload=OTHER), a_spec("known"), a_spec("held", workload=OTHER))
+    happen(store, "held", JobEvent.HOLD)
+    do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
+    assert job(store, "j").reason == WAITS
+    assert job(store, "held").reason is None
+    derive(store, analytic(1), moe="x")
+    assert job(store, "j").reason is None
+
+
+def test_a_users_estimates_end_the_waiting(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j", workload=OTHER))
+    do(store, lambda w: w.say_waiting(C, {OTHER: WAITS}))
+    do(store, lambda w: w.upsert_estimates(C, [analytic(1)]))
+    assert job(store, "j").reason is None
+
+
+def test_after_a_round_that_saw_no_estimate_the_newer_word_counts(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j", workload=OTHER), a_spec("other"))
+    snapshot = store.snapshot(C)
+    none = replace(WAITS, message="there is no estimate")
+    commit(store, snapshot, wait(snapshot, "j")._replace(reason=none), wait(snapshot, "other"))
+    assert job(store, "j").reason == none
+    do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
+    assert (job(store, "j").reason, job(store, "j").reason_round) == (WAITS, 1)
+    other = job(store, "other").reason
+    assert other is not None
+    assert other.code is ReasonCode.NO_CAPACITY
+    derive(store, analytic(1), moe="x")
+    since = job(store, "j").reason
+    assert since is not None
+    assert "estimated since the last round" in since.message
+
+
+def reports(store: PostgresStore, *times_s: float, start: float = 1.0) -> None:
+    for i, iter_time_s in enumerate(times_s):
+        agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s)
+
+
+def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j", requested_gpus=6))
+    run(store, j=[("a100-0", [0, 1, 2]), ("a100-1", [0, 1, 2])])
+    reports(store, 90.0, 80.0, 2.0, 9.0, 2.2, 2.1)
+    assert store.estimation(C).measurements == ()
+    reports(store, 1.9, start=10.0)
+    (found,) = store.estimation(C).measurements
+    assert (found.gpu_type, found.gpus, found.nodes, found.pipeline_degree) == ("a100", 6, 2, 1)
+    assert found.iter_time_s == 2.1  # the median of the last five
+    reports(store, 50.0, 50.0, 50.0, start=20.0)
+    assert store.estimation(C).measurements == (found,)
+
+
+def test_a_report_without_progress_measures_nothing(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    for _ in range(20):
+        reports(store, 2.0, start=5.0)
+    assert store.estimation(C).measurements == ()
+
+
+@pytest.mark.parametrize("iter_time_s", [0.0, 1e-9, 1e9])
+def test_a_time_that_means_nothing_measures_nothing(
+    store: PostgresStore, iter_time_s: float
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    reports(store, *[iter_time_s] * 10)
+    assert store.estimation(C).measurements == ()
+
+
+def test_each_generation_of_a_job_is_measured_by_itself(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    reports(store, *[2.0] * 7)
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
+    agents_report(store)
+    reports(store, *[1.0] * 7, start=20.0)
+    found = store.estimation(C).measurements
+    assert [(m.gpus, m.iter_time_s) for m in found] == [(1, 2.0), (2, 1.0)]
+
+
+def test_measurements_outlive_their_jobs_and_are_pruned_beyond_the_latest(
+    database: Database, store: PostgresStore
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    reports(store, *[2.0] * 7)
+    agents_report(store, phase="succeeded")
+    agents_report(store)
+    assert store.prune(-1.0, 1)["jobs"] == 1
+    assert len(store.estimation(C).measurements) == 1
+    execute(database, """
+        INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
+            iterations_done, iter_time_s)
+        SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
+            iterations_done, 1.0 + g FROM measurements, generate_series(1, 250) g""")  # fmt: skip
+    assert len(store.estimation(C).measurements) == 200
+    assert store.prune(-1.0, 1)["measurements"] == 51
+
+
+def test_whoever_estimates_is_woken_by_a_job_without_estimates(
+    database: Database, store: PostgresStore
+) -> None:
+    a_cluster(store)
+    heard: list[str] = []
+    woken = threading.Event()
+
+    def hear(cluster: str) -> None:
+        if cluster:
+            heard.append(cluster)
+            woken.set()
+
+    listener = Listener(database.url)
+    listener.subscribe(hear, CHANNEL)
+    with listener:
+        assert listener.listening.wait(10)
+        submit(store, a_spec("known"))
+        submit(store, a_spec("unknown", workload=OTHER))
+        assert woken.wait(10)
+        woken.clear()
+        do(store, lambda w: w.upsert_models(C, [MINE]))
+        assert woken.wait(10)
+    assert heard == [C, C]

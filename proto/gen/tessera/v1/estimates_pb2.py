@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/estimates.proto\x12\ntessera.v1\"?\n\x08Workload\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06params\x18\x02 \x01(\t\x12\x14\n\x0cglobal_batch\x18\x03 \x01(\x05\"M\n\x04\x43\x65ll\x12\x10\n\x08gpu_type\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\x05\x12\x17\n\x0fpipeline_degree\x18\x03 \x01(\x05\x12\x0c\n\x04plan\x18\x04 \x01(\t\"\xf3\x01\n\x0c\x43\x65llEstimate\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x1e\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x10.tessera.v1.Cell\x12\r\n\x05nodes\x18\x04 \x01(\x05\x12\x13\n\x0biter_time_s\x18\x05 \x01(\x01\x12\x12\n\ninfeasible\x18\x06 \x01(\x08\x12*\n\x06source\x18\x07 \x01(\x0e\x32\x1a.tessera.v1.EstimateSource\x12\x12\n\nprovenance\x18\x08 \x01(\t\x12\x0f\n\x02sd\x18\t \x01(\x01H\x00\x88\x01\x01\x42\x05\n\x03_sd\"x\n\x12UpsertCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\'\n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\'\n\x13UpsertCellsResponse\x12\x10\n\x08upserted\x18\x01 \x01(\x05\"q\n\x10ListCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12&\n\x08workload\x18\x04 \x01(\x0b\x32\x14.tessera.v1.Workload\"U\n\x11ListCellsResponse\x12\'\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*[\n\x0e\x45stimateSource\x12\x1f\n\x1b\x45STIMATE_SOURCE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MEASURED\x10\x01\x12\x0c\n\x08PROFILED\x10\x02\x12\x0c\n\x08\x41NALYTIC\x10\x03\x32\xa5\x01\n\tEstimates\x12N\n\x0bUpsertCells\x12\x1e.tessera.v1.UpsertCellsRequest\x1a\x1f.tessera.v1.UpsertCellsResponse\x12H\n\tListCells\x12\x1c.tessera.v1.ListCellsRequest\x1a\x1d.tessera.v1.ListCellsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/estimates.proto\x12\ntessera.v1\"?\n\x08Workload\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06params\x18\x02 \x01(\t\x12\x14\n\x0cglobal_batch\x18\x03 \x01(\x05\"M\n\x04\x43\x65ll\x12\x10\n\x08gpu_type\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\x05\x12\x17\n\x0fpipeline_degree\x18\x03 \x01(\x05\x12\x0c\n\x04plan\x18\x04 \x01(\t\"\xf3\x01\n\x0c\x43\x65llEstimate\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x1e\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x10.tessera.v1.Cell\x12\r\n\x05nodes\x18\x04 \x01(\x05\x12\x13\n\x0biter_time_s\x18\x05 \x01(\x01\x12\x12\n\ninfeasible\x18\x06 \x01(\x08\x12*\n\x06source\x18\x07 \x01(\x0e\x32\x1a.tessera.v1.EstimateSource\x12\x12\n\nprovenance\x18\x08 \x01(\t\x12\x0f\n\x02sd\x18\t \x01(\x01H\x00\x88\x01\x01\x42\x05\n\x03_sd\"x\n\x12UpsertCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\'\n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\'\n\x13UpsertCellsResponse\x12\x10\n\x08upserted\x18\x01 \x01(\x05\"q\n\x10ListCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12&\n\x08workload\x18\x04 \x01(\x0b\x32\x14.tessera.v1.Workload\"U\n\x11ListCellsResponse\x12\'\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xad\x01\n\x14\x45stimateCellsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12&\n\x08workload\x18\x02 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x03(\x05\x12\x11\n\tgpu_types\x18\x05 \x03(\t\x12\x18\n\x10pipeline_degrees\x18\x06 \x03(\x05\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\"c\n\x15\x45stimateCellsResponse\x12&\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32\x17.tessera.v1.PlannedCell\x12\x0c\n\x04kept\x18\x02 \x01(\x05\x12\x14\n\x0cmeasurements\x18\x03 \x01(\x05\"z\n\x0bPlannedCell\x12*\n\x08\x65stimate\x18\x01 \x01(\x0b\x32\x18.tessera.v1.CellEstimate\x12\x15\n\rmicro_batches\x18\x02 \x01(\x05\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.tessera.v1.PlannedStage\"\xb0\x01\n\x0cPlannedStage\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\x05\x12\x11\n\tend_layer\x18\x02 \x01(\x05\x12\x15\n\rdata_parallel\x18\x03 \x01(\x05\x12\x17\n\x0ftensor_parallel\x18\x04 \x01(\x05\x12\x17\n\x0f\x65xpert_parallel\x18\x05 \x01(\x05\x12\x19\n\x11sequence_parallel\x18\x06 \x01(\x08\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x01\"\xe4\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06params\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05\x66lash\x18\x06 \x01(\x08\x12\x15\n\rmicro_batches\x18\x07 \x01(\x05\x12\x13\n\x0bstate_bytes\x18\x08 \x01(\x01\x12\x15\n\rcheckpointing\x18\t \x01(\x08\x12\x0c\n\x04zero\x18\n \x01(\x05\x12\x12\n\nparameters\x18\x0b \x01(\x01\x12\x11\n\tpublished\x18\x0c \x01(\x08\"s\n\x13UpsertModelsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12!\n\x06models\x18\x02 \x03(\x0b\x32\x11.tessera.v1.Model\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"9\n\x14UpsertModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Model\"b\n\x11ListModelsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x16\n\x0ewith_published\x18\x04 \x01(\x08\"P\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*[\n\x0e\x45stimateSource\x12\x1f\n\x1b\x45STIMATE_SOURCE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MEASURED\x10\x01\x12\x0c\n\x08PROFILED\x10\x02\x12\x0c\n\x08\x41NALYTIC\x10\x03\x32\x9b\x03\n\tEstimates\x12N\n\x0bUpsertCells\x12\x1e.tessera.v1.UpsertCellsRequest\x1a\x1f.tessera.v1.UpsertCellsResponse\x12H\n\tListCells\x12\x1c.tessera.v1.ListCellsRequest\x1a\x1d.tessera.v1.ListCellsResponse\x12T\n\rEstimateCells\x12 .tessera.v1.EstimateCellsRequest\x1a!.tessera.v1.EstimateCellsResponse\x12Q\n\x0cUpsertModels\x12\x1f.tessera.v1.UpsertModelsRequest\x1a .tessera.v1.UpsertModelsResponse\x12K\n\nListModels\x12\x1d.tessera.v1.ListModelsRequest\x1a\x1e.tessera.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.estimates_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ESTIMATESOURCE']._serialized_start=797
-  _globals['_ESTIMATESOURCE']._serialized_end=888
+  _globals['_ESTIMATESOURCE']._serialized_start=1966
+  _globals['_ESTIMATESOURCE']._serialized_end=2057
   _globals['_WORKLOAD']._serialized_start=42
   _globals['_WORKLOAD']._serialized_end=105
   _globals['_CELL']._serialized_start=107
@@ -47,6 +47,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTCELLSREQUEST']._serialized_end=708
   _globals['_LISTCELLSRESPONSE']._serialized_start=710
   _globals['_LISTCELLSRESPONSE']._serialized_end=795
-  _globals['_ESTIMATES']._serialized_start=891
-  _globals['_ESTIMATES']._serialized_end=1056
+  _globals['_ESTIMATECELLSREQUEST']._serialized_start=798
+  _globals['_ESTIMATECELLSREQUEST']._serialized_end=971
+  _globals['_ESTIMATECELLSRESPONSE']._serialized_start=973
+  _globals['_ESTIMATECELLSRESPONSE']._serialized_end=1072
+  _globals['_PLANNEDCELL']._serialized_start=1074
+  _globals['_PLANNEDCELL']._serialized_end=1196
+  _globals['_PLANNEDSTAGE']._serialized_start=1199
+  _globals['_PLANNEDSTAGE']._serialized_end=1375
+  _globals['_MODEL']._serialized_start=1378
+  _globals['_MODEL']._serialized_end=1606
+  _globals['_UPSERTMODELSREQUEST']._serialized_start=1608
+  _globals['_UPSERTMODELSREQUEST']._serialized_end=1723
+  _globals['_UPSERTMODELSRESPONSE']._serialized_start=1725
+  _globals['_UPSERTMODELSRESPONSE']._serialized_end=1782
+  _globals['_LISTMODELSREQUEST']._serialized_start=1784
+  _globals['_LISTMODELSREQUEST']._serialized_end=1882
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1884
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1964
+  _globals['_ESTIMATES']._serialized_start=2060
+  _globals['_ESTIMATES']._serialized_end=2471
 # @@protoc_insertion_point(module_scope)

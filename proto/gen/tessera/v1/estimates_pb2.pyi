@@ -257,3 +257,330 @@ class ListCellsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListCellsResponse: _TypeAlias = ListCellsResponse  # noqa: Y015
+
+@_typing.final
+class EstimateCellsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    GPU_TYPES_FIELD_NUMBER: _builtins.int
+    PIPELINE_DEGREES_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    job: _builtins.str
+    validate_only: _builtins.bool
+    """Answer, but keep nothing."""
+    @_builtins.property
+    def workload(self) -> Global___Workload:
+        """Exactly one of workload and job, "clusters/{cluster}/jobs/{job}"."""
+
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 16, of at most 1,024 GPUs. None: half, once and twice what the job requests; without a job they must be given."""
+
+    @_builtins.property
+    def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """None: all types of the cluster that have nodes and are in the hardware catalogue."""
+
+    @_builtins.property
+    def pipeline_degrees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """None: 1, 2, 4 ... up to the GPUs."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        workload: Global___Workload | None = ...,
+        job: _builtins.str = ...,
+        gpus: _abc.Iterable[_builtins.int] | None = ...,
+        gpu_types: _abc.Iterable[_builtins.str] | None = ...,
+        pipeline_degrees: _abc.Iterable[_builtins.int] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_types", b"gpu_types", "gpus", b"gpus", "job", b"job", "parent", b"parent", "pipeline_degrees", b"pipeline_degrees", "validate_only", b"validate_only", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateCellsRequest: _TypeAlias = EstimateCellsRequest  # noqa: Y015
+
+@_typing.final
+class EstimateCellsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELLS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    MEASUREMENTS_FIELD_NUMBER: _builtins.int
+    kept: _builtins.int
+    """Estimates that were new or took another's place."""
+    measurements: _builtins.int
+    """Measured Cells of the cluster that the estimates are calibrated on."""
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedCell]:
+        """By GPU type, GPUs and pipeline degree. Those that nothing fits are infeasible."""
+
+    def __init__(
+        self,
+        *,
+        cells: _abc.Iterable[Global___PlannedCell] | None = ...,
+        kept: _builtins.int = ...,
+        measurements: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "kept", b"kept", "measurements", b"measurements"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateCellsResponse: _TypeAlias = EstimateCellsResponse  # noqa: Y015
+
+@_typing.final
+class PlannedCell(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    micro_batches: _builtins.int
+    @_builtins.property
+    def estimate(self) -> Global___CellEstimate: ...
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedStage]:
+        """None: infeasible."""
+
+    def __init__(
+        self,
+        *,
+        estimate: Global___CellEstimate | None = ...,
+        micro_batches: _builtins.int = ...,
+        stages: _abc.Iterable[Global___PlannedStage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "micro_batches", b"micro_batches", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedCell: _TypeAlias = PlannedCell  # noqa: Y015
+
+@_typing.final
+class PlannedStage(_message.Message):
+    """A stage of a plan: consecutive layers on dp x tp GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    END_LAYER_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    EXPERT_PARALLEL_FIELD_NUMBER: _builtins.int
+    SEQUENCE_PARALLEL_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    first_layer: _builtins.int
+    """Of the model's coarse layers, into which neighbours are joined; the last is exclusive."""
+    end_layer: _builtins.int
+    data_parallel: _builtins.int
+    tensor_parallel: _builtins.int
+    expert_parallel: _builtins.int
+    """GPUs over which experts are divided."""
+    sequence_parallel: _builtins.bool
+    memory_bytes: _builtins.float
+    """On the fullest GPU."""
+    def __init__(
+        self,
+        *,
+        first_layer: _builtins.int = ...,
+        end_layer: _builtins.int = ...,
+        data_parallel: _builtins.int = ...,
+        tensor_parallel: _builtins.int = ...,
+        expert_parallel: _builtins.int = ...,
+        sequence_parallel: _builtins.bool = ...,
+        memory_bytes: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel", b"data_parallel", "end_layer", b"end_layer", "expert_parallel", b"expert_parallel", "first_layer", b"first_layer", "memory_bytes", b"memory_bytes", "sequence_parallel", b"sequence_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedStage: _TypeAlias = PlannedStage  # noqa: Y015
+
+@_typing.final
+class Model(_message.Message):
+    """What a workload trains, so that its Cells can be estimated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    ARCHITECTURE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    FLASH_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINTING_FIELD_NUMBER: _builtins.int
+    ZERO_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As workloads name it."""
+    params: _builtins.str
+    architecture: _builtins.str
+    """YAML or JSON, at most 64 KiB: an architecture ("architecture: transformer", "moe" or "wide_resnet", and its fields)
+    or a Hugging Face config.json. Of a published model empty.
+    """
+    sequence: _builtins.int
+    """In place of the architecture's. 0: as it has it."""
+    dtype: _builtins.str
+    """"f32", "bf16" or "f16", in place of the architecture's. Empty: as it has it."""
+    flash: _builtins.bool
+    """Attention is computed without keeping its scores."""
+    micro_batches: _builtins.int
+    """Of an iteration, at most as many as samples. 0: 16."""
+    state_bytes: _builtins.float
+    """Of a parameter with its gradient and optimizer states. 0: 16 (Adam in mixed precision)."""
+    checkpointing: _builtins.bool
+    """Activations inside layers are computed again in the backward pass."""
+    zero: _builtins.int
+    """Stage of ZeRO: what replicas divide; 0 to 3."""
+    parameters: _builtins.float
+    """Output only."""
+    published: _builtins.bool
+    """Output only: it is part of this release, and not of the cluster's own."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        params: _builtins.str = ...,
+        architecture: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        flash: _builtins.bool = ...,
+        micro_batches: _builtins.int = ...,
+        state_bytes: _builtins.float = ...,
+        checkpointing: _builtins.bool = ...,
+        zero: _builtins.int = ...,
+        parameters: _builtins.float = ...,
+        published: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "checkpointing", b"checkpointing", "dtype", b"dtype", "flash", b"flash", "micro_batches", b"micro_batches", "model", b"model", "parameters", b"parameters", "params", b"params", "published", b"published", "sequence", b"sequence", "state_bytes", b"state_bytes", "zero", b"zero"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class UpsertModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        models: _abc.Iterable[Global___Model] | None = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpsertModelsRequest: _TypeAlias = UpsertModelsRequest  # noqa: Y015
+
+@_typing.final
+class UpsertModelsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """As kept."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___Model] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpsertModelsResponse: _TypeAlias = UpsertModelsResponse  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    WITH_PUBLISHED_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    page_size: _builtins.int
+    """At most 10,000; 0: 100."""
+    page_token: _builtins.str
+    with_published: _builtins.bool
+    """Published models too, which every cluster knows."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        with_published: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "parent", b"parent", "with_published", b"with_published"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """By model and params."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___Model] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015

@@ -45,6 +45,21 @@ class EstimatesStub:
                 request_serializer=tessera_dot_v1_dot_estimates__pb2.ListCellsRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_estimates__pb2.ListCellsResponse.FromString,
                 _registered_method=True)
+        self.EstimateCells = channel.unary_unary(
+                '/tessera.v1.Estimates/EstimateCells',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.EstimateCellsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_estimates__pb2.EstimateCellsResponse.FromString,
+                _registered_method=True)
+        self.UpsertModels = channel.unary_unary(
+                '/tessera.v1.Estimates/UpsertModels',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.UpsertModelsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_estimates__pb2.UpsertModelsResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/tessera.v1.Estimates/ListModels',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class EstimatesServicer:
@@ -64,6 +79,29 @@ class EstimatesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EstimateCells(self, request, context):
+        """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
+        cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
+        for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
+        workload has no estimates (its settings estimate_cells and estimate_counts).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpsertModels(self, request, context):
+        """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EstimatesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +114,21 @@ def add_EstimatesServicer_to_server(servicer, server):
                     servicer.ListCells,
                     request_deserializer=tessera_dot_v1_dot_estimates__pb2.ListCellsRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_estimates__pb2.ListCellsResponse.SerializeToString,
+            ),
+            'EstimateCells': grpc.unary_unary_rpc_method_handler(
+                    servicer.EstimateCells,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.EstimateCellsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_estimates__pb2.EstimateCellsResponse.SerializeToString,
+            ),
+            'UpsertModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpsertModels,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.UpsertModelsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_estimates__pb2.UpsertModelsResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +186,87 @@ class Estimates:
             '/tessera.v1.Estimates/ListCells',
             tessera_dot_v1_dot_estimates__pb2.ListCellsRequest.SerializeToString,
             tessera_dot_v1_dot_estimates__pb2.ListCellsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EstimateCells(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/EstimateCells',
+            tessera_dot_v1_dot_estimates__pb2.EstimateCellsRequest.SerializeToString,
+            tessera_dot_v1_dot_estimates__pb2.EstimateCellsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpsertModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/UpsertModels',
+            tessera_dot_v1_dot_estimates__pb2.UpsertModelsRequest.SerializeToString,
+            tessera_dot_v1_dot_estimates__pb2.UpsertModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/ListModels',
+            tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.SerializeToString,
+            tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

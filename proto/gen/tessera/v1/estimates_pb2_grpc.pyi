@@ -36,6 +36,15 @@ class EstimatesStub:
     UpsertCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertCellsRequest, _estimates_pb2.UpsertCellsResponse]
     """Creates or replaces many Cells' estimates, all or none."""
     ListCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListCellsRequest, _estimates_pb2.ListCellsResponse]
+    EstimateCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.EstimateCellsRequest, _estimates_pb2.EstimateCellsResponse]
+    """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
+    cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
+    for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
+    workload has no estimates (its settings estimate_cells and estimate_counts).
+    """
+    UpsertModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]
+    """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]
 
 @_typing.type_check_only
 class EstimatesAsyncStub(EstimatesStub):
@@ -45,6 +54,15 @@ class EstimatesAsyncStub(EstimatesStub):
     UpsertCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertCellsRequest, _estimates_pb2.UpsertCellsResponse]  # type: ignore[assignment]
     """Creates or replaces many Cells' estimates, all or none."""
     ListCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListCellsRequest, _estimates_pb2.ListCellsResponse]  # type: ignore[assignment]
+    EstimateCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.EstimateCellsRequest, _estimates_pb2.EstimateCellsResponse]  # type: ignore[assignment]
+    """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
+    cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
+    for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
+    workload has no estimates (its settings estimate_cells and estimate_counts).
+    """
+    UpsertModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]  # type: ignore[assignment]
+    """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]  # type: ignore[assignment]
 
 class EstimatesServicer(metaclass=_abc_1.ABCMeta):
     """What workloads can run on, and how fast."""
@@ -63,5 +81,32 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.ListCellsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.ListCellsResponse, _abc.Awaitable[_estimates_pb2.ListCellsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def EstimateCells(
+        self,
+        request: _estimates_pb2.EstimateCellsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimates_pb2.EstimateCellsResponse, _abc.Awaitable[_estimates_pb2.EstimateCellsResponse]]:
+        """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
+        cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
+        for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
+        workload has no estimates (its settings estimate_cells and estimate_counts).
+        """
+
+    @_abc_1.abstractmethod
+    def UpsertModels(
+        self,
+        request: _estimates_pb2.UpsertModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimates_pb2.UpsertModelsResponse, _abc.Awaitable[_estimates_pb2.UpsertModelsResponse]]:
+        """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _estimates_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimates_pb2.ListModelsResponse, _abc.Awaitable[_estimates_pb2.ListModelsResponse]]: ...
 
 def add_EstimatesServicer_to_server(servicer: EstimatesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

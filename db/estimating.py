@@ -1,0 +1,216 @@
+"""Models, what estimates are computed from, and estimates of the service's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
+from db.documents import dumps, reason_plain
+from db.rows import cluster_id
+from db.tables import LIVE
+from db.workloads import ensure, ensure_plans, require_types
+from formulation.reasons import Reason
+from formulation.resources import (
+    EstimateRecord,
+    Estimation,
+    Kind,
+    MeasurementRecord,
+    ModelSpec,
+    Wanted,
+)
+from formulation.snapshot import GpuType, Source, Workload
+
+CHANNEL = "tessera_estimating"
+"""Where the name of a cluster is sent when a workload may have become one to estimate."""
+
+LATEST = 200
+"""Measurements that are learned from."""
+
+_READING = ("sequence", "dtype", "flash", "micro_batches", "state_bytes", "checkpointing", "zero")
+
+_PUT_MODELS = sa.text("""
+INSERT INTO models (cluster_id, model, params, architecture, reading)
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
+    r(model text, params text, architecture text, reading jsonb)
+ON CONFLICT (cluster_id, model, params) DO UPDATE SET
+    architecture = excluded.architecture, reading = excluded.reading
+""")
+
+_MODELS = sa.text("""
+SELECT model, params, architecture, reading FROM models WHERE cluster_id = :cluster
+ORDER BY model, params
+""")
+
+_KINDS = sa.text("""
+SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus), 0) AS node_gpus,
+    coalesce(sum(n.gpus), 0)::bigint AS gpus
+FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
+WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
+""")
+
+_MEASUREMENTS = sa.text("""
+SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, m.gpus, m.nodes, m.pipeline_degree,
+    p.name AS plan, m.iter_time_s
+FROM measurements m JOIN workloads w ON w.id = m.workload_id
+JOIN gpu_types t ON t.id = m.gpu_type_id JOIN plans p ON p.id = m.plan_id
+WHERE w.cluster_id = :cluster AND m.iter_time_s IS NOT NULL
+ORDER BY m.changed_at DESC, m.id DESC LIMIT :latest
+""")
+
+_WANTED = sa.text(f"""
+SELECT w.model, w.params, w.global_batch, w.derived_from,
+    array_agg(DISTINCT j.requested_gpus ORDER BY j.requested_gpus) AS requests,
+    (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
+        WHERE e.workload_id = w.id AND e.derived AND e.source = {int(Source.ANALYTIC)}) AS counts
+FROM workloads w JOIN jobs j ON j.workload_id = w.id
+WHERE w.cluster_id = :cluster AND j.{LIVE} AND (w.derived_from <> '' OR NOT EXISTS (
+    SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
+GROUP BY w.id ORDER BY min(j.id)
+""")  # noqa: S608 - a constant of db.tables
+
+_DERIVE = sa.text("""
+INSERT INTO estimates AS e
+    (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
+     sd, derived)
+SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8)
+WHERE r.k < 2 OR NOT EXISTS (
+    SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
+        AND o.gpus = r.g)
+ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
+    iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
+    sd = excluded.sd
+WHERE e.derived AND excluded.source <= e.source
+""")
+
+_DERIVED_FROM = sa.text("""
+UPDATE workloads w SET derived_from = r.derived_from, waits_for = NULL
+FROM json_to_recordset(CAST(:rows AS json)) AS r(id bigint, derived_from text) WHERE w.id = r.id
+""")
+
+_SAY = sa.text("""
+UPDATE workloads w SET waits_for = r.reason
+FROM json_to_recordset(CAST(:rows AS json)) AS
+    r(model text, params text, global_batch bigint, reason jsonb)
+WHERE w.cluster_id = :cluster AND w.model = r.model AND w.params = r.params
+    AND w.global_batch = r.global_batch
+""")
+
+_NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
+
+
+def upsert_models(connection: sa.Connection, cluster: str, models: Sequence[ModelSpec]) -> int:
+    """Create or replace models; return how many. Raises NotFound (the cluster)."""
+    rows = []
+    for spec in sorted(models, key=lambda m: (m.model, m.params)):
+        plain = asdict(spec)
+        reading = {name: plain.pop(name) for name in _READING}
+        rows.append(plain | {"reading": reading})
+    values = {"cluster": cluster_id(connection, cluster), "rows": dumps(rows)}
+    connection.execute(_PUT_MODELS, values)
+    notify(connection, cluster)
+    return len(rows)
+
+
+def list_models(connection: sa.Connection, cluster: str) -> list[ModelSpec]:
+    """Return the models of users, by name. Raises NotFound (the cluster)."""
+    return _models(connection, cluster_id(connection, cluster))
+
+
+def estimation(connection: sa.Connection, cluster: str) -> Estimation:
+    """Return all that the cluster's estimates are computed from. Raises NotFound."""
+    of = {"cluster": cluster_id(connection, cluster)}
+    return Estimation(
+        kinds=tuple(
+            Kind(
+                gpu_type=GpuType(name=r.name, memory_bytes=r.memory_bytes,
+                                 dollars_per_hour=r.dollars_per_hour, watts=r.watts),
+                node_gpus=r.node_gpus, gpus=r.gpus,
+            )
+            for r in connection.execute(_KINDS, of)
+        ),
+        models=tuple(_models(connection, of["cluster"])),
+        measurements=tuple(
+            MeasurementRecord(
+                workload=_workload(r), gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes,
+                pipeline_degree=r.pipeline_degree, plan=r.plan, iter_time_s=r.iter_time_s,
+            )
+            for r in reversed(connection.execute(_MEASUREMENTS, of | {"latest": LATEST}).all())
+        ),
+        wanted=tuple(
+            Wanted(
+                workload=_workload(r), requests=tuple(r.requests), counts=tuple(r.counts),
+                derived_from=r.derived_from,
+            )
+            for r in connection.execute(_WANTED, of)
+        ),
+    )  # fmt: skip
+
+
+def derive(
+    connection: sa.Connection, cluster: str, estimates: Sequence[EstimateRecord],
+    derived_from: Mapping[Workload, str],
+) -> int:  # fmt: skip
+    """Keep estimates that the service made; return how many were new or took another's place.
+
+    What users wrote stays: no row of theirs is changed, and where they have a row for a count of GPUs of a
+    type nothing analytic is added beside it. Of the service's own rows none gives way to a worse source.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type.
+    """
+    key = cluster_id(connection, cluster)
+    types = require_types(connection, key, {e.gpu_type for e in estimates})
+    ids = ensure(connection, key, {e.workload for e in estimates} | derived_from.keys())
+    plans = ensure_plans(connection, key, {e.plan for e in estimates})
+    rows = {
+        (
+            ids[e.workload],
+            types[e.gpu_type].id,
+            e.gpus,
+            e.nodes,
+            e.pipeline_degree,
+            plans[e.plan],
+        ): e
+        for e in estimates
+    }
+    plain = [
+        dict(zip("wtgndp", where, strict=True))
+        | {"s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance, "u": e.sd}
+        for where, e in sorted(rows.items(), key=lambda item: item[0])
+    ]
+    kept = connection.execute(_DERIVE, {"rows": dumps(plain)}).rowcount if plain else 0
+    if derived_from:
+        news = [{"id": ids[w], "derived_from": text} for w, text in derived_from.items()]
+        connection.execute(_DERIVED_FROM, {"rows": dumps(sorted(news, key=lambda r: r["id"]))})
+    return kept
+
+
+def say_waiting(
+    connection: sa.Connection, cluster: str, reasons: Mapping[Workload, Reason | None]
+) -> None:
+    """Say why workloads have no estimates, to whoever reads their jobs; None: nothing is to be said."""
+    rows = [
+        {"model": w.model, "params": w.params, "global_batch": w.global_batch,
+         "reason": reason_plain(reason)}
+        for w, reason in sorted(reasons.items(), key=lambda item: item[0].key)
+    ]  # fmt: skip
+    connection.execute(_SAY, {"cluster": cluster_id(connection, cluster), "rows": dumps(rows)})
+
+
+def notify(connection: sa.Connection, cluster: str) -> None:
+    """Wake whoever estimates, once this transaction is committed."""
+    connection.execute(_NOTIFY, {"channel": CHANNEL, "name": cluster})
+
+
+def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
+    return [
+        ModelSpec(model=r.model, params=r.params, architecture=r.architecture, **r.reading)
+        for r in connection.execute(_MODELS, {"cluster": cluster})
+    ]
+
+
+def _workload(row: sa.Row[tuple[object, ...]]) -> Workload:
+    return Workload(model=row.model, params=row.params, global_batch=row.global_batch)

@@ -1,0 +1,331 @@
+"""Cells by themselves: for jobs whose workload has no estimates, from whichever replica holds the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from estimator.hardware import Hardware
+from formulation.errors import TesseraError
+from formulation.reasons import Reason, ReasonCode
+from formulation.resources import EstimateRecord, Estimation, MeasurementRecord, Wanted
+from formulation.snapshot import Workload
+from service.estimating import (
+    Estimator,
+    counts_of,
+    fingerprint,
+    hardware_of,
+    known_models,
+    measured_cells,
+    measured_estimates,
+    model_of,
+    no_known_type,
+    unknown_model,
+)
+from service.periodic import PAGE, TICK_S, TICKS_A_LEASE
+from service.ports import Clock, Store, Writer
+from service.rpc.calls import Calls
+
+log = logging.getLogger(__name__)
+
+MAX_GPUS: Final = 1024
+"""Of an estimate that nobody asked for: a thousand GPUs take seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """A workload to estimate, at which counts by GPU type."""
+
+    wanted: Wanted
+    asked: Mapping[str, Sequence[int]]
+    key: str  # digest of what the estimates depend on
+
+
+class Deriving:
+    """Derives the estimates that a cluster's live jobs want and that no user gave. Blocks.
+
+    For one thread at a time. ``multiples`` of what jobs request are estimated; with ``learns`` measurements
+    correct the estimates.
+    """
+
+    def __init__(
+        self, store: Store, hardware: Mapping[str, Hardware], multiples: Sequence[float], *,
+        learns: bool = True,
+    ) -> None:  # fmt: skip
+        self._store, self._hardware, self._multiples = store, hardware, multiples
+        self._learns = learns
+        self._said: dict[tuple[str, Workload], Reason] = {}
+        self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
+        self._estimators: dict[str, tuple[object, Estimator]] = {}
+
+    def derive(self, cluster: str, cancelled: Callable[[], bool] = lambda: False) -> int:
+        """Bring the cluster's own estimates up to date; return how many workloads were estimated.
+
+        Doing it twice, or in two replicas at once, changes nothing: the same estimates are written.
+
+        Raises:
+            NotFound: the cluster.
+        """
+        known = self._store.estimation(cluster)
+        measurements = known.measurements if self._learns else ()
+        self._keep_measured(cluster, measurements)
+        tasks = self._tasks(cluster, known, measurements)
+        for done, task in enumerate(tasks):
+            if cancelled():
+                return done
+            self._attempt(cluster, known, measurements, task, cancelled)
+        return len(tasks)
+
+    def _keep_measured(self, cluster: str, measurements: tuple[MeasurementRecord, ...]) -> None:
+        """Let the Cells that ran have their measured times, once for each new measurement."""
+        if self._kept.get(cluster, ()) == measurements:
+            return
+        kept = self._write(cluster, measured_estimates(measurements), {})
+        log.info(
+            "%d measured Cells are estimates now", kept,
+            extra={"action": "cells_measured", "cluster": cluster},
+        )  # fmt: skip
+        self._kept[cluster] = measurements
+
+    def _tasks(
+        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
+    ) -> list[_Task]:
+        """Return what is to be done, those without estimates first; say why nothing can be for others."""
+        specs = {(spec.model, spec.params): spec for spec in known.models}
+        models = known_models((w.workload for w in known.wanted if not w.derived_from), ())
+        reasons: dict[Workload, Reason] = {}
+        tasks: list[_Task] = []
+        for wanted in known.wanted:
+            workload = wanted.workload
+            spec = specs.get((workload.model, workload.params))
+            if not wanted.derived_from and spec is None and workload not in models:
+                reasons[workload] = _unknown(workload)
+                continue
+            asked = self._asked(known, wanted)
+            if not asked:
+                if not wanted.derived_from:
+                    reasons[workload] = self._nowhere(known, wanted)
+                continue
+            hardware = self._of(known)
+            key = fingerprint(workload, spec, asked, hardware, measurements)
+            if key != wanted.derived_from:
+                tasks.append(_Task(wanted=wanted, asked=asked, key=key))
+                if not wanted.derived_from:
+                    reasons[workload] = _being_made(workload, asked)
+        self._say(cluster, reasons)
+        return sorted(tasks, key=lambda task: bool(task.wanted.derived_from))
+
+    def _asked(self, known: Estimation, wanted: Wanted) -> dict[str, list[int]]:
+        """Return the counts of GPUs by type; types that are unknown or too small are absent."""
+        counts = sorted({*counts_of(wanted.requests, self._multiples), *wanted.counts})
+        found = {
+            kind.gpu_type.name: [n for n in counts if n <= min(kind.gpus, MAX_GPUS)]
+            for kind in known.kinds
+            if kind.gpu_type.name in self._hardware
+        }
+        return {name: fit for name, fit in found.items() if fit}
+
+    def _of(self, known: Estimation) -> dict[str, Hardware]:
+        return {
+            kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware)
+            for kind in known.kinds
+            if kind.gpu_type.name in self._hardware
+        }
+
+    def _nowhere(self, known: Estimation, wanted: Wanted) -> Reason:
+        there = {k.gpu_type.name: k.gpus for k in known.kinds if k.gpus}
+        fits = {name: gpus for name, gpus in there.items() if name in self._hardware}
+        if not fits:
+            return _reason(wanted.workload, no_known_type(there, self._hardware), "")
+        counts = ", ".join(map(str, counts_of(wanted.requests, self._multiples))) or "none"
+        have = ", ".join(f"{gpus} x {name}" for name, gpus in fits.items())
+        return _reason(
+            wanted.workload, f"it would be estimated on {counts} GPUs, and there are only {have}",
+            "request fewer GPUs, add nodes, or widen the server's setting estimate_counts",
+        )  # fmt: skip
+
+    def _attempt(
+        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord], task: _Task,
+        cancelled: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        workload, facts = task.wanted.workload, {"action": "cells_estimated", "cluster": cluster}
+        failed = facts | {"action": "cells_failed"}
+        try:
+            records = self._records(cluster, known, measurements, task, cancelled)
+        except TesseraError as error:
+            log.warning("no Cells for %s: %s", workload.key, error, extra=failed)
+            self._say(cluster, {workload: _failed(workload, str(error))})
+            return
+        except Exception:  # the guard of one workload: others must get theirs
+            log.exception("no Cells for %s", workload.key, extra=failed)
+            self._say(cluster, {workload: _failed(workload, "see the server's log")})
+            return
+        if records is None:
+            return
+        self._write(cluster, records, {workload: task.key})
+        self._said.pop((cluster, workload), None)
+        log.info(
+            "%s has %d Cells on %s, of which %d run", workload.key, len(records),
+            ", ".join(task.asked), sum(r.sd is not None for r in records), extra=facts,
+        )  # fmt: skip
+
+    def _records(
+        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord], task: _Task,
+        cancelled: Callable[[], bool],
+    ) -> list[EstimateRecord] | None:  # fmt: skip
+        """Return the estimates of one workload; None: cancelled."""
+        workload = task.wanted.workload
+        estimator = self._estimator(cluster, known, measurements)
+        estimator.know(workload, model_of("model", workload, known.models))
+        records = []
+        for gpu_type, counts in task.asked.items():
+            for gpus in counts:
+                if cancelled():
+                    return None
+                records += [cell.record for cell in estimator.cells(workload, gpu_type, gpus)]
+        return records
+
+    def _estimator(
+        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
+    ) -> Estimator:
+        """Return what has learned from the measurements: from memory where nothing has changed."""
+        hardware, cells = self._of(known), measured_cells(measurements)
+        key = (hardware, cells, known.models)
+        before = self._estimators.get(cluster)
+        if before is not None and before[0] == key:
+            return before[1]
+        models = known_models((m.workload for m in cells), known.models)
+        estimator = Estimator(hardware, models, measurements)
+        self._estimators[cluster] = (key, estimator)
+        return estimator
+
+    def _say(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:
+        """Say why workloads have no estimates, where that was not said before."""
+        news = {w: r for w, r in reasons.items() if self._said.get((cluster, w)) != r}
+        if not news:
+            return
+
+        def work(writer: Writer) -> bytes:
+            writer.say_waiting(cluster, news)
+            return b""
+
+        self._store.write(None, work)
+        self._said |= {(cluster, w): r for w, r in news.items()}
+        for reason in news.values():
+            facts = {"action": "cells_wanted", "cluster": cluster}
+            log.info("%s", reason.message, extra=facts)
+
+    def _write(
+        self, cluster: str, records: Sequence[EstimateRecord], derived_from: Mapping[Workload, str]
+    ) -> int:
+        kept: list[int] = []
+
+        def work(writer: Writer) -> bytes:
+            kept.append(writer.derive(cluster, records, derived_from))
+            return b""
+
+        self._store.write(None, work)
+        return kept[-1]
+
+
+def _reason(workload: Workload, message: str, next_step: str) -> Reason:
+    return Reason(
+        code=ReasonCode.NO_ESTIMATE, message=f"{workload.key} has no estimates: {message}",
+        next_step=next_step, evidence=(("workload", workload.key),),
+    )  # fmt: skip
+
+
+def _unknown(workload: Workload) -> Reason:
+    problem, _, remedy = unknown_model(workload).rpartition(": ")
+    return _reason(workload, problem, remedy)
+
+
+def _being_made(workload: Workload, asked: Mapping[str, Sequence[int]]) -> Reason:
+    return _reason(workload, f"they are being made, on {', '.join(asked)}", "wait a little")
+
+
+def _failed(workload: Workload, problem: str) -> Reason:
+    return _reason(
+        workload, f"they could not be made: {problem}", "import a profile of it, or add Cells"
+    )
+
+
+class AutomaticCells:
+    """Derives a cluster's estimates when it is woken and in each period, while this replica holds its lease.
+
+    The lease is that of periodic rounds, so ``holder`` must be theirs.
+    """
+
+    def __init__(
+        self, store: Store, deriving: Deriving, clock: Clock, *,
+        calls: Calls, estimate_calls: Calls, holder: str, period_s: float,
+    ) -> None:  # fmt: skip
+        self._store, self._deriving, self._clock = store, deriving, clock
+        self._calls, self._estimate_calls = calls, estimate_calls
+        self._holder, self._period_s = holder, period_s
+        self._woken: set[str] = set()
+        self._wake = asyncio.Event()
+        self._over = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._task = asyncio.create_task(self._repeat())
+
+    async def stop(self) -> None:
+        """End; what is being estimated is not written."""
+        self._over.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wake(self, cluster: str) -> None:
+        """Look at ``cluster`` at once; "": at all of them."""
+        self._woken.add(cluster)
+        self._wake.set()
+
+    async def _repeat(self) -> None:
+        next_s = self._clock.monotonic_s()
+        while True:
+            woken, self._woken = self._woken, set()
+            self._wake.clear()
+            every = "" in woken or self._clock.monotonic_s() >= next_s
+            if every:
+                next_s = self._clock.monotonic_s() + self._period_s
+            await self._look(None if every else woken)
+            left_s = max(0.0, next_s - self._clock.monotonic_s())
+            try:
+                await asyncio.wait_for(self._wake.wait(), left_s)
+            except TimeoutError:
+                continue
+
+    async def _look(self, woken: set[str] | None) -> None:
+        """Look at the clusters that were woken; None: at all."""
+        facts = {"action": "estimating_failed"}
+        try:
+            chosen = sorted(woken) if woken is not None else await self._calls.run(self._clusters)
+        except TesseraError as error:
+            log.warning("nothing is estimated: %s", error, extra=facts)
+            return
+        for cluster in chosen:
+            try:
+                await self._one(cluster)
+            except TesseraError as error:
+                log.warning("nothing is estimated for %s: %s", cluster, error, extra=facts)
+            except Exception:  # the outermost guard of this task: it must outlive any mistake
+                log.exception("nothing is estimated for %s", cluster, extra=facts)
+
+    async def _one(self, cluster: str) -> None:
+        lease_s = TICK_S * TICKS_A_LEASE
+        if await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s):
+            await self._estimate_calls.run(self._deriving.derive, cluster, self._over.is_set)
+
+    def _clusters(self) -> list[str]:
+        found: list[str] = []
+        while page := self._store.list_clusters(found[-1] if found else "", PAGE):
+            found += [record.name for record in page]
+        return found

@@ -1,0 +1,355 @@
+"""What Cells are worth before they run: from models, GPU types and measurements to estimates. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from statistics import median
+from typing import Final
+
+import yaml
+
+from estimator.architectures import files
+from estimator.architectures.published import published
+from estimator.calibration import Calibration, Measurement, Residual, Subject
+from estimator.cells import Runtime, Setting, cells, degrees_of
+from estimator.collectives.links import LinkNetwork
+from estimator.graph import Graph
+from estimator.hardware import CATALOGUE, Hardware
+from estimator.memory import States, parameter_bytes
+from estimator.plans import Plan, Shape, Training
+from estimator.rooflines import RooflineCompute
+from estimator.times import CellTimes
+from formulation.errors import InvalidInput, TesseraError
+from formulation.resources import EstimateRecord, Kind, MeasurementRecord, ModelSpec
+from formulation.snapshot import Source, Workload
+
+MULTIPLES: Final = (0.5, 1.0, 2.0)
+"""Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""
+
+MAX_LEARNED: Final = 64
+"""Measured Cells that a calibration learns from, the latest: each costs some tenths of a second."""
+
+MAX_PROVENANCE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """A model as the estimator takes it, and how it is trained."""
+
+    graph: Graph
+    training: Training  # at a batch of its own
+    zero: int
+
+    def at(self, global_batch: int) -> Training:
+        """Return the training at another batch, in no more micro-batches than samples."""
+        most = min(self.training.micro_batches, global_batch)
+        return replace(self.training, global_batch=global_batch, micro_batches=most)
+
+
+def read_model(field: str, spec: ModelSpec) -> Model:
+    """Return what a user's model describes.
+
+    Raises:
+        InvalidInput: the architecture is none, or its training is impossible; names the field.
+    """
+    values = _mapping(f"{field}.architecture", spec.architecture)
+    try:
+        architecture = files.parse(
+            values, name=f"{spec.model} {spec.params}".strip(), sequence=spec.sequence or None,
+            dtype=spec.dtype or None, flash=spec.flash,
+        )  # fmt: skip
+        graph = files.graph(architecture)
+    except InvalidInput as wrong:
+        place = f"{field}.architecture" + (f".{wrong.field}" if wrong.field else "")
+        raise InvalidInput(place, wrong.problem) from wrong
+    except TesseraError as wrong:
+        raise InvalidInput(f"{field}.architecture", str(wrong)) from wrong
+    training = Training(
+        global_batch=spec.micro_batches, micro_batches=spec.micro_batches,
+        state_bytes=spec.state_bytes, checkpointing=spec.checkpointing,
+    )  # fmt: skip
+    try:
+        parameter_bytes(graph, training)
+    except TesseraError as wrong:
+        raise InvalidInput(f"{field}.state_bytes", str(wrong)) from wrong
+    return Model(graph=graph, training=training, zero=spec.zero)
+
+
+def _mapping(field: str, text: str) -> Mapping[str, object]:
+    try:
+        values = yaml.safe_load(text)  # JSON is YAML but for tabs, which JSON's own reader takes
+    except yaml.YAMLError as not_yaml:
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InvalidInput(
+                field, f"is neither YAML nor JSON: {' '.join(str(not_yaml).split())[:300]}"
+            ) from not_yaml
+    except (ValueError, RecursionError) as wrong:
+        raise InvalidInput(field, f"cannot be read: {wrong}") from wrong
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise InvalidInput(
+            field, "must map fields to values, e.g. {architecture: transformer, ...}"
+        )
+    return values
+
+
+def model_of(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Model:
+    """Return the model of a workload: a user's own, else a published one of that name.
+
+    Raises:
+        InvalidInput: there is none; says what to do.
+    """
+    key = (workload.model, workload.params)
+    for spec in own:
+        if (spec.model, spec.params) == key:
+            return read_model(field, spec)
+    found = published().get(key)
+    if found is None:
+        raise InvalidInput(field, unknown_model(workload))
+    return Model(graph=found.graph, training=found.training, zero=found.zero)
+
+
+def known_models(workloads: Iterable[Workload], own: Iterable[ModelSpec]) -> dict[Workload, Model]:
+    """Return the models of those workloads whose model is known."""
+    specs, found = tuple(own), {}
+    names = {(spec.model, spec.params) for spec in specs} | published().keys()
+    for workload in dict.fromkeys(workloads):
+        if (workload.model, workload.params) in names:
+            found[workload] = model_of("", workload, specs)
+    return found
+
+
+def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
+    """Return that no GPU type with nodes is in the catalogue, and what can be done."""
+    if not (there := ", ".join(names)):
+        return "the cluster has no nodes yet, so there is nothing to estimate for: add nodes"
+    return (
+        f"none of the cluster's GPU types ({there}) is in the hardware catalogue ({', '.join(catalogue)}):"
+        " name them as there, describe them in the server's setting `hardware`, or import profiles"
+    )
+
+
+def unknown_model(workload: Workload) -> str:
+    """Return that a model is unknown, and what can be done."""
+    sizes = ", ".join(params for model, params in published() if model == workload.model)
+    near = f" (published sizes of {workload.model}: {sizes})" if sizes else ""
+    return (
+        f"the model {workload.model} {workload.params}".rstrip()
+        + f" is unknown{near}: describe it with"
+        " Estimates.UpsertModels, or import a profile of it"
+    )
+
+
+def hardware_of(field: str, kind: Kind, catalogue: Mapping[str, Hardware]) -> Hardware:
+    """Return what is known of a GPU type, with the cluster's own memory and nodes.
+
+    Raises:
+        InvalidInput: it is not in the catalogue.
+    """
+    known = catalogue.get(kind.gpu_type.name)
+    if known is None:
+        raise InvalidInput(
+            field,
+            f"{kind.gpu_type.name} is not in the hardware catalogue, which has {', '.join(catalogue)};"
+            " name the type as there, describe it in the server's setting `hardware`, or import profiles",
+        )
+    return replace(
+        known, memory_bytes=kind.gpu_type.memory_bytes,
+        gpus_per_node=kind.node_gpus or known.gpus_per_node,
+    )  # fmt: skip
+
+
+def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware]:
+    """Return GPU types by name."""
+    return {kind.name: kind for kind in hardware}
+
+
+def shape_of(gpus: int, node_gpus: int) -> Shape:
+    """Return the fewest nodes on which the GPUs lie in equal parts."""
+    nodes = -(-gpus // node_gpus)
+    while gpus % nodes:
+        nodes += 1
+    return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+
+
+def counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
+    """Return the counts of GPUs at these multiples of what was requested, rising; whole ones from 1 on."""
+    products = {request * multiple for request in requests for multiple in multiples}
+    return sorted({round(p) for p in products if p >= 1 and math.isclose(p, round(p))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSubject(Subject):
+    """A Cell for comparing it with others: its plan is the best of its pipeline degree."""
+
+    workload: Workload
+    pipeline_degree: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellEstimate:
+    """An estimate and the plan that it is of; no plan: nothing fits."""
+
+    record: EstimateRecord
+    plan: Plan | None
+
+
+class Estimator:
+    """Estimates the Cells of some models on a cluster's GPU types, corrected by what was measured there."""
+
+    def __init__(
+        self,
+        hardware: Mapping[str, Hardware],
+        models: Mapping[Workload, Model],
+        measurements: Sequence[MeasurementRecord] = (),
+    ) -> None:
+        """Learn, some tenths of a second each; measured Cells of other models and types are left out."""
+        self._hardware, self._models = hardware, dict(models)
+        times = CellTimes(self._setting, _degrees)
+        learned = self._measurements(measurements)
+        self._calibration = Calibration(times, learned)
+        self.learned = len(learned)
+
+    def cells(
+        self, workload: Workload, gpu_type: str, gpus: int, degrees: Sequence[int] | None = None
+    ) -> list[CellEstimate]:
+        """Return the Cell of each pipeline degree (None: 1, 2, 4 ... up to the GPUs), fitting or not."""
+        shape = shape_of(gpus, self._hardware[gpu_type].gpus_per_node)
+        wanted = sorted({d for d in degrees or degrees_of(gpus) if d <= gpus})
+        subjects = {d: self._subject(workload, gpu_type, shape, d) for d in wanted}
+        if not subjects:
+            return []
+        plans = cells(self._setting(next(iter(subjects.values()))), wanted)
+        times = self._calibration.estimates([subjects[degree] for degree in plans])
+        found = dict(zip(plans, times, strict=True))
+        estimates = []
+        for degree in wanted:
+            plan, time = plans.get(degree), found.get(degree)
+            fits = plan is not None and time is not None
+            record = EstimateRecord(
+                workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=shape.nodes,
+                pipeline_degree=degree, plan="", source=Source.ANALYTIC,
+                iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
+                sd=time.sd if time is not None and fits else None,
+                provenance=self._provenance(plan if fits else None),
+            )  # fmt: skip
+            estimates.append(CellEstimate(record=record, plan=plan if fits else None))
+        return estimates
+
+    def know(self, workload: Workload, model: Model) -> None:
+        """Take in a model whose Cells are to be estimated too; none that was learned from."""
+        self._models[workload] = model
+
+    def _provenance(self, plan: Plan | None) -> str:
+        how = f"analytic, calibrated on {self.learned} measurements" if self.learned else "analytic"
+        if plan is None:
+            return f"{how}: no plan fits in memory"
+        return f"{how}: {described(plan)}"[:MAX_PROVENANCE]
+
+    def _subject(self, workload: Workload, gpu_type: str, shape: Shape, degree: int) -> CellSubject:
+        return CellSubject(
+            family=workload.model, gpu_type=gpu_type, nodes=shape.nodes,
+            gpus_per_node=shape.gpus_per_node, global_batch=workload.global_batch,
+            parameters=self._models[workload].graph.parameters, workload=workload,
+            pipeline_degree=degree,
+        )  # fmt: skip
+
+    def _setting(self, subject: Subject) -> Setting:
+        if not isinstance(subject, CellSubject):
+            raise AssertionError("every subject here is a Cell")
+        model, hardware = self._models[subject.workload], self._hardware[subject.gpu_type]
+        shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
+        return Setting(
+            graph=model.graph, training=model.at(subject.global_batch), hardware=hardware,
+            shape=shape, compute=RooflineCompute(hardware=hardware),
+            network=LinkNetwork(hardware=hardware, shape=shape),
+            runtime=Runtime(states=States(zero=model.zero)),
+        )  # fmt: skip
+
+    def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
+        """Return one measurement for each Cell that the model of times can speak of."""
+        found = [
+            Measurement(
+                subject=self._subject(
+                    r.workload, r.gpu_type, Shape(nodes=r.nodes, gpus_per_node=r.gpus // r.nodes),
+                    r.pipeline_degree,
+                ),
+                iter_time_s=r.iter_time_s,
+            )
+            for r in measured_cells(measurements)
+            if r.workload in self._models and r.gpu_type in self._hardware
+            and r.gpus % r.nodes == 0 and r.pipeline_degree >= 1
+        ]  # fmt: skip
+        return found[-MAX_LEARNED:]
+
+
+def _degrees(subject: Subject) -> Sequence[int]:
+    if not isinstance(subject, CellSubject):
+        raise AssertionError("every subject here is a Cell")
+    return [subject.pipeline_degree]
+
+
+def described(plan: Plan) -> str:
+    """Return a plan in a line: layers, replicas and tensor parallel parts of each stage."""
+    stages = "; ".join(
+        f"layers {s.start}-{s.end - 1} dp {s.dp} tp {s.tp}" + (f" ep {s.ep}" if s.ep > 1 else "")
+        for s in plan.stages
+    )
+    return f"{plan.micro_batches} micro-batches; coarse {stages}"
+
+
+def measured_cells(measurements: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
+    """Return one record for each Cell and shape, the median of its runs, in order of the latest run."""
+    runs: dict[MeasurementRecord, list[float]] = defaultdict(list)
+    for one in measurements:
+        cell = replace(one, iter_time_s=0.0)
+        runs[cell] = [*runs.pop(cell, []), one.iter_time_s]  # the latest comes last
+    return [replace(cell, iter_time_s=median(times)) for cell, times in runs.items()]
+
+
+def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[EstimateRecord]:
+    """Return what was measured as estimates; single runs differ by the noise that calibration assumes."""
+    count: dict[MeasurementRecord, int] = defaultdict(int)
+    for one in measurements:
+        count[replace(one, iter_time_s=0.0)] += 1
+    return [
+        EstimateRecord(
+            workload=r.workload, gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes,
+            pipeline_degree=r.pipeline_degree, plan=r.plan, iter_time_s=r.iter_time_s,
+            source=Source.MEASURED, sd=Residual().noise_sd / math.sqrt(runs),
+            provenance=f"median of {runs} {'run' if runs == 1 else 'runs'} here",
+        )
+        for r in measured_cells(measurements)
+        for runs in (count[replace(r, iter_time_s=0.0)],)
+    ]  # fmt: skip
+
+
+@cache
+def _release() -> str:
+    return version("tessera")
+
+
+def fingerprint(
+    workload: Workload,
+    spec: ModelSpec | None,
+    asked: Mapping[str, Sequence[int]],
+    hardware: Mapping[str, Hardware],
+    measurements: Sequence[MeasurementRecord],
+) -> str:
+    """Return a digest of all that a workload's estimates depend on. ``spec`` None: a published model;
+    ``asked`` has the counts by GPU type."""
+    plain = [
+        _release(), asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
+        {t: asdict(h) for t, h in hardware.items() if t in asked},
+        [asdict(m) for m in measured_cells(measurements)],
+    ]  # fmt: skip
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

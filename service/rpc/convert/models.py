@@ -1,0 +1,87 @@
+"""Models and planned Cells."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from estimator.plans import Plan
+from formulation.errors import InvalidInput
+from formulation.resources import ModelSpec
+from service.estimating import CellEstimate, Model
+from service.rpc import fields
+from service.rpc.convert.estimates import of_estimate
+from tessera.v1 import estimates_pb2 as pb
+
+MAX_ARCHITECTURE: Final = 65_536
+MAX_MICRO_BATCHES: Final = 10**6
+MAX_SEQUENCE: Final = 10**7
+MAX_STATE_BYTES: Final = 1000.0
+DTYPES: Final = ("f32", "bf16", "f16")
+_USUAL: Final = ModelSpec(model="", params="", architecture="")
+
+
+def to_model(field: str, message: pb.Model) -> ModelSpec:
+    """Return the model; its architecture is only a text yet."""
+    params = fields.text(f"{field}.params", message.params, 100)
+    if "/" in params:
+        raise InvalidInput(f"{field}.params", "must not contain '/'")
+    if not 1 <= len(message.architecture) <= MAX_ARCHITECTURE:
+        raise InvalidInput(
+            f"{field}.architecture", f"must be a text of 1 to {MAX_ARCHITECTURE:,} characters"
+        )
+    if message.dtype and message.dtype not in DTYPES:
+        raise InvalidInput(f"{field}.dtype", f"must be one of {', '.join(DTYPES)}, or empty")
+    for name in ("parameters", "published"):
+        if getattr(message, name):
+            raise InvalidInput(f"{field}.{name}", "is for answers only; leave it unset")
+    micro_batches = message.micro_batches or _USUAL.micro_batches
+    state_bytes = message.state_bytes or _USUAL.state_bytes
+    return ModelSpec(
+        model=fields.text(f"{field}.model", message.model, 200, required=True), params=params,
+        architecture=message.architecture,
+        sequence=fields.whole(f"{field}.sequence", message.sequence, 0, MAX_SEQUENCE),
+        dtype=message.dtype, flash=message.flash,
+        micro_batches=fields.whole(f"{field}.micro_batches", micro_batches, 1, MAX_MICRO_BATCHES),
+        state_bytes=fields.real(f"{field}.state_bytes", state_bytes, 1.0, MAX_STATE_BYTES),
+        checkpointing=message.checkpointing, zero=fields.whole(f"{field}.zero", message.zero, 0, 3),
+    )  # fmt: skip
+
+
+def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Model:
+    """Return the message of a model and what it describes."""
+    return pb.Model(
+        model=spec.model, params=spec.params, architecture=spec.architecture,
+        sequence=spec.sequence, dtype=model.graph.dtype, flash=spec.flash,
+        micro_batches=spec.micro_batches, state_bytes=spec.state_bytes,
+        checkpointing=spec.checkpointing, zero=spec.zero, parameters=model.graph.parameters,
+        published=published,
+    )  # fmt: skip
+
+
+def of_published(key: tuple[str, str], model: Model) -> pb.Model:
+    """Return the message of a published model."""
+    training = model.training
+    spec = ModelSpec(
+        model=key[0], params=key[1], architecture="", micro_batches=training.micro_batches,
+        state_bytes=training.state_bytes, checkpointing=training.checkpointing, zero=model.zero,
+    )  # fmt: skip
+    return of_model(spec, model, published=True)
+
+
+def of_cell(found: CellEstimate) -> pb.PlannedCell:
+    """Return the message of an estimate with its plan."""
+    message = pb.PlannedCell(estimate=of_estimate(found.record))
+    if found.plan is not None:
+        message.micro_batches = found.plan.micro_batches
+        message.stages.extend(_stages(found.plan))
+    return message
+
+
+def _stages(plan: Plan) -> list[pb.PlannedStage]:
+    return [
+        pb.PlannedStage(
+            first_layer=s.start, end_layer=s.end, data_parallel=s.dp, tensor_parallel=s.tp,
+            expert_parallel=s.ep, sequence_parallel=s.sp, memory_bytes=memory_bytes,
+        )
+        for s, memory_bytes in zip(plan.stages, plan.memory_bytes, strict=True)
+    ]  # fmt: skip
