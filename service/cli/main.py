@@ -43,6 +43,14 @@ _BUILT_IN: Final = {
         "Bring in how fast workloads run, and traces of jobs.",
         "Clusters",
     ),
+    "estimate": Later(
+        "service.cli.estimate:add",
+        "Estimate how fast a model trains on GPUs, with no server and no GPU.",
+        "Estimates",
+    ),
+    "profile": Later(
+        "service.cli.profile:add", "Measure layers, or collectives, on this machine.", "Estimates"
+    ),
     "solve": Later(
         "service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
     ),

@@ -1,4 +1,4 @@
-"""A trace as the CSV that ``trace`` reads."""
+"""Traces and profiles as the CSV that ``trace`` and ``profiles`` read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import io
 import math
 from collections.abc import Iterable
 
+from formulation.resources import EstimateRecord
+from service.importing.profiles import OPTIONAL, REQUIRED
 from service.importing.trace import EXACT, PLAN, Arrival
 
 COLUMNS = (
@@ -33,5 +35,20 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
             spec.name, f"{at_s:.6f}", work.model, work.params, work.global_batch, spec.iterations,
             spec.requested_gpus, spec.requested_type, deadline, spec.tenant, int(spec.guaranteed),
             spec.labels.get(PLAN, ""),
+        ])  # fmt: skip
+    return text.getvalue()
+
+
+def profiles_csv(records: Iterable[EstimateRecord]) -> str:
+    """Return the text of a file that is read back as the same estimates."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((*REQUIRED, *OPTIONAL))
+    for e in records:
+        ran = math.isfinite(e.iter_time_s)
+        writer.writerow([
+            e.workload.model, e.workload.params, e.workload.global_batch, e.gpu_type, e.nodes,
+            e.gpus // e.nodes, repr(e.iter_time_s) if ran else "", "ok" if ran else "infeasible",
+            e.pipeline_degree, e.plan, e.source.name.lower(), e.provenance,
         ])  # fmt: skip
     return text.getvalue()

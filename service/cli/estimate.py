@@ -1,0 +1,255 @@
+"""``tessera estimate``: how fast a model trains on GPUs, with no server and no GPU."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.progress import Progress
+
+from estimator.cells import MicroBatches, Runtime, Setting, cells, degrees_of
+from estimator.collectives import LinkNetwork, TableNetwork, Tables, read_curves
+from estimator.hardware import CATALOGUE, Hardware
+from estimator.hardware.files import read_hardware
+from estimator.misses import micro_batches_of, misses
+from estimator.plans import Compute, Network, Shape
+from estimator.profiling.compute import ProfiledCompute
+from estimator.profiling.records import ProfileRecord, load
+from estimator.rooflines import RooflineCompute
+from estimator.samples import PROVENANCE
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord
+from formulation.snapshot import Source, Workload
+from service.cli import estimateview, limits
+from service.cli.estimateview import Answer
+from service.cli.importing import read_rows
+from service.cli.modelling import Model, with_model
+from service.cli.render import err, note
+from service.importing.writing import profiles_csv
+
+MOST_GPUS: Final = 512
+"""The search's time grows with the square of the GPUs: so many take about a minute."""
+
+
+def add(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("estimate", rich_help_panel="Estimates")(estimate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where times come from, beside data sheets."""
+
+    collectives: Path | None
+    network: str
+    profile: Path | None
+    tables: Tables | None
+    records: Sequence[ProfileRecord]
+
+    @classmethod
+    def of(cls, collectives: Path | None, network: str, profile: Path | None) -> Sources:
+        """Read the files. Raises InvalidInput."""
+        if network and collectives is None:
+            raise InvalidInput("--network", "belongs to --collectives")
+        return cls(
+            collectives=collectives, network=network, profile=profile,
+            tables=None if collectives is None else Tables.of(read_curves(collectives)),
+            records=[] if profile is None else read_rows(load, profile),
+        )  # fmt: skip
+
+    def setting(self, model: Model, hardware: Hardware, shape: Shape) -> Setting:
+        """Return where a model runs."""
+        compute: Compute = RooflineCompute(hardware=hardware)
+        if self.records:
+            compute = ProfiledCompute(records=self.records, fallback=compute)
+        network: Network = LinkNetwork(hardware=hardware, shape=shape)
+        if self.tables is not None:
+            network = TableNetwork(
+                tables=self.tables, hardware=hardware, shape=shape, network=self.network
+            )
+        return Setting(
+            graph=model.graph, training=model.training, hardware=hardware, shape=shape,
+            compute=compute, network=network, runtime=Runtime(states=model.states),
+        )  # fmt: skip
+
+    def check(self, model: Model) -> None:
+        """Say how much of the model was measured. Raises InvalidInput: nothing."""
+        if self.profile is None:
+            return
+        fallback = RooflineCompute(hardware=CATALOGUE[0])
+        measured = ProfiledCompute(records=self.records, fallback=fallback).coverage(model.graph, 1)
+        if not measured.measured:
+            raise InvalidInput(
+                str(self.profile), f"holds no layer of {model.name}; give the --step that was profiled, with"
+                " the same arguments",
+            )  # fmt: skip
+        note(
+            f"{100 * measured.measured:.0f} % of the work was measured, without tensor parallelism"
+        )
+
+    @property
+    def provenance(self) -> str:
+        """Return what to write beside an estimate."""
+        parts = [PROVENANCE]
+        parts += [f"layers of {self.profile.name}"] if self.profile else []
+        parts += [f"collectives of {self.collectives.name}"] if self.collectives else []
+        return ", ".join(parts)[:200]
+
+    @property
+    def source(self) -> Source:
+        """Return the kind of the estimates."""
+        return Source.PROFILED if self.profile else Source.ANALYTIC
+
+
+def _option(text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(*names, help=text, show_default=False, **rest)
+
+
+@with_model
+def estimate(
+    model: Model,
+    count: Annotated[int, _option("GPUs.", "--count", "-n", min=1, max=MOST_GPUS)],
+    gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
+    nodes: Annotated[int | None, _option(
+        "On so many nodes; by default as few as there can be.", min=1, max=limits.MAX_GPUS)] = None,
+    every: Annotated[bool, _option(
+        "All GPU types (of the catalogue or, if given, the file), at half, all and twice the GPUs.",
+        "--all")] = False,
+    hardware: Annotated[Path | None, _option("GPU types of your own.", metavar="FILE.yaml")] = None,
+    collectives: Annotated[Path | None, _option(
+        "Measured collectives, of `tessera profile collectives`.", metavar="FILE.csv")] = None,
+    network: Annotated[str, _option("Which of the networks in --collectives.")] = "",
+    profile: Annotated[Path | None, _option(
+        "Measured layers, of `tessera profile`; for the --step they are of.", metavar="FILE.jsonl")] = None,
+    write: Annotated[Path | None, _option(
+        "Write the estimates as `tessera import profiles` reads them.", metavar="FILE.csv")] = None,
+    as_json: Annotated[bool, _option("Print one JSON object.", "--json")] = False,
+) -> None:  # fmt: skip
+    """Estimate how fast a model trains on GPUs, and in how much memory, for each pipeline degree.
+
+    Needs no server and no GPU: plans are searched on the numbers of data sheets, or of what was measured.
+    """
+    types = CATALOGUE if hardware is None else read_hardware(hardware)
+    sources = Sources.of(collectives, network, profile)
+    sources.check(model)
+    if every:
+        if gpu or nodes:
+            raise InvalidInput("--all", "cannot be with --gpu or --nodes")
+        kinds = types if hardware is None else [kind for kind in types if kind not in CATALOGUE]
+        where = _everywhere(kinds or types, (count // 2, count, 2 * count))
+    else:
+        kind = _type(gpu, types)
+        where = [(kind, _shape(kind, count, nodes))]
+    answers = _answers(model, where, sources)
+    estimateview.show(model, answers, as_json=as_json, best_only=every)
+    if write is not None:
+        _write(write, model, answers, sources)
+
+
+def _answers(
+    model: Model, where: Sequence[tuple[Hardware, Shape]], sources: Sources
+) -> list[Answer]:
+    """Return the Cells everywhere, with a progress bar where stderr is a terminal."""
+    found = []
+    hidden = not err.is_terminal or len(where) == 1
+    with Progress(console=err, transient=True, disable=hidden) as progress:
+        task = progress.add_task("Cells", total=len(where))
+        for kind, shape in where:
+            progress.update(task, description=f"{shape.gpus} {kind.name}")
+            found.append(answer(model, sources.setting(model, kind, shape)))
+            progress.advance(task)
+    return found
+
+
+def answer(model: Model, setting: Setting) -> Answer:
+    """Return a model's Cells somewhere, and why there are no others.
+
+    Raises:
+        InvalidInput: no degree has micro-batches that divide the batch.
+    """
+    degrees, batch = degrees_of(setting.shape.gpus), model.training.global_batch
+    uneven: dict[int, str] = {}
+    if model.rule in (MicroBatches.STAGES, MicroBatches.FOUR_STAGES):
+        for degree in degrees:
+            if batch % (count := micro_batches_of(model.rule, degree, model.training)):
+                uneven[degree] = f"{count} micro-batches do not divide a batch of {batch}"
+    even = [degree for degree in degrees if degree not in uneven]
+    if not even:
+        raise InvalidInput("--batch", f"{uneven[degrees[0]]}; give another batch, or a number")
+    plans = cells(setting, even, model.rule)
+    missed = misses(setting, even, plans, model.rule)
+    return Answer(
+        hardware=setting.hardware, shape=setting.shape, cells=plans,
+        room=setting.runtime.room, missed=missed, uneven=uneven,
+    )  # fmt: skip
+
+
+def _type(name: str, types: Sequence[Hardware]) -> Hardware:
+    known = {kind.name: kind for kind in types}
+    have = ", ".join(known)
+    if not name:
+        raise InvalidInput("--gpu", f"is needed, or --all; there are {have}")
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InvalidInput(
+            "--gpu",
+            f"there is no type {name!r}; {hint}there are {have}; describe another one in --hardware",
+        )
+    return known[name]
+
+
+def _shape(kind: Hardware, gpus: int, nodes: int | None) -> Shape:
+    """Return ``gpus`` on ``nodes`` nodes, or on as few as can be. Raises InvalidInput."""
+    most = kind.gpus_per_node
+    fewest = -(-gpus // most)
+    chosen = fewest if nodes is None else nodes
+    if gpus % chosen:
+        even = [n for n in range(fewest, gpus + 1) if gpus % n == 0][:3]
+        raise InvalidInput(
+            "--nodes",
+            f"{gpus} GPUs do not lie evenly on {chosen} nodes; give {', '.join(map(str, even))}",
+        )
+    if gpus // chosen > most:
+        raise InvalidInput(
+            "--nodes", f"a node has {most} {kind.name}, so {gpus} are on {fewest} nodes at least"
+        )
+    return Shape(nodes=chosen, gpus_per_node=gpus // chosen)
+
+
+def _everywhere(types: Iterable[Hardware], counts: Iterable[int]) -> list[tuple[Hardware, Shape]]:
+    """Return all types at all counts; counts that no nodes have evenly take the next number of nodes."""
+    found = []
+    for kind in types:
+        for gpus in dict.fromkeys(max(1, n) for n in counts):
+            fewest = -(-gpus // kind.gpus_per_node)
+            nodes = next(n for n in range(fewest, gpus + 1) if gpus % n == 0)
+            found.append((kind, _shape(kind, gpus, nodes)))
+    return found
+
+
+def _write(path: Path, model: Model, answers: Iterable[Answer], sources: Sources) -> None:
+    records = [record for found in answers for record in _records(model, found, sources)]
+    try:
+        path.write_text(profiles_csv(records), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot be written: {error.strerror}") from error
+    note(
+        f"{len(records):,} estimates written to {path}; bring them in: tessera import profiles {path}"
+    )
+
+
+def _records(model: Model, found: Answer, sources: Sources) -> Iterable[EstimateRecord]:
+    work = Workload(model=model.name, params=model.params, global_batch=model.training.global_batch)
+    for degree in sorted({*found.cells, *found.missed}):
+        plan = found.cells.get(degree)
+        yield EstimateRecord(
+            workload=work, gpu_type=found.hardware.name, gpus=found.shape.gpus,
+            nodes=found.shape.nodes, pipeline_degree=degree, plan="", source=sources.source,
+            iter_time_s=math.inf if plan is None else plan.iter_time_s, provenance=sources.provenance,
+        )  # fmt: skip

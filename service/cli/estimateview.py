@@ -1,0 +1,184 @@
+"""How Cells are shown: a row each, the plan in short, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from estimator.hardware import GIB, Hardware
+from estimator.memory import Overflow, Room, limit_bytes
+from estimator.plans import Plan, Shape, Stage
+from service.cli.modelling import Model
+from service.cli.render import Column, line, note, number, show_table
+
+NO_PLAN: Final = "no plan: too few layers, or samples in a micro-batch, for so many GPUs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The Cells of a model on GPUs of a type, by pipeline degree.
+
+    ``missed``: the least overflow of degrees that do not fit; None: they cannot be had at all. ``uneven``:
+    what is wrong with the micro-batches of others.
+    """
+
+    hardware: Hardware
+    shape: Shape
+    cells: Mapping[int, Plan]
+    room: Room
+    missed: Mapping[int, Overflow | None]
+    uneven: Mapping[int, str]
+
+    @property
+    def limit_bytes(self) -> float:
+        """Return what a plan may use of a GPU's memory."""
+        return limit_bytes(self.hardware.memory_bytes, self.room)
+
+    @property
+    def best(self) -> int | None:
+        """Return the fastest pipeline degree; None: nothing fits."""
+        return min(self.cells, key=lambda d: self.cells[d].iter_time_s, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A Cell as it is shown."""
+
+    model: Model
+    answer: Answer
+    degree: int
+    plan: Plan
+    best: bool
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.model.training.global_batch / self.plan.iter_time_s
+
+
+def show(model: Model, answers: Sequence[Answer], *, as_json: bool, best_only: bool) -> None:
+    """Print the Cells; ``best_only``: of each type and count the fastest."""
+    every = [plan for answer in answers for plan in answer.cells.values()]
+    best = min(every, key=lambda plan: plan.iter_time_s, default=None)
+    rows = [
+        _Row(model=model, answer=answer, degree=d, plan=plan, best=plan is best)
+        for answer in answers
+        for d, plan in sorted(answer.cells.items())
+        if not best_only or d == answer.best or as_json
+    ]
+    if as_json:
+        line(json.dumps(_document(model, answers, rows), indent=2))
+        return
+    if rows:
+        show_table(rows, _COLUMNS if best_only else _COLUMNS[:1] + _COLUMNS[4:])
+    for text in _whys(answers, nothing_only=best_only):
+        note(text)
+
+
+def short(stages: Sequence[Stage]) -> str:
+    """Return a plan in short, neighbours that are alike together, e.g. ``dp4 tp2 + 3 x dp8``."""
+    found = []
+    for how, alike in groupby(map(_degrees, stages)):
+        count = len(list(alike))
+        found.append(how if count == 1 else f"{count} x {how}")
+    return " + ".join(found)
+
+
+def _degrees(stage: Stage) -> str:
+    parts = [f"dp{stage.dp}"] * (stage.dp > 1 or stage.tp == 1)
+    parts += [f"tp{stage.tp}"] * (stage.tp > 1) + [f"ep{stage.ep}"] * (stage.ep > 1)
+    return " ".join([*parts, "sp"] if stage.sp else parts)
+
+
+def layers(stages: Sequence[Stage]) -> str:
+    """Return the layers of each stage, as planners join them, e.g. ``4+4+4+4``."""
+    return "+".join(str(stage.end - stage.start) for stage in stages)
+
+
+def _memory(row: _Row) -> str:
+    plan = row.plan
+    most = max(plan.memory_bytes)
+    of = f"{most / GIB:.1f} of {row.answer.limit_bytes / GIB:.1f} GiB"
+    return of if len(plan.stages) == 1 else f"{of}, stage {plan.memory_bytes.index(most)}"
+
+
+_COLUMNS: Final = [
+    Column[_Row]("", lambda r: "*" if r.best else ""),
+    Column[_Row]("GPU", lambda r: r.answer.hardware.name),
+    Column[_Row]("GPUS", lambda r: str(r.answer.shape.gpus), right=True),
+    Column[_Row]("NODES", lambda r: str(r.answer.shape.nodes), right=True),
+    Column[_Row]("STAGES", lambda r: str(r.degree), right=True),
+    Column[_Row]("ITERATION", lambda r: f"{number(r.plan.iter_time_s)} s", right=True),
+    Column[_Row]("SAMPLES/S", lambda r: number(r.samples_per_s), right=True),
+    Column[_Row]("MICRO-BATCHES", lambda r: str(r.plan.micro_batches), right=True),
+    Column[_Row]("FULLEST GPU", _memory),
+    Column[_Row]("PLAN", lambda r: short(r.plan.stages)),
+    Column[_Row]("LAYERS", lambda r: layers(r.plan.stages)),
+]
+
+
+def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
+    """Yield why degrees are missing; with ``nothing_only`` where nothing fits at all, the nearest miss."""
+    for answer in answers:
+        where = f"{answer.shape.gpus} {answer.hardware.name}"
+        near = [o for o in answer.missed.values() if o is not None]
+        if nothing_only:
+            if not answer.cells and near:
+                yield f"{where}: {min(near, key=lambda o: o.needed_bytes)}"
+            continue
+        for degree, miss in sorted(answer.missed.items()):
+            yield f"{where}, {degree} stage{'s' * (degree > 1)}: {_why(miss)}"
+        for degree, why in sorted(answer.uneven.items()):
+            yield f"{where}, {degree} stage{'s' * (degree > 1)}: {why}"
+
+
+def _why(miss: Overflow | None) -> str:
+    return NO_PLAN if miss is None else f"does not fit: {miss}"
+
+
+def _document(model: Model, answers: Sequence[Answer], rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "params": model.params,
+        "parameters": model.graph.parameters,
+        "global_batch": model.training.global_batch,
+        "dtype": model.graph.dtype,
+        "cells": [_cell(row) for row in rows],
+        "dropped": [
+            _where(answer, degree) | {"reason": why} | numbers
+            for answer in answers
+            for degree, why, numbers in _dropped(answer)
+        ],
+    }
+
+
+def _where(answer: Answer, degree: int) -> dict[str, Any]:
+    shape = answer.shape
+    return {
+        "gpu_type": answer.hardware.name, "gpus": shape.gpus, "nodes": shape.nodes,
+        "pipeline_degree": degree,
+    }  # fmt: skip
+
+
+def _cell(row: _Row) -> dict[str, Any]:
+    plan = row.plan
+    return _where(row.answer, row.degree) | {
+        "best": row.best,
+        "iter_time_s": plan.iter_time_s,
+        "samples_per_s": row.samples_per_s,
+        "micro_batches": plan.micro_batches,
+        "memory_limit_bytes": row.answer.limit_bytes,
+        "stages": [
+            asdict(stage) | {"memory_bytes": held}
+            for stage, held in zip(plan.stages, plan.memory_bytes, strict=True)
+        ],
+    }
+
+
+def _dropped(answer: Answer) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    for degree, miss in sorted(answer.missed.items()):
+        yield degree, _why(miss), {} if miss is None else asdict(miss)
+    for degree, why in sorted(answer.uneven.items()):
+        yield degree, why, {}

@@ -1,0 +1,117 @@
+"""What of the command line needs JAX; loaded by ``modelling.with_jax`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from estimator.collectives import CommRecord
+from estimator.graph import Graph, Untraceable
+from estimator.plans import Primitive, Shape
+from estimator.profiling.collectives import Bench, machine, measure
+from estimator.profiling.records import ProfileRecord, load, save
+from estimator.profiling.stages import Source, profile_stage
+from estimator.profiling.timing import Effort, device_name, versions
+from estimator.tracing.step import Step, load_step
+from estimator.tracing.trace import trace
+from formulation.errors import InvalidInput
+
+
+def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:
+    """Return the graph of a step; its kinds are those of profiles, which are named at one sample.
+
+    Raises:
+        Untraceable: why it cannot be traced, and what to do.
+    """
+    return trace(_at_one_sample(target, arguments))
+
+
+def _at_one_sample(target: str, arguments: Mapping[str, Any]) -> Step:
+    try:
+        return Source(target=target, arguments=arguments).step(1)
+    except Untraceable:  # its batch is its own: it takes no samples
+        return load_step(target, arguments)
+
+
+def here() -> str:
+    """Return the kind of the device that is there."""
+    return device_name()
+
+
+def layers(
+    source: tuple[str, Mapping[str, Any]],
+    sizes: Sequence[tuple[int, int]],
+    *,
+    to: Path | None,
+    date: str,
+    warmups: int,
+    repeats: int,
+) -> Iterator[list[ProfileRecord]]:
+    """Yield the new records of each (samples, tp), and append them to the file; what it has is left out.
+
+    Raises:
+        InvalidInput: the file is of another device or other versions.
+        Untraceable: the step cannot be traced at these sizes.
+    """
+    step = Source(target=source[0], arguments=source[1])
+    there = to is not None and to.exists()
+    known = load(to, versions=versions(), device=device_name()) if to and there else []
+    for samples, tp in sizes:
+        effort = Effort(warmups=warmups, repeats=repeats)
+        found = profile_stage(step, samples, tp, date=date, known=known, effort=effort)
+        if to is not None:
+            save(found, to)
+        known += found
+        yield found
+
+
+def collectives(
+    primitives: Sequence[Primitive],
+    sizes_bytes: Sequence[int],
+    groups: Sequence[Shape],
+    *,
+    names: tuple[str, str],
+    date: str,
+    repeats: int,
+    told: Callable[[], None],
+) -> list[CommRecord]:
+    """Return rows of the devices that are there; ``names``: of the type and the network.
+
+    ``told`` is called after each primitive.
+
+    Raises:
+        InvalidInput: there is one device only, or a group does not tile them.
+    """
+    there = machine()
+    if there.gpus < 2:
+        raise InvalidInput(
+            "devices", f"there is one ({device_name()}); collectives need two or more"
+        )
+    bench = Bench(
+        gpu_type=names[0] or _as_type(device_name()), network=names[1], date=date, repeats=repeats
+    )
+    found: list[CommRecord] = []
+    for primitive in primitives:
+        found += measure([primitive], sizes_bytes, groups or _groups(there), bench)
+        told()
+    return found
+
+
+def _groups(there: Shape) -> list[Shape]:
+    """Return all groups of powers of two that tile the devices."""
+
+    def powers(most: int) -> list[int]:
+        return [2**k for k in range(most.bit_length()) if most % 2**k == 0]
+
+    shapes = (
+        Shape(nodes=n, gpus_per_node=g)
+        for n in powers(there.nodes)
+        for g in powers(there.gpus_per_node)
+    )
+    return [shape for shape in shapes if shape.gpus > 1]
+
+
+def _as_type(device: str) -> str:
+    """Return a device's kind as a GPU type is named."""
+    return "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-")

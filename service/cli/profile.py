@@ -1,0 +1,159 @@
+"""``tessera profile``: layers of a step, or collectives, measured on the devices of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.progress import Progress
+
+from estimator.collectives import CommRecord, write_records
+from estimator.plans import Primitive, Shape
+from estimator.profiling.records import ProfileRecord
+from formulation.errors import InvalidInput
+from service.cli import limits, options
+from service.cli.client import now
+from service.cli.modelling import step_arguments, with_jax
+from service.cli.render import Column, err, line, note, number, show_table
+
+MEASURING: Final = "service.cli.measuring"
+SIZES: Final = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+_GROUP: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
+_MOST_REPEATS: Final = 10_000
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``profile`` and its subcommand."""
+    group = typer.Typer(help=profile.__doc__)
+    group.callback(invoke_without_command=True)(profile)
+    group.command("collectives")(collectives)
+    app.add_typer(group, name="profile", rich_help_panel="Estimates")
+
+
+def _option(text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(*names, help=text, show_default=False, **rest)
+
+
+def profile(
+    context: typer.Context,
+    step: Annotated[str, _option(
+        "A function that takes `samples` (and `tp`, if it can be divided) and returns loss, parameters and"
+        " batch.", metavar="MODULE:FUNCTION")] = "",
+    argument: Annotated[list[str] | None, _option(
+        "Of the function; repeatable.", metavar="KEY=VALUE")] = None,
+    samples: Annotated[str, _option("Samples of a micro-batch on one GPU; 1,2,4,8.")] = "1,2,4,8",
+    tp: Annotated[str, _option("Tensor degrees; 1.")] = "1",
+    to: Annotated[Path | None, _option(
+        "Append the records; what is there already is not measured again.", metavar="FILE.jsonl")] = None,
+    warmups: Annotated[int, _option("Runs before each timing; 2.", min=0, max=_MOST_REPEATS)] = 2,
+    repeats: Annotated[int, _option("Timed runs; 5.", min=1, max=_MOST_REPEATS)] = 5,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Measure a step's layers on one device, for `tessera estimate --step ... --profile FILE`.
+
+    Layers of one kind are measured once. Needs JAX, on a GPU if there is one.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if not step:
+        raise InvalidInput(
+            "--step", "is needed: module:function (or `tessera profile collectives`)"
+        )
+    sizes = [(s, t) for t in _numbers("--tp", tp) for s in _numbers("--samples", samples)]
+    measuring, found = with_jax(MEASURING), list[ProfileRecord]()
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("layers", total=len(sizes))
+        for records in measuring.layers(
+            (step, step_arguments(argument)), sizes, to=to, date=_today(),
+            warmups=warmups, repeats=repeats,
+        ):  # fmt: skip
+            found += records
+            progress.advance(task)
+    _show(found, _LAYERS, as_json=as_json)
+    note(
+        f"{len(found):,} measured on {measuring.here()} in {sum(r.device_s for r in found):.1f} GPU-seconds"
+        + (f"; in {to}" if to else "")
+    )
+
+
+def collectives(
+    to: Annotated[Path | None, _option(
+        "Write them, for `tessera estimate --collectives`.", metavar="FILE.csv")] = None,
+    gpu: Annotated[str, _option(
+        "Name of the GPU type, as estimates name it; by default as the device calls itself.")] = "",
+    network: Annotated[str, _option("Name of the network between nodes; `default`.")] = "default",
+    primitive: Annotated[list[Primitive] | None, _option("Repeatable; by default all.")] = None,
+    sizes: Annotated[str, _option(f"Of tensors; {SIZES}.")] = SIZES,
+    group: Annotated[list[str] | None, _option(
+        "Groups of so many nodes and GPUs of each; repeatable; by default all powers of two.",
+        metavar="NODESxGPUS")] = None,
+    repeats: Annotated[int, _option("Timed runs; 5.", min=1, max=_MOST_REPEATS)] = 5,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Measure collectives on the devices that are there; a process of a JAX job is a node. Needs JAX."""
+    wanted = list(primitive or Primitive)
+    size_bytes = sorted({options.size_bytes("--sizes", text) for text in sizes.split(",")})
+    groups = [_group(text) for text in group or ()]
+    if to is not None and not to.resolve().parent.is_dir():
+        raise InvalidInput("--to", f"there is no folder {to.resolve().parent}")
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("collectives", total=len(wanted))
+        found: list[CommRecord] = with_jax(MEASURING).collectives(
+            wanted, size_bytes, groups, names=(gpu, network), date=_today(), repeats=repeats,
+            told=lambda: progress.advance(task),
+        )  # fmt: skip
+    if to is not None:
+        write_records(to, found)
+    _show(found, _COLLECTIVES, as_json=as_json)
+    note(f"{len(found):,} measured on {found[0].device}" + (f"; in {to}" if to else ""))
+
+
+_LAYERS: Final = [
+    Column[ProfileRecord]("KIND", lambda r: r.kind),
+    Column[ProfileRecord]("SAMPLES", lambda r: number(r.samples), right=True),
+    Column[ProfileRecord]("TP", lambda r: str(r.tp), right=True),
+    Column[ProfileRecord]("FORWARD", lambda r: f"{number(1e3 * r.forward_s)} ms", right=True),
+    Column[ProfileRecord]("BACKWARD", lambda r: f"{number(1e3 * r.backward_s)} ms", right=True),
+    Column[ProfileRecord]("BY", lambda r: r.method),
+]
+_COLLECTIVES: Final = [
+    Column[CommRecord]("COLLECTIVE", lambda r: r.primitive),
+    Column[CommRecord]("GROUP", lambda r: f"{r.group_nodes}x{r.group_gpus_per_node}", right=True),
+    Column[CommRecord]("GROUPS", lambda r: str(r.num_groups), right=True),
+    Column[CommRecord]("MIB", lambda r: number(r.bytes / 2**20), right=True),
+    Column[CommRecord]("TIME", lambda r: f"{number(1e3 * r.time_s)} ms", right=True),
+    Column[CommRecord]("GB/S", lambda r: number(r.bytes / r.time_s / 1e9), right=True),
+    Column[CommRecord]("SPREAD", lambda r: f"{100 * (r.spread or 0):.0f} %", right=True),
+]
+
+
+def _show(found: Sequence[Any], columns: Sequence[Column[Any]], *, as_json: bool) -> None:
+    if as_json:
+        line(json.dumps([asdict(record) for record in found], indent=2))
+    elif found:
+        show_table(found, columns)
+
+
+def _numbers(where: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 0 < int(p) <= limits.MAX_GPUS for p in parts):
+        raise InvalidInput(where, f"{text!r}: write whole numbers from 1, e.g. 1,2,4")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _group(text: str) -> Shape:
+    match = _GROUP.fullmatch(text)
+    if match is None:
+        raise InvalidInput("--group", f"{text!r}: write nodes and GPUs of each, e.g. 1x4")
+    return Shape(nodes=int(match[1]), gpus_per_node=int(match[2]))
+
+
+def _today() -> str:
+    return now().ToJsonString()[:10]
