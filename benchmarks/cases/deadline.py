@@ -153,13 +153,14 @@ def deadline(
     promised when it comes if it fits, and its room is missing later. So the margin has no bound.
 
     ``planned`` promises nothing either (``deadlines = planned``), and starts from EDF;
-    ``planned_worst_margin_vs_any`` is its margin. At commit 7a00894, with ``--rounds 600 --jobs-share 0.5 --seed
-    3 --seeds 3`` (140 jobs each; it was made with the trace's jobs of seeds 1 and 2), it met 0.762, 0.850, 0.936
-    and 1 of the deadlines at tightness 1, 1.2, 1.5 and 2, EDF 0.752, 0.831, 0.910 and 0.979; beyond,
-    both met all. With none of the seeds it was below EDF at any tightness. Jobs restarted 2.0 times, EDF's 1.3.
+    ``planned_worst_margin_vs_any`` is its margin. At commit 7a00894, with ``--rounds 600 --jobs-share 0.5
+    --seed 3 --seeds 3`` (140 jobs each; it was made with the jobs of seeds 1 and 2), it met 0.762, 0.850,
+    0.936 and 1 of the deadlines at tightness 1, 1.2, 1.5 and 2, EDF 0.752, 0.831, 0.910 and 0.979; beyond,
+    both met all. With none of the seeds it was below EDF at any tightness. Jobs restarted 2.0 times, under
+    EDF 1.3 times.
 
     CP-SAT's search for more promises is off (``--search``): it found none at tightness 1, 1.2 and 2 of the
-    default sweep, and took five times the CPU.
+    default sweep, and took five times as long.
     """
     base = Work(
         trace=default_trace(trace), profiles=str(profiles or ""), gpus_share=gpus_share,
