@@ -296,14 +296,14 @@ class AutomaticCells:
             every = "" in woken or self._clock.monotonic_s() >= next_s
             if every:
                 next_s = self._clock.monotonic_s() + self._period_s
-            await self._look(None if every else woken)
+            await self.look(None if every else woken)
             left_s = max(0.0, next_s - self._clock.monotonic_s())
             try:
                 await asyncio.wait_for(self._wake.wait(), left_s)
             except TimeoutError:
                 continue
 
-    async def _look(self, woken: set[str] | None) -> None:
+    async def look(self, woken: set[str] | None) -> None:
         """Look at the clusters that were woken; None: at all."""
         facts = {"action": "estimating_failed"}
         try:

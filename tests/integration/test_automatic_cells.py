@@ -1,0 +1,364 @@
+"""Cells that come by themselves: for which jobs, from which replica, and what measurements teach them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from db.store import PostgresStore
+from formulation.errors import TesseraError
+from formulation.resources import EstimateRecord, ModelSpec, NodeSpec
+from formulation.snapshot import GpuType, Source, Workload
+from service.automatic import AutomaticCells, Deriving
+from service.estimating import Estimator, catalogue_of
+from service.rpc.calls import Calls
+from tests.support.stored import (
+    BERT,
+    C,
+    a_record,
+    a_spec,
+    agents_report,
+    do,
+    job,
+    run,
+    submit,
+)
+
+PUBLISHED = Workload(model="bert", params="1.3B", global_batch=256)
+MOE = Workload(model="moe", params="690M", global_batch=256)
+UNKNOWN = Workload(model="sphinx", params="9B", global_batch=8)
+ARCHITECTURE = (
+    "{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128, vocabulary: 1000}"
+)
+
+
+def a_bare_cluster(store: PostgresStore, *types: str, nodes: int = 2) -> None:
+    """Create a cluster with nodes of four GPUs and no estimates."""
+    kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100",)]
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    for kind in kinds:
+        for i in range(nodes):
+            node = NodeSpec(name=f"{kind.name}-{i}", gpu_type=kind.name, gpus=4)
+            store.hello(C, f"agent-{kind.name}-{i}", "first", [node])
+
+
+def a_deriving(store: PostgresStore, *multiples: float, learns: bool = True) -> Deriving:
+    return Deriving(store, catalogue_of(), multiples or (0.5, 1.0, 2.0), learns=learns)
+
+
+def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
+    return store.list_estimates(C, workload.model, workload.params, workload.global_batch, 0, 1000)[
+        0
+    ]
+
+
+def counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
+    return {(r.gpu_type, r.gpus) for r in records}
+
+
+def told(store: PostgresStore, name: str) -> str:
+    reason = job(store, name).reason
+    return "" if reason is None else f"{reason.code}: {reason.message}; {reason.next_step}"
+
+
+def test_a_job_without_estimates_gets_cells_on_all_types(store: PostgresStore) -> None:
+    a_bare_cluster(store, "a100", "v100")
+    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
+    assert a_deriving(store).derive(C) == 1
+    found = cells_of(store, PUBLISHED)
+    assert counts(found) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
+    assert {r.source for r in found} == {Source.ANALYTIC}
+    assert told(store, "j") == ""
+
+
+def test_counts_can_be_widened_and_never_exceed_the_type(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
+    a_deriving(store, 0.25, 0.5, 1, 2, 4, 8).derive(C)
+    assert counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
+
+
+def test_doing_it_again_changes_nothing(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
+    assert a_deriving(store).derive(C) == 1
+    before = cells_of(store, PUBLISHED)
+    assert a_deriving(store).derive(C) == 0
+    assert cells_of(store, PUBLISHED) == before
+
+
+def test_a_workload_with_a_users_estimates_is_left_alone(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(1, workload=PUBLISHED)]))
+    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
+    assert a_deriving(store).derive(C) == 0
+    assert len(cells_of(store, PUBLISHED)) == 1
+
+
+def test_another_request_brings_more_counts_and_loses_none(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
+    deriving = a_deriving(store)
+    deriving.derive(C)
+    assert counts(cells_of(store, PUBLISHED)) == {("a100", 1), ("a100", 2)}
+    submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
+    assert deriving.derive(C) == 1
+    assert counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
+
+
+def test_a_job_of_an_unknown_model_says_so_and_what_to_do(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("j", workload=UNKNOWN))
+    assert a_deriving(store).derive(C) == 0
+    said = told(store, "j")
+    assert said.startswith(
+        "NO_ESTIMATE: sphinx/9B/8 has no estimates: the model sphinx 9B is unknown"
+    )
+    assert "describe it with Estimates.UpsertModels, or import a profile of it" in said
+
+
+def test_once_its_model_is_described_it_gets_cells(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("j", workload=UNKNOWN))
+    deriving = a_deriving(store)
+    deriving.derive(C)
+    spec = ModelSpec(model="sphinx", params="9B", architecture=ARCHITECTURE, micro_batches=4)
+    do(store, lambda w: w.upsert_models(C, [spec]))
+    assert deriving.derive(C) == 1
+    assert all(math.isfinite(r.iter_time_s) for r in cells_of(store, UNKNOWN))
+    assert told(store, "j") == ""
+    before = cells_of(store, UNKNOWN)
+    do(store, lambda w: w.upsert_models(C, [replace(spec, micro_batches=8)]))
+    assert deriving.derive(C) == 1
+    assert [r.iter_time_s for r in cells_of(store, UNKNOWN)] != [r.iter_time_s for r in before]
+
+
+def test_types_that_are_unknown_are_left_out_and_said_if_none_is_left(store: PostgresStore) -> None:
+    a_bare_cluster(store, "a100", "abacus")
+    submit(store, a_spec("j", workload=PUBLISHED))
+    a_deriving(store).derive(C)
+    assert {t for t, _ in counts(cells_of(store, PUBLISHED))} == {"a100"}
+    submit(store, a_spec("k", workload=MOE))
+    known = {"h100": catalogue_of()["h100"]}
+    assert Deriving(store, known, (1.0,)).derive(C) == 0
+    assert "none of the cluster's GPU types (a100, abacus) is in the hardware catalogue" in told(
+        store, "k"
+    )
+
+
+def test_requests_that_fit_no_type_are_said(store: PostgresStore) -> None:
+    a_bare_cluster(store, nodes=1)
+    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
+    a_deriving(store, 2.0).derive(C)
+    assert "on 8 GPUs, and there are only 4 x a100" in told(store, "j")
+
+
+def test_a_cluster_without_nodes_waits_for_them(store: PostgresStore) -> None:
+    a_bare_cluster(store, nodes=0)
+    submit(store, a_spec("j", workload=PUBLISHED))
+    deriving = a_deriving(store)
+    assert deriving.derive(C) == 0
+    assert "has no nodes yet" in told(store, "j")
+    store.hello(C, "agent-n", "first", [NodeSpec(name="n", gpu_type="a100", gpus=4)])
+    assert deriving.derive(C) == 1
+    assert told(store, "j") == ""
+
+
+def test_while_they_are_made_the_job_says_so(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("j", workload=PUBLISHED))
+    said: list[str] = []
+    real = Estimator.cells
+
+    def cells(self: Estimator, *args: Any) -> Any:
+        said.append(told(store, "j"))
+        return real(self, *args)
+
+    monkeypatch.setattr(Estimator, "cells", cells)
+    a_deriving(store).derive(C)
+    assert "they are being made, on a100" in said[0]
+
+
+def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("bad", workload=MOE), a_spec("good", workload=PUBLISHED))
+    real = Estimator.cells
+
+    def cells(self: Estimator, workload: Workload, *args: Any) -> Any:
+        if workload == MOE:
+            raise TesseraError("its experts are on strike")
+        return real(self, workload, *args)
+
+    monkeypatch.setattr(Estimator, "cells", cells)
+    a_deriving(store).derive(C)
+    assert "could not be made: its experts are on strike" in told(store, "bad")
+    assert cells_of(store, PUBLISHED)
+    assert "no Cells for moe/690M/256" in caplog.text
+
+
+def test_what_is_cancelled_is_not_written(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("j", workload=PUBLISHED))
+    assert a_deriving(store).derive(C, lambda: True) == 0
+    assert cells_of(store, PUBLISHED) == []
+
+
+def measure(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
+    """Let a job run on a Cell of degree 1 long enough to be measured."""
+    run(store, **{name: [("a100-0", list(range(gpus)))]})
+    for done in range(1, 8):
+        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s)
+
+
+def test_a_measured_cell_is_measured_and_corrects_like_ones(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
+    submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
+    deriving = a_deriving(store)
+    assert deriving.derive(C) == 2
+    before = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    others = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, MOE)}
+    slow = 1.5 * before[2, 1].iter_time_s
+    measure(store, "runs", 2, slow)
+    assert deriving.derive(C) == 2
+    after = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    own, like = after[2, 1], after[2, 2]
+    assert (own.source, own.iter_time_s) == (Source.MEASURED, slow)
+    assert own.provenance == "median of 1 run here"
+    assert like.source is Source.ANALYTIC
+    assert like.iter_time_s > 1.2 * before[2, 2].iter_time_s
+    assert like.sd is not None
+    assert before[2, 2].sd is not None
+    assert like.sd < before[2, 2].sd
+    assert "calibrated on 1 measurements" in like.provenance
+    now = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, MOE)}
+    assert (
+        now[2, 1].iter_time_s > others[2, 1].iter_time_s
+    )  # the type is slower than its data sheet
+    assert deriving.derive(C) == 0
+
+
+def test_without_learning_measurements_change_nothing(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
+    deriving = a_deriving(store, learns=False)
+    deriving.derive(C)
+    before = cells_of(store, PUBLISHED)
+    measure(store, "runs", 2, 99.0)
+    assert deriving.derive(C) == 0
+    assert cells_of(store, PUBLISHED) == before
+
+
+def test_a_users_estimate_of_a_measured_cell_stays(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    users = a_record(1, iter_time_s=1.0, source=Source.PROFILED)
+    do(store, lambda w: w.upsert_estimates(C, [users]))
+    submit(store, a_spec("runs"))
+    measure(store, "runs", 1, 3.0)
+    assert a_deriving(store).derive(C) == 0
+    assert [(r.iter_time_s, r.source) for r in cells_of(store, BERT)] == [(1.0, Source.PROFILED)]
+
+
+def test_a_measurement_on_a_shape_without_an_estimate_is_a_new_one(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(2, nodes=1, iter_time_s=1.0)]))
+    submit(store, a_spec("runs", requested_gpus=2))
+    run(store, runs=[("a100-0", [0]), ("a100-1", [0])])
+    for done in range(1, 8):
+        agents_report(store, iterations_done=float(done), iter_time_s=3.0)
+    a_deriving(store).derive(C)
+    assert [(r.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def a_replica(
+    store: PostgresStore, deriving: Deriving, holder: str
+) -> AsyncIterator[AutomaticCells]:
+    calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
+    cells = AutomaticCells(
+        store, deriving, HandClock(), calls=calls, estimate_calls=estimate_calls, holder=holder,
+        period_s=60.0,
+    )  # fmt: skip
+    yield cells
+    await cells.stop()
+    await asyncio.gather(calls.close(), estimate_calls.close())
+
+
+class Counting(Deriving):
+    """Counts how often it is asked."""
+
+    def __init__(self, store: PostgresStore, fail: bool = False) -> None:
+        super().__init__(store, catalogue_of(), (1.0,))
+        self.asked: list[str] = []
+        self.seen = asyncio.Event()
+        self._loop, self._fail = asyncio.get_running_loop(), fail
+
+    def derive(self, cluster: str, *_: Any) -> int:
+        self.asked.append(cluster)
+        self._loop.call_soon_threadsafe(self.seen.set)
+        if self._fail:
+            raise RuntimeError("a mistake")
+        return 0
+
+    async def is_asked(self) -> None:
+        async with asyncio.timeout(10):
+            await self.seen.wait()
+        self.seen.clear()
+
+
+async def test_only_the_replica_that_holds_the_lease_estimates(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    one, other = Counting(store), Counting(store)
+    async with a_replica(store, one, "one") as first, a_replica(store, other, "other") as second:
+        await first.look(None)
+        await second.look(None)
+        await second.look({C})
+        await first.look({C})
+    assert (one.asked, other.asked) == ([C, C], [])
+
+
+async def test_a_replica_that_is_woken_looks_at_that_cluster(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
+    deriving = Counting(store)
+    async with a_replica(store, deriving, "one") as cells:
+        cells.start()
+        await deriving.is_asked()
+        cells.wake(C)
+        await deriving.is_asked()
+    assert sorted(deriving.asked) in (["lab", "lab", "quiet"], ["lab", "lab"])
+
+
+async def test_a_mistake_does_not_end_the_task(
+    store: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_bare_cluster(store)
+    deriving = Counting(store, fail=True)
+    with caplog.at_level(logging.ERROR):
+        async with a_replica(store, deriving, "one") as cells:
+            cells.start()
+            await deriving.is_asked()
+            cells.wake("nowhere")
+            cells.wake("")
+            await deriving.is_asked()
+    assert len(deriving.asked) == 2
+    assert "nothing is estimated for lab" in caplog.text

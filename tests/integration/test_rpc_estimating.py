@@ -1,0 +1,217 @@
+"""Models and estimates over a real socket: what is answered, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc import StatusCode
+
+from db.store import PostgresStore
+from formulation.resources import NodeSpec
+from formulation.snapshot import GpuType, Source
+from service.rpc.convert.estimates import to_workload
+from tessera.v1 import estimates_pb2 as pb
+from tessera.v1 import estimates_pb2_grpc
+from tests.support.rpc import details, serving
+from tests.support.stored import C, a_record, a_spec, do, submit
+
+PARENT = f"clusters/{C}"
+MINE = pb.Model(
+    model="mine", params="4L", micro_batches=8,
+    architecture="{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128,"
+    " vocabulary: 1000}",
+)  # fmt: skip
+BERT = pb.Workload(model="bert", params="1.3B", global_batch=256)
+
+
+@asynccontextmanager
+async def estimates(
+    store: PostgresStore, *types: str, **settings: Any
+) -> AsyncIterator[estimates_pb2_grpc.EstimatesStub]:
+    """Yield a stub to a server whose cluster has two nodes of four GPUs of each type."""
+    kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100", "v100")]
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    nodes = [NodeSpec(name=f"{t.name}-{i}", gpu_type=t.name, gpus=4) for t in kinds for i in (0, 1)]
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    async with serving(store, **settings) as (channel, _):
+        yield estimates_pb2_grpc.EstimatesStub(channel)
+
+
+def a_call(**fields: Any) -> pb.EstimateCellsRequest:
+    return pb.EstimateCellsRequest(parent=PARENT, **fields)
+
+
+async def test_a_jobs_cells_are_estimated_on_all_types_around_what_it_requests(
+    store: PostgresStore,
+) -> None:
+    async with estimates(store) as stub:
+        submit(store, a_spec("j", workload=to_workload("w", BERT), requested_gpus=2))
+        answer = await stub.EstimateCells(a_call(job=f"{PARENT}/jobs/j"))
+        kept = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
+    cells = [c.estimate.cell for c in answer.cells]
+    assert [(c.gpu_type, c.gpus, c.pipeline_degree) for c in cells] == [
+        (t, n, d) for t in ("a100", "v100") for n in (1, 2, 4) for d in (1, 2, 4) if d <= n
+    ]  # fmt: skip
+    assert (answer.kept, len(kept.cells)) == (12, 12)
+    assert sorted(str(c) for c in kept.cells) == sorted(str(c.estimate) for c in answer.cells)
+    four = answer.cells[3]
+    assert four.estimate.source == pb.ANALYTIC
+    assert 0.1 < four.estimate.sd < 1.0
+    assert four.micro_batches == 16
+    (stage,) = four.stages
+    assert stage.data_parallel * stage.tensor_parallel == 4
+    assert 1e9 < stage.memory_bytes < 40 * 2**30
+
+
+async def test_what_is_only_validated_is_answered_and_not_kept(store: PostgresStore) -> None:
+    async with estimates(store) as stub:
+        answer = await stub.EstimateCells(
+            a_call(
+                workload=BERT,
+                gpus=[4],
+                gpu_types=["v100"],
+                pipeline_degrees=[2],
+                validate_only=True,
+            )
+        )
+        kept = await stub.ListCells(pb.ListCellsRequest(parent=PARENT))
+    assert len(answer.cells) == 1
+    assert len(answer.cells[0].stages) == 2
+    assert (answer.kept, len(kept.cells)) == (0, 0)
+
+
+async def test_a_users_estimate_stays_when_its_workload_is_estimated(store: PostgresStore) -> None:
+    async with estimates(store, "a100") as stub:
+        users = a_record(
+            2, workload=to_workload("w", BERT), source=Source.PROFILED, iter_time_s=9.0
+        )
+        do(store, lambda w: w.upsert_estimates(C, [users]))
+        answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1, 2]))
+        kept = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
+    assert answer.kept == 1
+    found = {(c.cell.gpus, c.cell.pipeline_degree): c for c in kept.cells}
+    assert found.keys() == {(1, 1), (2, 1)}
+    assert (found[2, 1].iter_time_s, found[2, 1].source) == (9.0, pb.PROFILED)
+
+
+async def test_a_users_model_is_kept_listed_and_estimated(store: PostgresStore) -> None:
+    async with estimates(store) as stub:
+        stored = await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE]))
+        listed = await stub.ListModels(pb.ListModelsRequest(parent=PARENT))
+        cells = await stub.EstimateCells(
+            a_call(workload=pb.Workload(model="mine", params="4L", global_batch=32), gpus=[1])
+        )
+    (model,) = stored.models
+    assert list(listed.models) == [model]
+    assert (model.micro_batches, model.state_bytes, model.dtype) == (8, 16.0, "bf16")
+    assert 3e6 < model.parameters < 5e6
+    assert {c.micro_batches for c in cells.cells} == {8}
+
+
+async def test_a_model_that_is_only_validated_is_not_kept(store: PostgresStore) -> None:
+    async with estimates(store) as stub:
+        call = pb.UpsertModelsRequest(parent=PARENT, models=[MINE], validate_only=True)
+        assert (await stub.UpsertModels(call)).models
+        assert not (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))).models
+
+
+async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
+    store: PostgresStore,
+) -> None:
+    async with estimates(store) as stub:
+        own = pb.Model(model="bert", params="1.3B", architecture=MINE.architecture)
+        await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE, own]))
+        found: list[pb.Model] = []
+        token = ""
+        while True:
+            page = await stub.ListModels(
+                pb.ListModelsRequest(
+                    parent=PARENT, page_size=7, page_token=token, with_published=True
+                )
+            )
+            found += page.models
+            token = page.next_page_token
+            if not token:
+                break
+    keys = [(m.model, m.params) for m in found]
+    assert keys == sorted(set(keys))
+    assert {("bert", "1.3B"), ("mine", "4L"), ("moe", "27B")} <= set(keys)
+    published = {(m.model, m.params): m.published for m in found}
+    assert (published["bert", "1.3B"], published["bert", "2.6B"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "says"),
+    [
+        ({"workload": pb.Workload(model="sphinx", global_batch=8), "gpus": [1]},
+         "workload.model", "describe it with Estimates.UpsertModels, or import a profile"),
+        ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
+         "gpu_types[1]", "the cluster has no type 'b100'; it has: a100, abacus"),
+        ({"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},
+         "gpu_types[0]", "abacus is not in the hardware catalogue"),
+        ({"workload": BERT}, "gpus", "must be given"),
+        ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 1,024"),
+        ({"workload": BERT, "gpus": [1], "pipeline_degrees": [0]}, "pipeline_degrees[0]", "must lie"),
+        ({"workload": BERT, "job": "clusters/c/jobs/j"}, "workload", "exactly one"),
+        ({}, "workload", "exactly one"),
+        ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "a100"]}, "gpu_types[1]", "repeats"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_estimated_is_refused_by_the_field(
+    store: PostgresStore, fields: dict[str, Any], field: str, says: str
+) -> None:
+    async with estimates(store, "a100", "abacus") as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as wrong:
+            await stub.EstimateCells(a_call(**fields))
+    assert wrong.value.code() is StatusCode.INVALID_ARGUMENT
+    assert says in str(wrong.value.details())
+    assert details(wrong.value)[1] == [field]
+
+
+async def test_types_that_are_unknown_are_left_out_unless_none_is_left(
+    store: PostgresStore,
+) -> None:
+    async with estimates(store, "a100", "abacus") as stub:
+        found = await stub.EstimateCells(a_call(workload=BERT, gpus=[1]))
+        assert {c.estimate.cell.gpu_type for c in found.cells} == {"a100"}
+    store_of_abaci = "abacus"
+    do(store, lambda w: w.upsert_cluster("d", [GpuType(name=store_of_abaci, memory_bytes=1)], None))
+    async with serving(store) as (channel, _):
+        stub = estimates_pb2_grpc.EstimatesStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="has no nodes yet"):
+            await stub.EstimateCells(
+                pb.EstimateCellsRequest(parent="clusters/d", workload=BERT, gpus=[1])
+            )
+        do(store, lambda w: w.upsert_nodes("d", [NodeSpec(name="n", gpu_type="abacus", gpus=1)]))
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"none of the cluster's GPU types \(abacus\)"
+        ):
+            await stub.EstimateCells(
+                pb.EstimateCellsRequest(parent="clusters/d", workload=BERT, gpus=[1])
+            )
+
+
+async def test_a_type_of_the_users_own_is_estimated_for(
+    store: PostgresStore, tmp_path: Any
+) -> None:
+    file = tmp_path / "hardware.yaml"
+    file.write_text("hardware: [{name: abacus, like: a100, memory_gib: 20}]")
+    async with estimates(store, "abacus", hardware=str(file)) as stub:
+        found = await stub.EstimateCells(a_call(workload=BERT, gpus=[4]))
+    assert {c.estimate.cell.gpu_type for c in found.cells} == {"abacus"}
+
+
+async def test_a_wrong_model_is_refused_by_its_field(store: PostgresStore) -> None:
+    wrong = pb.Model(model="b", architecture="{architecture: transformer, layers: many}")
+    async with estimates(store) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE, wrong]))
+        again = pb.UpsertModelsRequest(parent=PARENT, models=[MINE, MINE])
+        with pytest.raises(grpc.aio.AioRpcError, match="repeats"):
+            await stub.UpsertModels(again)
+        assert not (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))).models
+    assert details(refused.value)[1] == ["models[1].architecture.layers"]
