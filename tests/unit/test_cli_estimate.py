@@ -1,0 +1,276 @@
+"""``tessera estimate`` and ``tessera profile``: what they print, what they write, how they refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from estimator.plans import Stage
+from service.cli import main, modelling
+from service.cli.estimateview import layers, short
+from service.importing.files import profiles_of
+
+BERT = ["--model", "bert/1.3B", "--batch", "256"]
+ON_8 = ["--gpu", "a100", "--count", "8"]
+TINY = [
+    f"--argument={a}"
+    for a in ("hidden=32", "layers=2", "heads=2", "vocabulary=64", "sequence=16", "dtype=f32")
+]
+STEP = ["--step", "estimator.tracing.models.steps:decoder", *TINY]
+
+
+def estimate(*arguments: str) -> Result:
+    return CliRunner().invoke(main.app, ["estimate", *arguments])
+
+
+def answered(*arguments: str) -> dict[str, Any]:
+    found = estimate(*arguments, "--json")
+    assert found.exit_code == 0, found.stderr
+    document: dict[str, Any] = json.loads(found.stdout)
+    return document
+
+
+def refused(*arguments: str) -> str:
+    found = estimate(*arguments)
+    assert found.exit_code == 2, found.output
+    assert found.stdout == ""
+    return found.stderr
+
+
+def test_there_is_a_row_for_each_pipeline_degree_and_the_fastest_is_marked() -> None:
+    lines = estimate(*BERT, *ON_8).stdout.splitlines()
+    rows = [text.removeprefix("*").split() for text in lines[1:]]
+    assert [row[0] for row in rows] == ["1", "2", "4", "8"]
+    (marked,) = [text for text in lines if text.startswith("*")]
+    seconds = [float(row[1]) for row in rows]
+    assert float(marked.split()[2]) == min(seconds)
+    assert "of 36.0 GiB" in marked
+
+
+def test_json_says_all_of_a_plan() -> None:
+    found = answered(*BERT, *ON_8)
+    assert (found["model"], found["params"], found["global_batch"]) == ("bert", "1.3B", 256)
+    assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4, 8]
+    assert [cell["best"] for cell in found["cells"]].count(True) == 1
+    for cell in found["cells"]:
+        assert sum(stage["dp"] * stage["tp"] for stage in cell["stages"]) == 8
+        assert cell["samples_per_s"] == pytest.approx(256 / cell["iter_time_s"])
+        held = [stage["memory_bytes"] for stage in cell["stages"]]
+        assert 0 < max(held) <= cell["memory_limit_bytes"]
+
+
+def test_what_does_not_fit_is_told_with_how_much_it_needs() -> None:
+    found = estimate("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
+    assert found.exit_code == 0
+    assert found.stdout == ""
+    assert "4 a10, 1 stage: does not fit: stage 0 needs" in found.stderr
+    assert "of 21.6 GiB" in found.stderr
+    dropped = answered("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
+    assert [d["pipeline_degree"] for d in dropped["dropped"]] == [1, 2, 4]
+    assert all(d["needed_bytes"] > d["limit_bytes"] for d in dropped["dropped"])
+
+
+def test_all_shows_the_best_of_each_type_at_half_all_and_twice_the_gpus() -> None:
+    found = estimate(*BERT, "--count", "2", "--all")
+    rows = [text.removeprefix("*").split() for text in found.stdout.splitlines()[1:]]
+    assert {row[0] for row in rows} >= {"a100", "v100", "h100", "b200", "mi300x"}
+    assert [row[1] for row in rows if row[0] == "a100"] == ["1", "2", "4"]
+
+
+def test_all_of_a_file_are_the_types_of_the_file(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("hardware: [{name: lab, like: h100, memory_gib: 40}]\n")
+    found = answered(*BERT, "--count", "2", "--all", "--hardware", str(own))
+    assert {cell["gpu_type"] for cell in found["cells"]} == {"lab"}
+    assert answered(*BERT, "--count", "2", "--gpu", "lab", "--hardware", str(own))["cells"]
+
+
+def test_what_is_written_is_read_as_profiles(tmp_path: Path) -> None:
+    to = tmp_path / "profiles.csv"
+    assert estimate(*BERT, "--gpu", "a10", "--count", "2", "--write", str(to)).exit_code == 0
+    cells = answered(*BERT, "--gpu", "a10", "--count", "2")["cells"]
+    records = profiles_of(to)
+    assert [(r.workload.key, r.gpu_type, r.gpus, r.nodes) for r in records] == [
+        ("bert/1.3B/256", "a10", 2, 1)
+    ] * 2
+    assert [r.iter_time_s for r in records] == [cell["iter_time_s"] for cell in cells]
+    assert {(r.source.name, r.provenance) for r in records} == {("ANALYTIC", "analytic v2")}
+
+
+def test_a_cell_that_does_not_fit_is_written_as_infeasible(tmp_path: Path) -> None:
+    to = tmp_path / "profiles.csv"
+    arguments = ["--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "2"]
+    assert estimate(*arguments, "--write", str(to)).exit_code == 0
+    assert [r.iter_time_s for r in profiles_of(to)] == [float("inf")] * 2
+
+
+def test_an_architecture_of_ones_own_is_named_by_its_file_or_by_model(tmp_path: Path) -> None:
+    file = tmp_path / "my net.yaml"
+    file.write_text(
+        "architecture: transformer\nlayers: 4\nhidden: 256\nheads: 4\nsequence: 128\nvocabulary: 1000\n"
+    )
+    found = answered("--architecture", str(file), "--batch", "32", *ON_8)
+    assert (found["model"], found["dtype"]) == ("my-net", "bf16")
+    assert found["params"].endswith("M")
+    named = answered("--architecture", str(file), "--batch", "32", *ON_8, "--model", "net/4M")
+    assert (named["model"], named["params"]) == ("net", "4M")
+
+
+def test_a_hugging_face_configuration_is_estimated(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 4096,
+    }))  # fmt: skip
+    short_one = answered("--hf", str(file), "--sequence", "128", "--batch", "32", *ON_8)
+    long_one = answered("--hf", str(file), "--batch", "32", *ON_8)
+    assert short_one["parameters"] == long_one["parameters"]
+    assert short_one["cells"][0]["iter_time_s"] < long_one["cells"][0]["iter_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "counts"), [("stages", [1, 2, 4, 8]), ("4-stages", [4, 8, 16, 32]), ("8", [8] * 4)]
+)
+def test_micro_batches_are_as_asked(rule: str, counts: list[int]) -> None:
+    found = answered(*BERT, *ON_8, "--micro-batches", rule)
+    assert [cell["micro_batches"] for cell in found["cells"]] == counts
+
+
+def test_searched_micro_batches_are_never_worse() -> None:
+    searched = answered(*BERT, *ON_8, "--micro-batches", "searched")["cells"]
+    for fixed in ("4", "16"):
+        other = answered(*BERT, *ON_8, "--micro-batches", fixed)["cells"]
+        pairs = zip(searched, other, strict=True)
+        assert all(a["iter_time_s"] <= b["iter_time_s"] * (1 + 1e-9) for a, b in pairs)
+
+
+def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
+    found = answered("--model", "bert/1.3B", "--batch", "100", *ON_8, "--micro-batches", "stages")
+    assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4]
+    reasons = {d["pipeline_degree"]: d["reason"] for d in found["dropped"]}
+    assert reasons == {8: "8 micro-batches do not divide a batch of 100"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "8", *ON_8], "--model: is needed"),
+        (["--model", "brt", "--batch", "8", *ON_8], "there is no model 'brt', only wide_resnet, bert"),
+        (["--model", "bert", "--batch", "8", *ON_8], "name a size: bert/760M, bert/1.3B"),
+        (["--model", "bert/9B", "--batch", "8", *ON_8], "bert/9B: there are bert/760M"),
+        ([*BERT, "--gpu", "a1000", "--count", "8"], "no type 'a1000'; did you mean a100? there are"),
+        ([*BERT, "--count", "8"], "--gpu: is needed, or --all"),
+        ([*BERT, "--gpu", "a100", "--count", "5"], "5 GPUs do not lie evenly on 2 nodes; give 5"),
+        ([*BERT, *ON_8, "--nodes", "1"], "a node has 4 a100, so 8 are on 2 nodes at least"),
+        ([*BERT, *ON_8, "--all"], "--all: cannot be with --gpu or --nodes"),
+        (["--model", "bert/1.3B", "--batch", "250", *ON_8],
+         "16 do not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125"),
+        ([*BERT, *ON_8, "--micro-batches", "some"], "--micro-batches: must be a number from 1, or"),
+        ([*BERT, *ON_8, "--dtype", "f8"], "--dtype: must be one of f32, bf16, f16"),
+        ([*BERT, *ON_8, "--sequence", "8"], "belong to --architecture or --hf"),
+        ([*BERT, *ON_8, "--argument", "a=1"], "--argument: belongs to --step"),
+        ([*BERT, *ON_8, "--network", "ib"], "--network: belongs to --collectives"),
+        ([*BERT, *ON_8, "--hf", "/none/config.json"], "/none/config.json: cannot be read"),
+        ([*BERT, *ON_8, "--hf", "a", "--step", "b"], "--hf, --step: are each a model of its own"),
+        ([*BERT, *ON_8, "--collectives", "/none/comm.csv"], "comm.csv: cannot be read"),
+        ([*BERT, *ON_8, "--profile", "/none/p.jsonl"], "/none/p.jsonl: cannot be read"),
+        ([*BERT, *ON_8, "--hardware", "/none/h.yaml"], "h.yaml: cannot be read"),
+        ([*BERT, *ON_8, "--write", "/none/out.csv"], "/none/out.csv: cannot be written"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_with_what_to_give(arguments: list[str], said: str) -> None:
+    found = estimate(*arguments)
+    assert found.exit_code == 2
+    assert said in found.stderr
+    assert found.stderr.startswith("error: ")
+
+
+def test_plans_are_written_in_short() -> None:
+    stages = [
+        Stage(start=0, end=3, dp=4, tp=2), Stage(start=3, end=5, dp=4, tp=2),
+        Stage(start=5, end=6, dp=1, tp=8), Stage(start=6, end=9, dp=1, tp=1),
+        Stage(start=9, end=10, dp=8, tp=1, ep=4, sp=True),
+    ]  # fmt: skip
+    assert short(stages) == "2 x dp4 tp2 + tp8 + dp1 + dp8 ep4 sp"
+    assert layers(stages) == "3+2+1+3+1"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"), [(1.4247e9, "1.42B"), (7.6e8, "760M"), (9.999e8, "1B"), (12, "12")]
+)
+def test_sizes_are_named_as_models_are(parameters: float, said: str) -> None:
+    assert modelling.size_of(parameters) == said
+
+
+def test_estimates_need_no_jax() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from service.cli import main; "
+        "r = CliRunner().invoke(main.app, 'estimate --model bert/1.3B --batch 256 -g a100 -n 2'.split()); "
+        "assert r.exit_code == 0, r.output; assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["estimate", "--batch", "8", *ON_8, *STEP], ["profile", *STEP], ["profile", "collectives"]],
+)
+def test_without_jax_it_is_said_what_to_install(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "jax" else there(n))
+    found = CliRunner().invoke(main.app, arguments)
+    assert found.exit_code == 1
+    assert "this needs jax; install it with: pip install 'tessera[estimator]'" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -> None:
+    to = tmp_path / "layers.jsonl"
+    quick = ["--warmups", "1", "--repeats", "1", "--samples", "2", "--to", str(to), "--json"]
+    first = CliRunner().invoke(main.app, ["profile", *STEP, *quick])
+    assert first.exit_code == 0, first.stderr
+    measured = json.loads(first.stdout)
+    assert len(to.read_text().splitlines()) == len(measured) > 2
+    again = CliRunner().invoke(main.app, ["profile", *STEP, *quick])
+    assert json.loads(again.stdout) == []  # all of it is there
+    there = [*STEP, "--batch", "32", "--gpu", "a100", "--count", "1"]
+    plain = answered(*there)["cells"][0]["iter_time_s"]
+    with_profile = estimate(*there, "--profile", str(to), "--json")
+    assert "100 % of the work was measured" in with_profile.stderr
+    seconds = sum(r["forward_s"] + r["backward_s"] for r in measured)
+    found = json.loads(with_profile.stdout)["cells"][0]["iter_time_s"]
+    assert found != plain
+    assert found > 16 * seconds  # micro-batches of two samples, kinds that occur more than once
+    other = refused(*BERT, *ON_8, "--profile", str(to))
+    assert "they are of f32, the graph of f16" in other or "holds no layer of bert" in other
+
+
+def test_one_device_has_no_collectives() -> None:
+    found = CliRunner().invoke(main.app, ["profile", "collectives"])
+    assert found.exit_code == 2
+    assert "collectives need two or more" in found.stderr
+
+
+def test_measured_collectives_are_read_back_by_estimate(tmp_path: Path) -> None:
+    to = tmp_path / "comm.csv"
+    arguments = (
+        f"profile collectives --sizes 64KiB --repeats 2 --group 1x2 --gpu a100 --to {to} --json"
+    )
+    code = (
+        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'; "
+        f"from service.cli.main import app; app({arguments.split()!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert {r["primitive"] for r in json.loads(done.stdout)} >= {"all-reduce", "send"}
+    own = answered(*BERT, "--gpu", "a100", "--count", "2", "--collectives", str(to))
+    plain = answered(*BERT, "--gpu", "a100", "--count", "2")
+    assert own["cells"][1]["iter_time_s"] != plain["cells"][1]["iter_time_s"]

@@ -1,0 +1,72 @@
+"""By how much a pipeline degree does not fit: the very number of bytes at which it would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator.architectures.published import find
+from estimator.cells import MicroBatches, Setting, cells, degrees_of
+from estimator.collectives import LinkNetwork
+from estimator.hardware import A10, A100, Hardware
+from estimator.memory import Room, States
+from estimator.misses import micro_batches_of, misses
+from estimator.plans import Schedule, Shape, Training
+from estimator.rooflines import RooflineCompute
+
+
+def a_setting(model: str, params: str, hardware: Hardware, nodes: int) -> Setting:
+    known, shape = find(model, params), Shape(nodes=nodes, gpus_per_node=2)
+    setting = Setting(
+        graph=known.graph, training=known.training, hardware=hardware, shape=shape,
+        compute=RooflineCompute(hardware=hardware),
+        network=LinkNetwork(hardware=hardware, shape=shape),
+    )  # fmt: skip
+    return replace(setting, runtime=replace(setting.runtime, states=States(zero=known.zero)))
+
+
+def with_memory(setting: Setting, usable_bytes: float) -> Setting:
+    memory = round(usable_bytes / Room().usable)
+    return replace(setting, hardware=replace(setting.hardware, memory_bytes=memory))
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("model", "params", "nodes"), [("bert", "6.7B", 2), ("moe", "10B", 1), ("wide_resnet", "4B", 1)]
+)
+def test_with_what_it_needs_a_degree_fits_and_with_a_thousandth_less_it_does_not(
+    model: str, params: str, nodes: int, checkpointing: bool, schedule: Schedule
+) -> None:
+    setting = a_setting(model, params, A10, nodes)
+    training = replace(setting.training, checkpointing=checkpointing, schedule=schedule)
+    setting = with_memory(replace(setting, training=training), 10 * 2**30)
+    degrees = degrees_of(2 * nodes)
+    found = misses(setting, degrees, cells(setting, degrees))
+    assert found
+    for degree, miss in found.items():
+        assert miss is not None
+        assert miss.needed_bytes > miss.limit_bytes
+        assert degree in cells(with_memory(setting, 1.0001 * miss.needed_bytes), degrees)
+        assert degree not in cells(with_memory(setting, 0.999 * miss.needed_bytes), degrees)
+
+
+def test_what_fits_is_not_missed() -> None:
+    setting = a_setting("bert", "1.3B", A100, 1)
+    known = cells(setting)
+    assert list(known) == [1, 2]
+    assert misses(setting, [1, 2], known) == {}
+
+
+def test_more_stages_than_layers_are_not_a_matter_of_memory() -> None:
+    setting = a_setting("moe", "690M", A100, 8)
+    assert misses(setting, degrees_of(16), cells(setting)) == {16: None}
+
+
+def test_micro_batches_follow_the_rule() -> None:
+    training = Training(global_batch=24, micro_batches=6)
+    assert micro_batches_of(None, 4, training) == 6
+    assert micro_batches_of(MicroBatches.STAGES, 4, training) == 4
+    assert micro_batches_of(MicroBatches.FOUR_STAGES, 8, training) == 24
+    assert micro_batches_of(MicroBatches.SEARCHED, 1, training) == 16
