@@ -310,7 +310,8 @@ def table_of(swept: Swept) -> list[dict[str, Figure | str]]:
 def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
     runs = swept.runs[name, value]
     share = mean_interval([one.figures["satisfaction"] for one in runs])
-    promises = "deadlines_admitted" if is_ours(name) else "deadlines_started"
+    keeps = is_ours(name) and name != PLANNED
+    promises = "deadlines_admitted" if keeps else "deadlines_started"
     admitted, met = mean(runs, promises), mean(runs, "deadlines_met")
     row: dict[str, Figure | str] = {
         "tightness": value or "trace", "policy": shown(name), "ours": is_ours(name),
