@@ -68,12 +68,14 @@ class Residual:
     """
 
     gpu_sd: float = 0.08  # of a GPU type at like counts and batches
-    family_sd: float = 0.05  # of a family at like counts, batches and sizes
+    family_sd: float = 0.08  # of a family at like counts, batches and sizes
     pair_sd: float = 0.08  # of a family on a GPU type
-    shape_sd: float = 0.08  # of a GPU type's nodes x GPUs: its machines and network
-    noise_sd: float = 0.06
+    shape_sd: float = 0.18
+    """Of a GPU type's nodes x GPUs, from 4 GPUs on: its machines and network. None of a single GPU, half of
+    it of two."""
+    noise_sd: float = 0.08
     gpus_length: float = 1.5
-    batch_length: float = 1.5
+    batch_length: float = 3.0
     size_length: float = 1.0
 
 
@@ -148,7 +150,8 @@ def _covariance(prior: _Prior, a: _Features, by_a: Floats, b: _Features, by_b: F
     apart = _apart(a.gpus, b.gpus, r.gpus_length) + _apart(a.batch, b.batch, r.batch_length)
     near = np.exp(-0.5 * apart)
     nearer = near * np.exp(-0.5 * _apart(a.size, b.size, r.size_length))
-    total += gpu * (r.gpu_sd**2 * near) + shape * r.shape_sd**2
+    many = np.outer(np.minimum(a.gpus / 2, 1.0), np.minimum(b.gpus / 2, 1.0))
+    total += gpu * (r.gpu_sd**2 * near) + shape * (r.shape_sd**2 * many)
     total += family * (r.family_sd**2 * nearer) + (family & gpu) * (r.pair_sd**2 * nearer)
     return total
 

@@ -11,7 +11,7 @@ import numpy as np
 from estimator.costs import candidates_of, stage_costs
 from estimator.graph import Graph, merged
 from estimator.hardware import Hardware
-from estimator.memory import Room, States
+from estimator.memory import Copies, Room, States
 from estimator.pipeline import DEFAULT, Overlap
 from estimator.planning.options import Options, depths, options_of
 from estimator.planning.search import Found, best_plans, latency_of, plan_of
@@ -39,6 +39,7 @@ class Runtime:
     """What its search takes to overlap when it chooses a plan; None: what really does."""
     states: States = field(default_factory=States)
     room: Room = field(default_factory=Room)
+    copies: Copies = field(default_factory=Copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +58,7 @@ class Setting:
         """Return what candidate stages cost here."""
         return stage_costs(
             self.graph, self.training, self.hardware, self.shape, candidates,
-            self.compute, self.network, states=self.runtime.states,
+            self.compute, self.network, states=self.runtime.states, copies=self.runtime.copies,
         )  # fmt: skip
 
 

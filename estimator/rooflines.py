@@ -1,9 +1,10 @@
-"""Seconds of kernels from data sheets: compute, memory traffic, saturation and launches of each layer."""
+"""Seconds of kernels from data sheets: products, memory traffic, small products, launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -13,60 +14,53 @@ from estimator.plans import Training
 from formulation.errors import TesseraError
 from formulation.tables import Floats, Ints
 
+PARTS: Final = ("compute", "memory", "rows", "launch")
+"""What a layer's seconds are the sum of: its products' FLOPs, its traffic, what products over few rows lose,
+its launches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What share of a GPU's data sheet kernels reach. Chosen by judgement; a calibration replaces them."""
+    """What share of a GPU's data sheet kernels reach. Chosen by judgement; a calibration corrects them."""
 
     utilisation: float  # of the peak FLOP/s, by large kernels
-    half_flops: float  # a kernel of this many FLOPs reaches half of the utilisation
+    half_rows: float
+    """Rows (samples times positions) over which a product with a weight reaches half of the utilisation."""
     memory_utilisation: float  # of the memory bandwidth, by large kernels
     launch_s: float  # of each kernel, beyond its work
-    serial: float = 0.5
-    """Share of the lesser of compute and traffic that is not hidden behind the greater: matrix products
-    hide their own traffic, the element-wise kernels between them run by themselves. 0: a pure roofline."""
     backward: float = 2.0  # a backward pass' work in forward passes: two products for each one
 
     def __post_init__(self) -> None:
         shares = (self.utilisation, self.memory_utilisation)
-        if not all(0 < share <= 1 for share in shares) or not 0 <= self.serial <= 1:
+        if not all(0 < share <= 1 for share in shares):
+            raise TesseraError(f"rates are shares of a data sheet, in (0, 1], not {self}")
+        if self.half_rows < 0 or self.launch_s < 0 or self.backward <= 0:
             raise TesseraError(
-                f"rates are shares of a data sheet, in (0, 1] (serial in [0, 1]), not {self}"
+                f"half_rows and launch_s must not be negative, backward not 0: {self}"
             )
-        if self.half_flops < 0 or self.launch_s < 0 or self.backward <= 0:
-            raise TesseraError(
-                f"half_flops and launch_s must not be negative, backward not 0: {self}"
-            )
-
-    def scaled(self, *, compute: float = 1.0, memory: float = 1.0, launch: float = 1.0) -> Rates:
-        """Return rates at which compute, memory traffic and launches take this many times as long.
-
-        A utilisation stays at most 1: what a data sheet promises is not exceeded.
-        """
-        return replace(
-            self,
-            utilisation=min(1.0, self.utilisation / compute),
-            memory_utilisation=min(1.0, self.memory_utilisation / memory),
-            launch_s=self.launch_s * launch,
-        )
 
 
 DEFAULT_RATES: Mapping[str, Rates] = {
-    # Half-precision products: half of the peak in training (Narayanan et al., SC 2021, Table 1: 44-52 % of
-    # an A100's). A product of 1,024^3 (2 GFLOP) reaches about half of what large ones do; a layer's
-    # other kernels, which have no FLOPs to speak of, bring the mean of a layer's kernels below that.
-    "f16": Rates(utilisation=0.5, half_flops=0.5e9, memory_utilisation=0.8, launch_s=5e-6),
-    "bf16": Rates(utilisation=0.5, half_flops=0.5e9, memory_utilisation=0.8, launch_s=5e-6),
-    # fp32 without tensor cores: a convolution or product comes nearer to the peak, and saturates sooner
-    "f32": Rates(utilisation=0.6, half_flops=0.1e9, memory_utilisation=0.8, launch_s=5e-6),
+    # Products alone reach four fifths of the peak, their traffic's share and launches come on top: together
+    # half of the peak in training (Narayanan et al., SC 2021, Table 1: 44-52 % of an A100's).
+    "f16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
+    "bf16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
+    # Without tensor cores: convolutions. They read each activation more than once, and fall off below a
+    # thousand rows (late layers of a Wide-ResNet have 49 positions a sample).
+    "f32": Rates(utilisation=0.8, half_rows=1000.0, memory_utilisation=0.8, launch_s=1e-5),
 }
-"""By type of compute. Memory: 0.8 of the data sheet (STREAM-like kernels reach 0.8 to 0.9). Launch: about
-5 us from one kernel's end to the next one's start where the queue does not hide it."""
+"""By type of compute. Rounded so that kernel times which the Arena artifact recorded on A40s
+(``cell_modules.csv``; other records than the iteration times estimates are judged on) come out right on the
+mean; README.md has the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCompute:
-    """A roofline (Williams et al., CACM 2009) of one GPU type; meets :class:`estimator.plans.Compute`."""
+    """Kernels of one GPU type; meets :class:`estimator.plans.Compute`.
+
+    Not the roofline's maximum (Williams et al., CACM 2009) but a sum: in a layer products and the
+    element-wise kernels between them run one after another.
+    """
 
     hardware: Hardware
     rates: Mapping[str, Rates] = field(default_factory=lambda: DEFAULT_RATES)  # by type
@@ -75,24 +69,45 @@ class RooflineCompute:
         self, graph: Graph, training: Training, samples: Floats, tp: Ints
     ) -> tuple[Floats, Floats]:
         """Return forward and backward seconds of each layer, both of shape (D, L)."""
+        forward_s = self.parts_s(graph, samples, tp).sum(axis=0)
+        return forward_s, self.rates[graph.dtype].backward * forward_s
+
+    def parts_s(self, graph: Graph, samples: Floats, tp: Ints) -> Floats:
+        """Return the forward seconds of each of :data:`PARTS`, shape (4, D, L)."""
         rates = self.rates[graph.dtype]
-        peak = self.hardware.flops(graph.dtype)
+        rate = self.hardware.flops(graph.dtype) * rates.utilisation
         share = (np.asarray(samples, dtype=np.float64) / tp)[:, None]
-        saturating = graph.flops * share + rates.half_flops * graph.kernels * (graph.flops > 0)
-        compute_s = saturating / (peak * rates.utilisation)
-        rate = self.hardware.memory_bytes_per_s * rates.memory_utilisation
-        memory_s = _traffic_bytes(graph, share, tp) / rate
-        launches_s = rates.launch_s * graph.kernels
-        hidden, shown = np.minimum(compute_s, memory_s), np.maximum(compute_s, memory_s)
-        forward_s = shown + rates.serial * hidden + launches_s
-        return forward_s, rates.backward * forward_s
+        weights = _weights(graph, tp)
+        traffic = graph.element_bytes * (weights + graph.shared_weights + graph.touched * share)
+        lost = 2 * rates.half_rows * weights * (graph.flops > 0)
+        parts = (
+            graph.flops * share / rate,
+            traffic / (self.hardware.memory_bytes_per_s * rates.memory_utilisation),
+            lost / rate,
+            rates.launch_s * graph.kernels,
+        )
+        return np.stack(np.broadcast_arrays(*parts)).astype(np.float64)
 
 
-def _traffic_bytes(graph: Graph, share: Floats, tp: Ints) -> Floats:
-    """Return bytes of weights and activations that a forward pass reads and writes, shape (D, L).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflinePart:
+    """One of :data:`PARTS` alone; meets :class:`estimator.plans.Compute`."""
 
-    Of the experts one is counted: how many more a GPU reads depends on the expert degree.
+    whole: RooflineCompute
+    part: int
+
+    def layer_s(
+        self, graph: Graph, training: Training, samples: Floats, tp: Ints
+    ) -> tuple[Floats, Floats]:
+        """Return forward and backward seconds of each layer, both of shape (D, L)."""
+        forward_s = np.asarray(self.whole.parts_s(graph, samples, tp)[self.part])
+        return forward_s, self.whole.rates[graph.dtype].backward * forward_s
+
+
+def _weights(graph: Graph, tp: Ints) -> Floats:
+    """Return the parameters in a GPU's products, shape (D, L).
+
+    Of the experts one is counted: how many more a GPU has depends on the expert degree.
     """
     experts = np.maximum(graph.experts, tp[:, None])
-    weights = graph.weights / tp[:, None] + graph.expert_weights / experts + graph.shared_weights
-    return graph.element_bytes * (weights + graph.touched * share)
+    return np.asarray(graph.weights / tp[:, None] + graph.expert_weights / experts)

@@ -4,58 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from estimator.calibration import Parameter, Subject
-from estimator.cells import Setting, chosen, priced
+from estimator.cells import COARSE_LAYERS, Setting, chosen
+from estimator.costs import candidates_of, stage_costs
 from estimator.graph import merged
+from estimator.planning.options import depths, options_of
 from estimator.planning.search import latency_of
-from estimator.plans import Candidates, Groups, Network, Primitive
-from estimator.rooflines import DEFAULT_RATES, Rates, RooflineCompute
-from formulation.tables import Floats
+from estimator.plans import Candidates, Groups, Primitive, StageCosts
+from estimator.rooflines import DEFAULT_RATES, PARTS, Rates, RooflineCompute, RooflinePart
+from formulation.tables import Floats, Ints
 
 PARAMETERS: Final = (
-    Parameter(name="compute", value=1.0, shared_sd=0.3, family_sd=0.3, gpu_sd=0.15),
-    Parameter(name="memory", value=1.0, shared_sd=0.3, family_sd=0.3, gpu_sd=0.15),
-    Parameter(name="launch", value=1.0, shared_sd=0.7, family_sd=0.5, gpu_sd=0.3),
-    Parameter(name="saturation", value=1.0, shared_sd=0.7, family_sd=0.7, gpu_sd=0.3),
-    Parameter(name="collectives", value=1.0, shared_sd=0.5, family_sd=0.5, gpu_sd=0.3),
-    Parameter(name="transfers", value=1.0, shared_sd=0.5, family_sd=0.5, gpu_sd=0.3),
+    Parameter(name="compute", value=1.0, shared_sd=0.1, family_sd=0.1, gpu_sd=0.05),
+    Parameter(name="memory", value=1.0, shared_sd=0.15, family_sd=0.15, gpu_sd=0.05),
+    Parameter(name="rows", value=1.0, shared_sd=0.3, family_sd=0.3, gpu_sd=0.2),
+    Parameter(name="launch", value=1.0, shared_sd=0.5, family_sd=0.3, gpu_sd=0.2),
+    Parameter(name="collectives", value=1.0, shared_sd=0.3, family_sd=0.15, gpu_sd=0.3),
+    Parameter(name="transfers", value=1.0, shared_sd=0.3, family_sd=0.15, gpu_sd=0.3),
 )
-"""Factors on seconds: of products, of memory traffic, of launches, of the work at which kernels saturate,
-of collectives, of transfers between stages. Deviations by judgement: a data sheet tells compute to a third
-or so, communication to a factor of two."""
+"""Factors on seconds: of the four parts of kernels, of collectives, of transfers between stages. Deviations
+by judgement: compute is known to a tenth or so, communication to a third."""
 STEP: Final = 0.02
 """Of a log parameter, for its derivative."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledNetwork:
-    """A network whose collectives and transfers take this many times as long."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """The candidate stages of a coarse setting that fit somewhere, with what their times are made of."""
 
-    network: Network
-    collectives: float
-    transfers: float
+    setting: Setting
+    costs: StageCosts  # at factors of one
+    forward_s: Floats  # of each of rooflines.PARTS, shape (4, K)
+    backward_s: Floats  # with the repeated forward pass, if any; shape (4, K)
+    depth: Ints  # of estimator.planning.options, shape (K,)
 
-    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
-        """Return seconds of each collective, shape (K,)."""
-        factor = self.transfers if primitive is Primitive.SEND else self.collectives
-        return factor * self.network.seconds(primitive, payload_bytes, groups)
+    @property
+    def candidates(self) -> Candidates:
+        """Return the candidates, rows of the costs."""
+        return self.costs.candidates
+
+    def at(self, factors: Floats, rows: Ints | None = None) -> StageCosts:
+        """Return the costs, of some rows or all, at factors in the order of :data:`PARAMETERS`."""
+        costs = self.costs if rows is None else _picked(self.costs, rows)
+        kernels = slice(None) if rows is None else rows
+        compute, (collectives, transfers) = factors[: len(PARTS)], factors[len(PARTS) :]
+        return replace(
+            costs,
+            forward_s=compute @ self.forward_s[:, kernels],
+            backward_s=compute @ self.backward_s[:, kernels],
+            comm_s=collectives * costs.comm_s,
+            sync_s=collectives * costs.sync_s,
+            send_s=transfers * costs.send_s,
+            receive_s=transfers * costs.receive_s,
+        )
 
 
-def scaled(setting: Setting, factors: Mapping[str, float], rates: Mapping[str, Rates]) -> Setting:
-    """Return the setting at factors on its costs, by the names of :data:`PARAMETERS`."""
-    own = rates[setting.graph.dtype].scaled(
-        compute=factors["compute"], memory=factors["memory"], launch=factors["launch"]
-    )
-    own = replace(own, half_flops=own.half_flops * factors["saturation"])
-    network = ScaledNetwork(
-        network=setting.network, collectives=factors["collectives"], transfers=factors["transfers"]
-    )
-    compute = RooflineCompute(hardware=setting.hardware, rates={setting.graph.dtype: own})
-    return replace(setting, compute=compute, network=network)
+class Planner(Protocol):
+    """How a runtime comes to its plans."""
+
+    def candidates(self, setting: Setting) -> Candidates:
+        """Return the stages that its plans may be made of."""
+        ...
+
+    def plans(
+        self, parts: Parts, factors: Floats, degrees: Sequence[int]
+    ) -> list[tuple[float, Ints]]:
+        """Return plans as rows of ``parts``, in order, each with how likely it is; none: nothing fits."""
+        ...
+
+
+class BestPlan:
+    """The best plan by the runtime's own search."""
+
+    def candidates(self, setting: Setting) -> Candidates:
+        """Return every stage, without sequence parallelism."""
+        return candidates_of(setting.graph, setting.shape, sequence_parallel=False)
+
+    def plans(
+        self, parts: Parts, factors: Floats, degrees: Sequence[int]
+    ) -> list[tuple[float, Ints]]:
+        """Return one plan or none."""
+        setting, costs = parts.setting, parts.at(factors)
+        runtime, count = setting.runtime, setting.training.micro_batches
+        searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
+        found = chosen(setting, costs, options_of(parts.candidates, parts.depth), degrees)
+        if not found:
+            return []
+        rows = min((f.rows for f in found.values()), key=searched.of)
+        return [(1.0, np.array(rows, dtype=np.int64))]
 
 
 class CellTimes:
@@ -66,57 +106,104 @@ class CellTimes:
         setting_of: Callable[[Subject], Setting],
         degrees_of: Callable[[Subject], Sequence[int]],
         rates: Mapping[str, Rates] = DEFAULT_RATES,
+        planner: Planner | None = None,
+        parameters: Sequence[Parameter] = PARAMETERS,
     ) -> None:
-        """Take where a subject runs, and among which pipeline degrees its plan is chosen."""
+        """Take where a subject runs, and among which pipeline degrees its plan is chosen.
+
+        A setting's graph may be coarse already; its compute is replaced by a roofline at ``rates``.
+        """
         self._setting_of, self._degrees_of, self._rates = setting_of, degrees_of, rates
-        self._settings: dict[Subject, Setting] = {}
+        self._planner = planner or BestPlan()
+        self._parameters = tuple(parameters)
+        self._parts: dict[Subject, Parts] = {}
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """Return :data:`PARAMETERS`."""
-        return PARAMETERS
+        """Return the parameters, those of :data:`PARAMETERS` unless given."""
+        return self._parameters
 
     def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
-        """Return log seconds, shape (K,), and gradients, (K, P), at the plan that is chosen there."""
+        """Return log seconds, shape (K,), and gradients, (K, P), at the plan that is chosen there.
+
+        Of several likely plans both are means; gradients take their shares as given.
+        """
         values = np.full(len(subjects), np.nan)
-        gradients = np.full((len(subjects), len(PARAMETERS)), np.nan)
+        gradients = np.full((len(subjects), len(self._parameters)), np.nan)
         for i, subject in enumerate(subjects):
-            setting = self._setting(subject)
-            plan = self._plan(self._at(setting, log_values[i]), self._degrees_of(subject))
-            if plan is None:
+            parts = self.parts(subject)
+            if not len(parts.depth):
                 continue
-            values[i] = self._log_time(setting, plan, log_values[i])
-            for p in range(len(PARAMETERS)):
-                moved = log_values[i].copy()
-                moved[p] += STEP
-                gradients[i, p] = (self._log_time(setting, plan, moved) - values[i]) / STEP
+            at = log_values[i]
+            plans = self._planner.plans(parts, np.exp(at), self._degrees_of(subject))
+            if plans:
+                found = [_log_time(parts, rows, at) for _, rows in plans]
+                share = np.array([likely for likely, _ in plans])
+                values[i] = share @ np.array([value for value, _ in found])
+                gradients[i] = share @ np.stack([gradient for _, gradient in found])
         return values, gradients
 
-    def _setting(self, subject: Subject) -> Setting:
-        if subject not in self._settings:
+    def parts(self, subject: Subject) -> Parts:
+        """Return what the times of a subject are made of; kept, as it does not depend on the parameters."""
+        if subject not in self._parts:
             setting = self._setting_of(subject)
-            self._settings[subject] = replace(setting, graph=merged(setting.graph, 16))
-        return self._settings[subject]
+            coarse = replace(setting, graph=merged(setting.graph, COARSE_LAYERS))
+            self._parts[subject] = parts_of(coarse, self._rates, self._planner.candidates(coarse))
+        return self._parts[subject]
 
-    def _at(self, setting: Setting, log_values: Floats) -> Setting:
-        names = [p.name for p in PARAMETERS]
-        factors = dict(zip(names, np.exp(log_values).tolist(), strict=True))
-        return scaled(setting, factors, self._rates)
 
-    def _plan(self, setting: Setting, degrees: Sequence[int]) -> Candidates | None:
-        """Return the stages of the plan that the runtime's search takes; None: nothing fits."""
-        costs, options = priced(setting)
-        if not len(options):
-            return None
-        runtime, count = setting.runtime, setting.training.micro_batches
-        searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-        found = chosen(setting, costs, options, degrees)
-        if not found:
-            return None
-        rows = min((f.rows for f in found.values()), key=searched.of)
-        return costs.candidates.rows(np.array(rows, dtype=np.int64))
+def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidates) -> Parts:
+    """Return the parts of those candidates of a coarse setting that fit somewhere."""
+    whole = RooflineCompute(hardware=setting.hardware, rates=rates)
+    costs = replace(setting, compute=whole).costs(candidates)
+    training, runtime = setting.training, setting.runtime
+    depth = depths(
+        costs,
+        setting.hardware.memory_bytes,
+        training.micro_batches,
+        training.schedule,
+        runtime.room,
+    )
+    fits = np.flatnonzero(depth > 0).astype(np.int64)
+    costs = _picked(costs, fits)
+    priced = [
+        stage_costs(
+            setting.graph, training, setting.hardware, setting.shape, costs.candidates,
+            RooflinePart(whole=whole, part=part), _Silent(), states=runtime.states,
+        )
+        for part in range(len(PARTS))
+    ]  # fmt: skip
+    return Parts(
+        setting=setting, costs=costs, depth=depth[fits],
+        forward_s=np.stack([one.forward_s for one in priced]),
+        backward_s=np.stack([one.backward_s for one in priced]),
+    )  # fmt: skip
 
-    def _log_time(self, setting: Setting, plan: Candidates, log_values: Floats) -> float:
-        at = self._at(setting, log_values)
-        latency = latency_of(at.costs(plan), at.training.micro_batches, at.runtime.overlap)
-        return float(np.log(latency.of(np.arange(len(plan), dtype=np.int64))))
+
+class _Silent:
+    """Kernels do not depend on how fast collectives are."""
+
+    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        return np.zeros(len(payload_bytes))
+
+
+def _picked(costs: StageCosts, rows: Ints) -> StageCosts:
+    """Return these rows."""
+    columns = (name for name in StageCosts.__dataclass_fields__ if name != "candidates")
+    return StageCosts(
+        candidates=costs.candidates.rows(rows),
+        **{name: getattr(costs, name)[rows] for name in columns},
+    )
+
+
+def _log_time(parts: Parts, rows: Ints, log_values: Floats) -> tuple[float, Floats]:
+    """Return a plan's log seconds and their gradient, shape (P,)."""
+    count, overlap = parts.setting.training.micro_batches, parts.setting.runtime.overlap
+    order = np.arange(len(rows), dtype=np.int64)
+
+    def log_s(at: Floats) -> float:
+        return float(np.log(latency_of(parts.at(np.exp(at), rows), count, overlap).of(order)))
+
+    value = log_s(log_values)
+    moved = log_values + STEP * np.eye(len(log_values))
+    return value, (np.array([log_s(at) for at in moved]) - value) / STEP

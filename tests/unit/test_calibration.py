@@ -80,7 +80,7 @@ def test_two_measurements_teach_both_parameters() -> None:
     untaught = errors(Calibration(TwoParts()), 0.5, 2.0)
     taught = errors(Calibration(TwoParts(), measured(two, 0.5, 2.0)), 0.5, 2.0)
     assert untaught.min() > 0.4
-    assert taught[alike].max() < 0.05
+    assert taught[alike].max() < 0.1
     assert taught.max() < 0.3
 
 

@@ -8,7 +8,7 @@ import pytest
 from estimator.graph import Graph
 from estimator.hardware import A40
 from estimator.plans import Training
-from estimator.rooflines import DEFAULT_RATES, Rates, RooflineCompute
+from estimator.rooflines import DEFAULT_RATES, Rates, RooflineCompute, RooflinePart
 from formulation.errors import TesseraError
 from tests.support.estimates import a_graph, a_layer
 
@@ -16,10 +16,7 @@ TRAINING = Training(global_batch=16)
 
 
 def rates(**given: Any) -> Rates:
-    plain = {
-        "utilisation": 0.5, "half_flops": 0.0, "memory_utilisation": 0.8, "launch_s": 0.0,
-        "serial": 0.0,
-    }  # fmt: skip
+    plain = {"utilisation": 0.5, "half_rows": 0.0, "memory_utilisation": 0.8, "launch_s": 0.0}
     return Rates(**(plain | given))
 
 
@@ -43,22 +40,31 @@ def test_idle_layers_take_their_traffic_weights_once_and_activations_of_each_sam
     assert forward_s(IDLE, tp=4) == pytest.approx(forward_s(IDLE) / 4)
 
 
-def test_the_lesser_hides_but_for_its_serial_share() -> None:
+def test_products_and_traffic_take_turns() -> None:
     both = a_graph(a_layer(flops=1e12, touched=1e8, weights=1e8))
-    greater, lesser = forward_s(BUSY), forward_s(IDLE)
-    assert greater > lesser
-    assert forward_s(both) == pytest.approx(greater)
-    assert forward_s(both, serial=0.5) == pytest.approx(greater + lesser / 2)
+    assert forward_s(both) == pytest.approx(forward_s(BUSY) + forward_s(IDLE))
 
 
-def test_a_kernel_of_half_saturating_work_reaches_half_the_rate() -> None:
-    whole = forward_s(BUSY)
-    assert forward_s(BUSY, half_flops=8e12 / 10) == pytest.approx(2 * whole)  # ten kernels
-    assert forward_s(BUSY, half_flops=8e12 / 10 / 99) == pytest.approx(whole / 0.99)
+def test_a_product_over_half_saturating_rows_reaches_half_the_rate() -> None:
+    rows = 8.0 * 10  # a weight is used in ten positions of each of 8 samples
+    product = a_graph(a_layer(flops=2e9 * 10, touched=0.0, weights=1e9))
+    weights_s = 2e9 / (0.8 * A40.memory_bytes_per_s)
+    whole = forward_s(product) - weights_s
+    assert forward_s(product, half_rows=rows) - weights_s == pytest.approx(2 * whole)
+    assert forward_s(product, half_rows=rows / 99) - weights_s == pytest.approx(whole / 0.99)
+
+
+def test_replicas_share_samples_but_not_what_small_products_lose() -> None:
+    product = a_graph(a_layer(flops=1e12, touched=0.0, weights=1e8))
+    lost = [
+        forward_s(product, samples, tp, half_rows=100.0) - forward_s(product, samples, tp)
+        for samples, tp in ((8.0, 1), (4.0, 1), (8.0, 2))
+    ]
+    assert lost == pytest.approx([lost[0], lost[0], lost[0] / 2])
 
 
 def test_kernels_without_products_have_nothing_to_saturate() -> None:
-    assert forward_s(IDLE, half_flops=1e15) == forward_s(IDLE)
+    assert forward_s(IDLE, half_rows=1e6) == forward_s(IDLE)
 
 
 def test_every_kernel_is_launched_however_small() -> None:
@@ -78,23 +84,16 @@ def test_backward_is_twice_forward_by_default() -> None:
     assert backward == pytest.approx(2 * forward)
 
 
-def test_scaled_rates_take_so_many_times_as_long() -> None:
-    plain = rates(launch_s=5e-6)
-    slower = plain.scaled(compute=2.0, memory=3.0, launch=4.0)
-    for graph, times in ((BUSY, 2.0), (IDLE, 3.0)):
-        before, after = (
-            RooflineCompute(hardware=A40, rates={"f16": r}).layer_s(
-                graph, TRAINING, np.array([8.0]), np.array([1])
-            )[0][0, 0]
-            for r in (rates(), slower.scaled(launch=0.0))
-        )
-        assert after == pytest.approx(times * before)
-    assert slower.launch_s == pytest.approx(20e-6)
-    assert plain.scaled(compute=0.1).utilisation == 1.0
+def test_the_parts_of_a_layer_add_up_and_each_is_priced_alone() -> None:
+    whole, at = RooflineCompute(hardware=A40), (np.array([1.0, 4.0]), np.array([1, 2]))
+    parts = [RooflinePart(whole=whole, part=p).layer_s(a_graph(), TRAINING, *at) for p in range(4)]
+    for direction, total in enumerate(whole.layer_s(a_graph(), TRAINING, *at)):
+        assert sum(part[direction] for part in parts) == pytest.approx(total)
+    assert all((part[0] > 0).all() for part in parts)
 
 
 @pytest.mark.parametrize(
-    "given", [{"utilisation": 0.0}, {"utilisation": 1.1}, {"serial": 2.0}, {"launch_s": -1.0}]
+    "given", [{"utilisation": 0.0}, {"utilisation": 1.1}, {"half_rows": -1.0}, {"launch_s": -1.0}]
 )
 def test_impossible_rates_are_refused(given: dict[str, float]) -> None:
     with pytest.raises(TesseraError):

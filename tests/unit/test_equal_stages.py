@@ -1,0 +1,139 @@
+"""Iteration times of a runtime that cuts models into stages of equal GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from estimator.calibration import Subject
+from estimator.cells import Runtime, Setting, cells
+from estimator.equal_stages import EqualStages
+from estimator.graph import Graph
+from estimator.hardware import A40
+from estimator.pipeline import Overlap, Transfers
+from estimator.plans import Shape, Training
+from estimator.rooflines import RooflineCompute
+from estimator.times import PARAMETERS, BestPlan, CellTimes, Parts, Planner
+from tests.support.estimates import FlatNetwork, a_graph, a_layer
+
+GRAPH = a_graph(*[a_layer(weights=w) for w in (1e7, 1e7, 2e7, 2e7, 4e7, 4e7, 8e7, 8e7)])
+DEGREES = [1, 2, 4, 8]
+ONES = np.ones(len(PARAMETERS))
+
+
+def a_subject(gpus: int = 8, batch: int = 256) -> Subject:
+    return Subject(
+        family="bert", gpu_type="a40", nodes=gpus // 2 or 1, gpus_per_node=min(gpus, 2),
+        global_batch=batch, parameters=1e9,
+    )  # fmt: skip
+
+
+def a_setting(subject: Subject, graph: Graph = GRAPH, memory: int = 48_000_000_000) -> Setting:
+    hardware = replace(A40, memory_bytes=memory)
+    return Setting(
+        graph=graph, training=Training(global_batch=subject.global_batch), hardware=hardware,
+        shape=Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node),
+        compute=RooflineCompute(hardware=hardware), network=FlatNetwork(latency_s=1e-4),
+        runtime=Runtime(overlap=Overlap(transfers=Transfers.IN_LINE)),
+    )  # fmt: skip
+
+
+def times(planner: Planner | None = None, memory: int = 48_000_000_000) -> CellTimes:
+    return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, planner=planner)
+
+
+def plans(
+    planner: EqualStages, memory: int = 48_000_000_000
+) -> list[tuple[float, Sequence[int], Parts]]:
+    parts = times(planner, memory).parts(a_subject())
+    return [(share, rows.tolist(), parts) for share, rows in planner.plans(parts, ONES, DEGREES)]
+
+
+def test_stages_cover_all_layers_in_order_on_equal_gpus() -> None:
+    found = plans(EqualStages(softness=100.0))
+    assert sorted(len(rows) for _, rows, _ in found) == DEGREES
+    assert sum(share for share, _, _ in found) == pytest.approx(1.0)
+    for _, rows, parts in found:
+        stages = parts.candidates
+        assert [int(stages.start[r]) for r in rows] == [0, *(int(stages.end[r]) for r in rows[:-1])]
+        assert int(stages.end[rows[-1]]) == len(GRAPH)
+        assert {int(stages.gpus[r]) for r in rows} == {8 // len(rows)}
+
+
+def test_the_slowest_stage_is_as_fast_as_in_any_equal_cut() -> None:
+    planner = EqualStages(softness=100.0, sync_weight=0.0)
+    (found,) = [(rows, parts) for _, rows, parts in plans(planner) if len(rows) == 2]
+    rows, parts = found
+    busy_s, stages = parts.costs.busy_s, parts.candidates
+    own = stages.gpus == 4
+    best = min(
+        max(
+            busy_s[own & (stages.start == 0) & (stages.end == cut)].min(),
+            busy_s[own & (stages.start == cut) & (stages.end == len(GRAPH))].min(),
+        )
+        for cut in range(1, len(GRAPH))
+    )
+    assert busy_s[rows].max() == pytest.approx(best)
+
+
+def test_a_dear_exchange_of_gradients_favours_pipelines() -> None:
+    def stages(weight: float) -> float:
+        return sum(share * len(rows) for share, rows, _ in plans(EqualStages(sync_weight=weight)))
+
+    assert stages(0.0) < stages(4.0) < stages(400.0)
+
+
+def test_sharp_choices_take_the_degree_that_looks_best() -> None:
+    ((share, rows, parts),) = plans(EqualStages(softness=1e-6, sync_weight=0.0))
+    assert share == 1.0
+    cut = {d: p.iter_time_s for d, p in cells(a_setting(a_subject()), DEGREES).items()}
+    assert len(rows) == min(cut, key=cut.__getitem__) == 1
+    assert len(parts.depth) > 0
+
+
+def test_plans_fit_in_memory_where_they_stand_in_the_pipeline() -> None:
+    roomy, tight = (
+        plans(EqualStages(softness=100.0), memory) for memory in (48_000_000_000, 3_000_000_000)
+    )
+    assert {len(rows) for _, rows, _ in tight} < {len(rows) for _, rows, _ in roomy}
+    for _, rows, parts in tight:
+        assert all(parts.depth[row] >= len(rows) - place for place, row in enumerate(rows))
+
+
+def test_without_room_there_is_no_time() -> None:
+    values, gradients = times(EqualStages(), memory=1_000_000_000).log_times(
+        [a_subject()], np.zeros((1, len(PARAMETERS)))
+    )
+    assert np.isnan(values).all()
+    assert np.isnan(gradients).all()
+
+
+def test_by_default_the_time_is_that_of_the_best_plan() -> None:
+    values, _ = times().log_times([a_subject()], np.zeros((1, len(PARAMETERS))))
+    best = min(p.iter_time_s for p in cells(a_setting(a_subject()), DEGREES).values())
+    assert math.exp(values[0]) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("planner", [BestPlan(), EqualStages(softness=1e-6)])
+def test_gradients_are_those_of_the_times(planner: Planner) -> None:
+    model, at = times(planner), np.zeros((1, len(PARAMETERS)))
+    (value,), (gradient,) = model.log_times([a_subject()], at)
+    assert 0.9 < gradient.sum() < 1.01  # the optimizer's update has no factor
+    for i in range(len(PARAMETERS)):
+        moved = at.copy()
+        moved[0, i] = 1e-3
+        (after,), _ = model.log_times([a_subject()], moved)
+        assert after - value == pytest.approx(1e-3 * gradient[i], rel=0.1, abs=2e-5)
+
+
+def test_parts_at_factors_of_one_are_the_costs() -> None:
+    parts = times().parts(a_subject())
+    costs = parts.at(ONES)
+    assert costs.busy_s == pytest.approx(parts.costs.busy_s)
+    slow = parts.at(3 * ONES)
+    assert slow.busy_s == pytest.approx(3 * parts.costs.busy_s)
+    assert slow.sync_s == pytest.approx(3 * parts.costs.sync_s)
