@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from estimator.hardware import Hardware
 from formulation.errors import TesseraError
@@ -15,6 +14,7 @@ from formulation.reasons import Reason, ReasonCode
 from formulation.resources import EstimateRecord, Estimation, MeasurementRecord, Wanted
 from formulation.snapshot import Workload
 from service.estimating import (
+    MAX_GPUS,
     Estimator,
     counts_of,
     fingerprint,
@@ -31,9 +31,6 @@ from service.ports import Clock, Store, Writer
 from service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
-
-MAX_GPUS: Final = 1024
-"""Of an estimate that nobody asked for: a thousand GPUs take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

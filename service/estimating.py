@@ -33,6 +33,9 @@ from formulation.snapshot import Source, Workload
 MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""
 
+MAX_GPUS: Final = 512
+"""Of one estimate. The search takes a second or two for 128, and longer with more."""
+
 MAX_LEARNED: Final = 64
 """Measured Cells that a calibration learns from, the latest: each costs some tenths of a second."""
 

@@ -15,6 +15,7 @@ from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
 from formulation.snapshot import Workload
 from service.estimating import (
+    MAX_GPUS,
     MULTIPLES,
     CellEstimate,
     Estimator,
@@ -38,8 +39,6 @@ MAX_CELLS: Final = 100_000
 """Cells in one call."""
 MAX_MODELS: Final = 1000
 MAX_COUNTS: Final = 16
-MAX_GPUS: Final = 1024
-"""Of one estimate: a thousand take seconds."""
 MAX_DEGREE: Final = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
 

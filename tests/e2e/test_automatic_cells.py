@@ -52,9 +52,7 @@ class User:
         await self.jobs.SubmitJob(jobs_pb2.SubmitJobRequest(parent=C, job_id=job, job=spec))
 
     async def job(self, job: str) -> jobs_pb2.Job:
-        return cast(
-            jobs_pb2.Job, await self.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{job}"))
-        )
+        return await self.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{job}"))
 
     async def cells(self, model: str, params: str = "") -> list[estimates_pb2.CellEstimate]:
         workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)

@@ -31,7 +31,7 @@ BERT = pb.Workload(model="bert", params="1.3B", global_batch=256)
 @asynccontextmanager
 async def estimates(
     store: PostgresStore, *types: str, **settings: Any
-) -> AsyncIterator[estimates_pb2_grpc.EstimatesStub]:
+) -> AsyncIterator[estimates_pb2_grpc.EstimatesAsyncStub]:
     """Yield a stub to a server whose cluster has two nodes of four GPUs of each type."""
     kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100", "v100")]
     do(store, lambda w: w.upsert_cluster(C, kinds, None))
@@ -154,7 +154,7 @@ async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
         ({"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},
          "gpu_types[0]", "abacus is not in the hardware catalogue"),
         ({"workload": BERT}, "gpus", "must be given"),
-        ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 1,024"),
+        ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 512"),
         ({"workload": BERT, "gpus": [1], "pipeline_degrees": [0]}, "pipeline_degrees[0]", "must lie"),
         ({"workload": BERT, "job": "clusters/c/jobs/j"}, "workload", "exactly one"),
         ({}, "workload", "exactly one"),

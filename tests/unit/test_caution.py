@@ -29,7 +29,7 @@ def a_choice(sd_of_faster: float) -> Snapshot:
 
 
 def rates(snapshot: Snapshot, caution: float) -> list[float]:
-    return first_draft(snapshot, Policy(caution=caution)).rate.tolist()
+    return [float(rate) for rate in first_draft(snapshot, Policy(caution=caution)).rate]
 
 
 def test_nobody_said_how_sure_an_estimate_is() -> None:

@@ -280,7 +280,7 @@ class EstimateCellsRequest(_message.Message):
 
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At most 16, of at most 1,024 GPUs. None: half, once and twice what the job requests; without a job they must be given."""
+        """At most 16, of at most 512 GPUs. None: half, once and twice what the job requests; without a job they must be given."""
 
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
