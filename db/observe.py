@@ -55,23 +55,23 @@ ENOUGH = 5
 
 _MEASURE = sa.text("""
 INSERT INTO measurements AS m (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, job_id,
-    generation, iterations_done, samples)
+    generation, samples)
 SELECT j.workload_id, j.cell_type_id, j.cell_gpus, l.nodes, j.cell_degree, j.cell_plan_id, j.id,
-    j.generation, c.done, ARRAY[c.iter_time_s]
+    j.generation, ARRAY[c.iter_time_s]
 FROM json_to_recordset(CAST(:rows AS json)) AS
-    c(id bigint, generation bigint, done float8, iter_time_s float8)
+    c(id bigint, generation bigint, iter_time_s float8)
 JOIN jobs j ON j.id = c.id AND j.generation = c.generation
 CROSS JOIN LATERAL (SELECT count(DISTINCT a.node_id) AS nodes FROM allocations a
     WHERE a.job_id = j.id AND a.generation = j.generation AND a.hold = 'held') AS l
 LEFT JOIN measurements k ON k.job_id = j.id AND k.generation = j.generation
 WHERE j.cell_gpus IS NOT NULL AND l.nodes > 0
-    AND (k.id IS NULL OR (k.iter_time_s IS NULL AND c.done > k.iterations_done))
+    AND k.iter_time_s IS NULL
 ORDER BY j.id
 ON CONFLICT (job_id, generation) DO UPDATE SET
     skipped = least(m.skipped + 1, :warm_up),
     samples = CASE WHEN m.skipped < :warm_up THEN excluded.samples
         ELSE m.samples || excluded.samples END,
-    iterations_done = excluded.iterations_done, changed_at = now(),
+    changed_at = now(),
     iter_time_s = CASE WHEN m.skipped = :warm_up AND cardinality(m.samples) >= :enough - 1 THEN (
         SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY x)
         FROM unnest(m.samples || excluded.samples) AS x) END

@@ -268,7 +268,6 @@ measurements = sa.Table(
     _ref("job_id", "jobs.id", nullable=True, ondelete="SET NULL"),
     _count("generation", None),
     _count("skipped"),  # reports while it warmed up
-    _real("iterations_done"),  # at the last report that counted
     sa.Column("samples", ARRAY(DOUBLE_PRECISION), nullable=False, server_default=sa.text("'{}'")),
     _real("iter_time_s", nullable=True),  # their median once there are enough
     _moment("changed_at"),

@@ -14,6 +14,7 @@ import pytest
 
 from db.store import PostgresStore
 from formulation.errors import TesseraError
+from formulation.lifecycle import JobEvent
 from formulation.resources import EstimateRecord, ModelSpec, NodeSpec
 from formulation.snapshot import GpuType, Source, Workload
 from service.automatic import AutomaticCells, Deriving
@@ -26,6 +27,7 @@ from tests.support.stored import (
     a_spec,
     agents_report,
     do,
+    happen,
     job,
     run,
     submit,
@@ -111,6 +113,22 @@ def test_another_request_brings_more_counts_and_loses_none(store: PostgresStore)
     submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
     assert deriving.derive(C) == 1
     assert counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
+
+
+def test_counts_that_nobody_requests_any_more_are_kept_up(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
+    submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
+    deriving = a_deriving(store)
+    deriving.derive(C)
+    happen(store, "small", JobEvent.CANCEL)
+    assert deriving.derive(C) == 0
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
+    before = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    assert deriving.derive(C) == 1
+    after = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    assert {gpus for gpus, _ in after} == {1, 2, 4, 8, 16}
+    assert after.keys() > before.keys()
 
 
 def test_a_job_of_an_unknown_model_says_so_and_what_to_do(store: PostgresStore) -> None:

@@ -302,9 +302,9 @@ def test_measurements_outlive_their_jobs_and_are_pruned_beyond_the_latest(
     assert len(store.estimation(C).measurements) == 1
     execute(database, """
         INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            iterations_done, iter_time_s)
+            iter_time_s)
         SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            iterations_done, 1.0 + g FROM measurements, generate_series(1, 250) g""")  # fmt: skip
+            1.0 + g FROM measurements, generate_series(1, 250) g""")  # fmt: skip
     assert len(store.estimation(C).measurements) == 200
     assert store.prune(-1.0, 1)["measurements"] == 51
 

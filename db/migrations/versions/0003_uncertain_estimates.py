@@ -73,7 +73,6 @@ def _create_measurements() -> None:
         _whole("job_id", nullable=True),
         _whole("generation"),
         _whole("skipped", default="0"),
-        sa.Column("iterations_done", _FLOAT(), nullable=False),
         sa.Column(
             "samples", postgresql.ARRAY(_FLOAT()), server_default=sa.text("'{}'"), nullable=False
         ),
