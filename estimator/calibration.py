@@ -68,12 +68,12 @@ class Residual:
     """
 
     gpu_sd: float = 0.08  # of a GPU type at like counts and batches
-    family_sd: float = 0.08  # of a family at like counts, batches and sizes
+    family_sd: float = 0.1  # of a family at like counts, batches and sizes
     pair_sd: float = 0.08  # of a family on a GPU type
     shape_sd: float = 0.18
     """Of a GPU type's nodes x GPUs, from 4 GPUs on: its machines and network. None of a single GPU, half of
     it of two."""
-    noise_sd: float = 0.08
+    noise_sd: float = 0.1
     gpus_length: float = 1.5
     batch_length: float = 3.0
     size_length: float = 1.0

@@ -1,0 +1,200 @@
+"""The measured iteration times of Alpa's plans (``arena/alpa_optimal.csv``), and our model of them."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from estimator.architectures.published import find
+from estimator.calibration import Measurement, Parameter, Subject, TimeModel, most_telling
+from estimator.cells import Runtime, Setting
+from estimator.collectives.records import read_curves
+from estimator.collectives.tables import TableNetwork, Tables
+from estimator.equal_stages import EqualStages
+from estimator.hardware import A10, A40, A100, V100, Hardware
+from estimator.memory import Room, States
+from estimator.pipeline import Overlap, Transfers
+from estimator.plans import Shape
+from estimator.rooflines import RooflineCompute
+from estimator.times import CellTimes
+from formulation.tables import Floats
+
+HARDWARE: Final = {kind.name: kind for kind in (A100, V100, A40, A10)}
+COUNTS: Final = (1, 2, 4, 8, 16)
+MOST_POINTS: Final = 3
+"""Calibration rows of a model family on a GPU type."""
+MEASURABLE: Final = 0.5
+"""Share of each family's workloads of which rows may be measured for calibration."""
+LEAST_WORKLOADS: Final = 4
+USABLE: Final = 0.95
+"""Of a GPU's memory: whatever Alpa ran did fit."""
+OVERLAP: Final = Overlap(transfers=Transfers.IN_LINE)
+"""Alpa's workers compute, send and receive in the order of their instruction lists."""
+
+Workload: TypeAlias = tuple[str, str, int]  # model, size, batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Subject):
+    """A job on GPUs of one type."""
+
+    params: str
+
+    @property
+    def workload(self) -> Workload:
+        """Return what is trained, wherever it runs."""
+        return self.family, self.params, self.global_batch
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs."""
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A Cell and the seconds of its iteration."""
+
+    cell: Cell
+    seconds: float
+
+    @property
+    def measurement(self) -> Measurement:
+        """Return it as what calibration takes."""
+        return Measurement(subject=self.cell, iter_time_s=self.seconds)
+
+
+def rows_of(data: Path) -> list[Row]:
+    """Return all rows that ran, in the order of the file."""
+    with (data / "alpa_optimal.csv").open(newline="") as lines:
+        ran = [line for line in csv.DictReader(lines) if line["status"] == "ok"]
+    return [Row(cell=_cell(line), seconds=float(line["iter_time_s"])) for line in ran]
+
+
+def cell_key(line: dict[str, str]) -> tuple[str, str, int, str, int, int]:
+    """Return what names a Cell in the artifact's tables: the workload, the GPU type and the shape."""
+    return (
+        line["model"], line["params"], int(line["global_batch"]), line["gpu_type"],
+        int(line["num_nodes"]), int(line["gpus_per_node"]),
+    )  # fmt: skip
+
+
+def _cell(line: dict[str, str]) -> Cell:
+    model, params, batch, gpu_type, nodes, per_node = cell_key(line)
+    return Cell(
+        family=model, params=params, gpu_type=gpu_type, nodes=nodes, gpus_per_node=per_node,
+        global_batch=batch, parameters=find(model, params).graph.parameters,
+    )  # fmt: skip
+
+
+class _Settings:
+    """Where Cells ran: tables of the artifact's own collectives (a40: InfiniBand), ZeRO as it trained."""
+
+    def __init__(self, data: Path) -> None:
+        self._tables = Tables.of(read_curves(data / "comm.csv"))
+        self._networks: dict[tuple[str, Shape], TableNetwork] = {}
+
+    def __call__(self, subject: Subject) -> Setting:
+        if not isinstance(subject, Cell):
+            raise AssertionError("every subject here is a Cell")
+        hardware = HARDWARE[subject.gpu_type]
+        shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
+        model = find(subject.family, subject.params)
+        return Setting(
+            graph=model.graph, training=model.at(subject.global_batch), hardware=hardware,
+            shape=shape, compute=RooflineCompute(hardware=hardware),
+            network=self._network(hardware, shape),
+            runtime=Runtime(
+                overlap=OVERLAP, states=States(zero=model.zero), room=Room(usable=USABLE)
+            ),
+        )  # fmt: skip
+
+    def _network(self, hardware: Hardware, shape: Shape) -> TableNetwork:
+        key = hardware.name, shape
+        if key not in self._networks:
+            self._networks[key] = TableNetwork(
+                tables=self._tables, hardware=hardware, shape=shape,
+                network="ib" if hardware.name == A40.name else "",
+            )  # fmt: skip
+        return self._networks[key]
+
+
+class Remembered:
+    """A model of times that does not compute anything twice."""
+
+    def __init__(self, model: TimeModel) -> None:
+        """Take the model."""
+        self._model = model
+        self._known: dict[tuple[Subject, bytes], tuple[Floats, Floats]] = {}
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """Return the model's parameters."""
+        return self._model.parameters
+
+    def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
+        """Return the model's log seconds and gradients."""
+        keys = [(s, at.tobytes()) for s, at in zip(subjects, log_values, strict=True)]
+        new = [i for i, key in enumerate(keys) if key not in self._known]
+        values, gradients = self._model.log_times([subjects[i] for i in new], log_values[new])
+        for i, value, gradient in zip(new, values, gradients, strict=True):
+            self._known[keys[i]] = (value, gradient)
+        found = [self._known[key] for key in keys]
+        width = len(self.parameters)
+        return (
+            np.array([value for value, _ in found]),
+            np.array([gradient for _, gradient in found]).reshape(-1, width),
+        )
+
+
+def times_of(data: Path) -> TimeModel:
+    """Return the model: Alpa's plans of equal stages, tables of collectives."""
+    return Remembered(CellTimes(_Settings(data), lambda _: COUNTS, planner=EqualStages()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Rows to learn from, and rows of other workloads to be judged on."""
+
+    calibration: list[Row]
+    test: list[Row]
+
+
+def split(rows: Sequence[Row], model: TimeModel, seed: int) -> Split:
+    """Return at most three calibration rows for each family and GPU type, and the rows to be judged on.
+
+    A random half of each family's workloads may be measured. Of their rows those are measured that tell
+    most about all Cells by the uncalibrated model; no time is looked at. A workload of which any row is
+    measured is not judged.
+    """
+    may = _measurable((row.cell for row in rows), np.random.default_rng(seed))
+    choices = [row for row in rows if row.cell.workload in may]
+    chosen = most_telling(
+        model, [row.cell for row in choices], [row.cell for row in rows], MOST_POINTS
+    )
+    calibration = [choices[i] for i in chosen]
+    pairs = Counter((row.cell.family, row.cell.gpu_type) for row in calibration)
+    if max(pairs.values(), default=0) > MOST_POINTS:
+        raise AssertionError("more calibration rows than the protocol has")
+    used = {row.cell.workload for row in calibration}
+    return Split(
+        calibration=calibration, test=[row for row in rows if row.cell.workload not in used]
+    )
+
+
+def _measurable(cells: Iterable[Cell], rng: np.random.Generator) -> set[Workload]:
+    workloads: dict[str, set[Workload]] = defaultdict(set)
+    for cell in cells:
+        workloads[cell.family].add(cell.workload)
+    chosen: set[Workload] = set()
+    for family in sorted(workloads):
+        known = sorted(workloads[family])
+        count = min(len(known), max(LEAST_WORKLOADS, int(MEASURABLE * len(known))))
+        chosen |= {known[i] for i in rng.choice(len(known), count, replace=False).tolist()}
+    return chosen
