@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from estimator.cells import MicroBatches, Runtime, Setting, cells, degrees_of
+from estimator.cells import COARSE_LAYERS, MicroBatches, Runtime, Setting, cells, degrees_of
 from estimator.collectives import LinkNetwork, TableNetwork, Tables, read_curves
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
@@ -29,11 +29,14 @@ from service.cli import estimateview, limits
 from service.cli.estimateview import Answer
 from service.cli.importing import read_rows
 from service.cli.modelling import Model, with_model
+from service.cli.options import numbers
 from service.cli.render import err, note
 from service.importing.writing import profiles_csv
 
 MOST_GPUS: Final = 512
-"""The search's time grows with the square of the GPUs: so many take about a minute."""
+"""So many take the search 0.2 to 3 s in 16 layers; its time and memory grow with their square."""
+MANY_GPUS: Final = 64
+"""Above, pipelines have 16 stages at most unless asked for: a search in more layers takes minutes."""
 
 
 def add(app: typer.Typer) -> None:
@@ -117,6 +120,9 @@ def estimate(
     gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
     nodes: Annotated[int | None, _option(
         "On so many nodes; by default as few as there can be.", min=1, max=limits.MAX_GPUS)] = None,
+    stages: Annotated[str, _option(
+        "Pipeline degrees; by default powers of two up to the GPUs, above 64 GPUs up to 16.",
+        metavar="N,N...")] = "",
     every: Annotated[bool, _option(
         "All GPU types (of the catalogue or, if given, the file), at half, all and twice the GPUs.",
         "--all")] = False,
@@ -145,34 +151,47 @@ def estimate(
     else:
         kind = _type(gpu, types)
         where = [(kind, _shape(kind, count, nodes))]
-    answers = _answers(model, where, sources)
+    wanted = [] if not stages else numbers("--stages", stages)
+    answers = _answers(model, where, sources, wanted)
     estimateview.show(model, answers, as_json=as_json, best_only=every)
     if write is not None:
         _write(write, model, answers, sources)
 
 
 def _answers(
-    model: Model, where: Sequence[tuple[Hardware, Shape]], sources: Sources
+    model: Model,
+    where: Sequence[tuple[Hardware, Shape]],
+    sources: Sources,
+    wanted: Sequence[int],
 ) -> list[Answer]:
-    """Return the Cells everywhere, with a progress bar where stderr is a terminal."""
+    """Return the Cells everywhere, with a progress bar where stderr is a terminal.
+
+    ``wanted``: pipeline degrees; none: the usual ones.
+    """
     found = []
     hidden = not err.is_terminal or len(where) == 1
     with Progress(console=err, transient=True, disable=hidden) as progress:
         task = progress.add_task("Cells", total=len(where))
         for kind, shape in where:
             progress.update(task, description=f"{shape.gpus} {kind.name}")
-            found.append(answer(model, sources.setting(model, kind, shape)))
+            setting = sources.setting(model, kind, shape)
+            found.append(answer(model, setting, wanted or usual_degrees(shape.gpus)))
             progress.advance(task)
     return found
 
 
-def answer(model: Model, setting: Setting) -> Answer:
+def usual_degrees(gpus: int) -> list[int]:
+    """Return the pipeline degrees that are looked at unless others are named."""
+    return degrees_of(gpus if gpus <= MANY_GPUS else COARSE_LAYERS)
+
+
+def answer(model: Model, setting: Setting, degrees: Sequence[int]) -> Answer:
     """Return a model's Cells somewhere, and why there are no others.
 
     Raises:
         InvalidInput: no degree has micro-batches that divide the batch.
     """
-    degrees, batch = degrees_of(setting.shape.gpus), model.training.global_batch
+    batch = model.training.global_batch
     uneven: dict[int, str] = {}
     if model.rule in (MicroBatches.STAGES, MicroBatches.FOUR_STAGES):
         for degree in degrees:

@@ -111,6 +111,14 @@ def size_bytes(where: str, text: str) -> int:
     return round(size)
 
 
+def numbers(where: str, text: str) -> list[int]:
+    """Return whole numbers such as ``1,2,4``, each once."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 0 < int(p) <= limits.MAX_GPUS for p in parts):
+        raise InvalidInput(where, f"{text!r}: write whole numbers from 1, e.g. 1,2,4")
+    return list(dict.fromkeys(map(int, parts)))
+
+
 def duration(length_s: float) -> Duration:
     """Return seconds as a Duration."""
     found = Duration()

@@ -16,7 +16,7 @@ from estimator.collectives import CommRecord, write_records
 from estimator.plans import Primitive, Shape
 from estimator.profiling.records import ProfileRecord
 from formulation.errors import InvalidInput
-from service.cli import limits, options
+from service.cli import options
 from service.cli.client import now
 from service.cli.modelling import step_arguments, with_jax
 from service.cli.render import Column, err, line, note, number, show_table
@@ -66,7 +66,9 @@ def profile(
         raise InvalidInput(
             "--step", "is needed: module:function (or `tessera profile collectives`)"
         )
-    sizes = [(s, t) for t in _numbers("--tp", tp) for s in _numbers("--samples", samples)]
+    sizes = [
+        (s, t) for t in options.numbers("--tp", tp) for s in options.numbers("--samples", samples)
+    ]
     measuring, found = with_jax(MEASURING), list[ProfileRecord]()
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("layers", total=len(sizes))
@@ -139,13 +141,6 @@ def _show(found: Sequence[Any], columns: Sequence[Column[Any]], *, as_json: bool
         line(json.dumps([asdict(record) for record in found], indent=2))
     elif found:
         show_table(found, columns)
-
-
-def _numbers(where: str, text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(p.isascii() and p.isdigit() and 0 < int(p) <= limits.MAX_GPUS for p in parts):
-        raise InvalidInput(where, f"{text!r}: write whole numbers from 1, e.g. 1,2,4")
-    return list(dict.fromkeys(map(int, parts)))
 
 
 def _group(text: str) -> Shape:

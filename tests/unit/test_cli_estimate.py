@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from estimator.plans import Stage
 from service.cli import main, modelling
+from service.cli.estimate import usual_degrees
 from service.cli.estimateview import layers, short
 from service.importing.files import profiles_of
 
@@ -143,6 +144,16 @@ def test_micro_batches_are_as_asked(rule: str, counts: list[int]) -> None:
     assert [cell["micro_batches"] for cell in found["cells"]] == counts
 
 
+def test_only_the_named_degrees_are_looked_at() -> None:
+    found = answered(*BERT, *ON_8, "--stages", "2,3")
+    assert [cell["pipeline_degree"] for cell in found["cells"]] == [2, 3]
+
+
+@pytest.mark.parametrize(("gpus", "most"), [(1, 1), (64, 64), (65, 16), (512, 16)])
+def test_many_gpus_are_not_searched_for_very_deep_pipelines(gpus: int, most: int) -> None:
+    assert usual_degrees(gpus)[-1] == most
+
+
 def test_searched_micro_batches_are_never_worse() -> None:
     searched = answered(*BERT, *ON_8, "--micro-batches", "searched")["cells"]
     for fixed in ("4", "16"):
@@ -173,6 +184,7 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
         (["--model", "bert/1.3B", "--batch", "250", *ON_8],
          "16 do not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125"),
         ([*BERT, *ON_8, "--micro-batches", "some"], "--micro-batches: must be a number from 1, or"),
+        ([*BERT, *ON_8, "--stages", "two"], "--stages: 'two': write whole numbers from 1"),
         ([*BERT, *ON_8, "--dtype", "f8"], "--dtype: must be one of f32, bf16, f16"),
         ([*BERT, *ON_8, "--sequence", "8"], "belong to --architecture or --hf"),
         ([*BERT, *ON_8, "--argument", "a=1"], "--argument: belongs to --step"),
