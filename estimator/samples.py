@@ -137,11 +137,11 @@ def _times_s(
 
 
 def _loads(setting: Setting) -> list[Floats]:
-    """Return by what layers are cut: their time on one GPU or, where that does not fit, parameters."""
-    samples = np.array([float(setting.training.micro_batch)])
-    forward_s, backward_s = setting.compute.layer_s(
-        setting.graph, setting.training, samples, np.ones(1, dtype=np.int64)
-    )
-    passes_s = setting.training.forwards * forward_s[0] + backward_s[0]
-    graph = setting.graph
-    return [passes_s, graph.weights + graph.expert_weights + graph.shared_weights]
+    """Return by what layers are cut: their time on one GPU, with a micro-batch and with an eighth of one, as
+    replicas have; parameters, where what is even in time does not fit."""
+    graph, training = setting.graph, setting.training
+    samples = np.array([training.micro_batch, max(1, training.micro_batch // 8)], dtype=np.float64)
+    ones = np.ones(len(samples), dtype=np.int64)
+    forward_s, backward_s = setting.compute.layer_s(graph, training, samples, ones)
+    passes_s = training.forwards * forward_s + backward_s
+    return [*passes_s, graph.weights + graph.expert_weights + graph.shared_weights]
