@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,6 +63,12 @@ class Setting:
         )  # fmt: skip
 
 
+@lru_cache(maxsize=64)
+def coarsened(graph: Graph, most: int) -> Graph:
+    """Return :func:`estimator.graph.merged`; a job's graph is the same on all its GPUs."""
+    return merged(graph, most)
+
+
 def degrees_of(gpus: int) -> list[int]:
     """Return the usual pipeline degrees, 1, 2, 4 ... up to the GPUs."""
     return [2**k for k in range(gpus.bit_length())]
@@ -82,7 +89,7 @@ def cells(
     asked = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
     if asked and asked[0] < 1:
         raise InvalidInput("degrees", f"must be at least 1, not {asked[0]}")
-    coarse = replace(setting, graph=merged(setting.graph, max(COARSE_LAYERS, asked[-1])))
+    coarse = replace(setting, graph=coarsened(setting.graph, max(COARSE_LAYERS, asked[-1])))
     best: dict[int, Plan] = {}
     for count, some in _counts(asked, setting.training, micro_batches).items():
         training = replace(setting.training, micro_batches=count)

@@ -234,8 +234,11 @@ class _Spread:
 
 def _positive_s(network: Network, primitive: Primitive, payload: Floats, groups: Groups) -> Floats:
     """Return seconds of collectives; none where nothing is sent, whatever their latency."""
-    taken = network.seconds(primitive, payload, groups)
-    return np.where((payload > 0) & (groups.size > 1), taken, 0.0)
+    sent = np.flatnonzero((payload > 0) & (groups.size > 1)).astype(np.int64)
+    taken = np.zeros(len(payload))
+    if len(sent):
+        taken[sent] = network.seconds(primitive, payload[sent], _picked(groups, sent))
+    return taken
 
 
 def _picked(groups: Groups, which: Ints) -> Groups:

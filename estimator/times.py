@@ -9,9 +9,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from estimator.calibration import Parameter, Subject
-from estimator.cells import COARSE_LAYERS, Setting, chosen
+from estimator.cells import COARSE_LAYERS, Setting, chosen, coarsened
 from estimator.costs import candidates_of, stage_costs
-from estimator.graph import merged
 from estimator.planning.options import depths, options_of
 from estimator.planning.search import latency_of
 from estimator.plans import Candidates, Groups, Primitive, StageCosts
@@ -147,7 +146,7 @@ class CellTimes:
         """Return what the times of a subject are made of; kept, as it does not depend on the parameters."""
         if subject not in self._parts:
             setting = self._setting_of(subject)
-            coarse = replace(setting, graph=merged(setting.graph, COARSE_LAYERS))
+            coarse = replace(setting, graph=coarsened(setting.graph, COARSE_LAYERS))
             self._parts[subject] = parts_of(coarse, self._rates, self._planner.candidates(coarse))
         return self._parts[subject]
 
