@@ -31,6 +31,7 @@ from service.cli.importing import read_rows
 from service.cli.modelling import Model, with_model
 from service.cli.options import numbers
 from service.cli.render import err, note
+from service.estimating import shape_of
 from service.importing.writing import profiles_csv
 
 MOST_GPUS: Final = 512
@@ -224,32 +225,27 @@ def _type(name: str, types: Sequence[Hardware]) -> Hardware:
 
 
 def _shape(kind: Hardware, gpus: int, nodes: int | None) -> Shape:
-    """Return ``gpus`` on ``nodes`` nodes, or on as few as can be. Raises InvalidInput."""
+    """Return ``gpus`` on ``nodes`` nodes, or on the fewest that have them evenly. Raises InvalidInput."""
+    if nodes is None:
+        return shape_of(gpus, kind.gpus_per_node)
     most = kind.gpus_per_node
     fewest = -(-gpus // most)
-    chosen = fewest if nodes is None else nodes
-    if gpus % chosen:
-        even = [n for n in range(fewest, gpus + 1) if gpus % n == 0][:3]
-        raise InvalidInput(
-            "--nodes",
-            f"{gpus} GPUs do not lie evenly on {chosen} nodes; give {', '.join(map(str, even))}",
-        )
-    if gpus // chosen > most:
+    if nodes < fewest:
         raise InvalidInput(
             "--nodes", f"a node has {most} {kind.name}, so {gpus} are on {fewest} nodes at least"
         )
-    return Shape(nodes=chosen, gpus_per_node=gpus // chosen)
+    if gpus % nodes:
+        even = ", ".join(str(n) for n in range(fewest, gpus + 1) if gpus % n == 0)
+        raise InvalidInput(
+            "--nodes", f"{gpus} GPUs do not lie evenly on {nodes} nodes; give one of {even}"
+        )
+    return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
 
 
 def _everywhere(types: Iterable[Hardware], counts: Iterable[int]) -> list[tuple[Hardware, Shape]]:
-    """Return all types at all counts; counts that no nodes have evenly take the next number of nodes."""
-    found = []
-    for kind in types:
-        for gpus in dict.fromkeys(max(1, n) for n in counts):
-            fewest = -(-gpus // kind.gpus_per_node)
-            nodes = next(n for n in range(fewest, gpus + 1) if gpus % n == 0)
-            found.append((kind, _shape(kind, gpus, nodes)))
-    return found
+    """Return all types at all counts."""
+    every = list(dict.fromkeys(max(1, n) for n in counts))
+    return [(kind, _shape(kind, gpus, None)) for kind in types for gpus in every]
 
 
 def _write(path: Path, model: Model, answers: Iterable[Answer], sources: Sources) -> None:

@@ -144,6 +144,13 @@ def test_micro_batches_are_as_asked(rule: str, counts: list[int]) -> None:
     assert [cell["micro_batches"] for cell in found["cells"]] == counts
 
 
+def test_gpus_lie_on_the_fewest_nodes_that_have_them_evenly() -> None:
+    found = answered(*BERT, "--gpu", "a100", "--count", "6")
+    assert {cell["nodes"] for cell in found["cells"]} == {2}
+    spread = answered(*BERT, "--gpu", "a100", "--count", "6", "--nodes", "6")
+    assert {cell["nodes"] for cell in spread["cells"]} == {6}
+
+
 def test_only_the_named_degrees_are_looked_at() -> None:
     found = answered(*BERT, *ON_8, "--stages", "2,3")
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [2, 3]
@@ -178,7 +185,7 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
         (["--model", "bert/9B", "--batch", "8", *ON_8], "bert/9B: there are bert/760M"),
         ([*BERT, "--gpu", "a1000", "--count", "8"], "no type 'a1000'; did you mean a100? there are"),
         ([*BERT, "--count", "8"], "--gpu: is needed, or --all"),
-        ([*BERT, "--gpu", "a100", "--count", "5"], "5 GPUs do not lie evenly on 2 nodes; give 5"),
+        ([*BERT, *ON_8, "--nodes", "3"], "8 GPUs do not lie evenly on 3 nodes; give one of 2, 4, 8"),
         ([*BERT, *ON_8, "--nodes", "1"], "a node has 4 a100, so 8 are on 2 nodes at least"),
         ([*BERT, *ON_8, "--all"], "--all: cannot be with --gpu or --nodes"),
         (["--model", "bert/1.3B", "--batch", "250", *ON_8],
