@@ -147,7 +147,7 @@ def unknown_model(workload: Workload) -> str:
     return (
         f"the model {workload.model} {workload.params}".rstrip()
         + f" is unknown{near}: describe it with"
-        " Estimates.UpsertModels, or import a profile of it"
+        " `tessera models add` (Estimates.UpsertModels), or import a profile of it"
     )
 
 

@@ -26,6 +26,11 @@ MAX_DOLLARS_PER_HOUR: Final = 1e6
 MAX_WATTS: Final = 1e6
 MAX_TENANT_WEIGHT: Final = 1e6
 MAX_QUOTA: Final = 10**7
+MAX_ARCHITECTURE: Final = 65_536
+MAX_MICRO_BATCHES: Final = 10**6
+MAX_SEQUENCE: Final = 10**7
+MAX_STATE_BYTES: Final = 1000.0
+DTYPES: Final = ("f32", "bf16", "f16")
 MAX_DURATION_S: Final = 315_576_000_000
 """Ten thousand years: what google.protobuf.Duration can hold."""
 MAX_ROWS: Final = 10**9

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from service.cli import clusters, jobchanges, jobs, rounds, tenants
+from service.cli import clusters, jobchanges, jobs, models, rounds, tenants
 from service.cli.client import CallFailed, Exit
 from service.cli.render import complain, line
 
@@ -174,7 +174,7 @@ def top(
     """Tessera schedules the training of large models on clusters of different GPUs."""
 
 
-for _module in (jobs, jobchanges, rounds, clusters, tenants):
+for _module in (jobs, jobchanges, rounds, clusters, tenants, models):
     _module.add(app)
 
 

@@ -126,7 +126,7 @@ async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_it_is_don
         reason = (await user.job("j")).reason
         assert reason.code == "NO_ESTIMATE"
         assert "the model sphinx is unknown" in reason.message
-        assert "describe it with Estimates.UpsertModels, or import a profile" in reason.next_step
+        assert "describe it with `tessera models add` (Estimates.UpsertModels)" in reason.next_step
         await user.schedule()
         assert (await user.job("j")).reason.message == reason.message
         model = estimates_pb2.Model(model="sphinx", architecture=ARCHITECTURE)

@@ -139,7 +139,7 @@ def test_a_job_of_an_unknown_model_says_so_and_what_to_do(store: PostgresStore) 
     assert said.startswith(
         "NO_ESTIMATE: sphinx/9B/8 has no estimates: the model sphinx 9B is unknown"
     )
-    assert "describe it with Estimates.UpsertModels, or import a profile of it" in said
+    assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in said
 
 
 def test_once_its_model_is_described_it_gets_cells(store: PostgresStore) -> None:

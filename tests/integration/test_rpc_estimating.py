@@ -148,7 +148,7 @@ async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
     ("fields", "field", "says"),
     [
         ({"workload": pb.Workload(model="sphinx", global_batch=8), "gpus": [1]},
-         "workload.model", "describe it with Estimates.UpsertModels, or import a profile"),
+         "workload.model", "describe it with `tessera models add` (Estimates.UpsertModels), or import a"),
         ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
          "gpu_types[1]", "the cluster has no type 'b100'; it has: a100, abacus"),
         ({"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},

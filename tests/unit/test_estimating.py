@@ -155,7 +155,7 @@ def test_a_users_model_comes_before_a_published_one_of_its_name() -> None:
 
 def test_an_unknown_model_is_an_error_that_says_what_to_do() -> None:
     unknown = replace(BERT, params="1.4B")
-    with pytest.raises(InvalidInput, match=r"bert 1.4B is unknown.*760M.*UpsertModels, or import"):
+    with pytest.raises(InvalidInput, match=r"bert 1.4B is unknown.*760M.*`tessera models add`"):
         model_of("workload.model", unknown, [MINE])
     assert list(known_models([unknown, BERT], [MINE])) == [BERT]
 

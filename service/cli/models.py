@@ -1,0 +1,172 @@
+"""Commands on models: what a cluster can estimate by itself, and how another model is described to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Any, Final
+
+import typer
+
+from formulation.errors import InvalidInput
+from service.cli import limits, yamlfile
+from service.cli.client import connect, new_request_id
+from service.cli.names import parent, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+)
+from service.cli.render import Column, line, note, number, show_message, show_table
+from tessera.v1.estimates_pb2 import (
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    UpsertModelsRequest,
+)
+
+MODELS: Final[Sequence[Column[Model]]] = (
+    Column("MODEL", lambda m: _name(m)),
+    Column("PARAMETERS", lambda m: number(m.parameters), right=True),
+    Column("DTYPE", lambda m: m.dtype),
+    Column("MICRO-BATCHES", lambda m: str(m.micro_batches), right=True),
+    Column("STATE", lambda m: f"{number(m.state_bytes)} B", right=True),
+    Column("CHECKPOINTING", lambda m: "yes" if m.checkpointing else "no"),
+    Column("ZERO", lambda m: str(m.zero), wide=True, right=True),
+    Column("FROM", lambda m: "this release" if m.published else "the cluster"),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands on models."""
+    group = typer.Typer(
+        help="List the models that a cluster knows, or describe another one to it.",
+        invoke_without_command=True,
+    )
+    group.callback()(list_models)
+    group.command("add")(add_model)
+    app.add_typer(group, name="models", rich_help_panel="Estimates")
+
+
+def list_models(
+    context: typer.Context,
+    published: Annotated[
+        bool,
+        typer.Option("--published", help="Those of this release too, which every cluster knows."),
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the models that a cluster knows, or describe another one to it.
+
+    Jobs of a known model get estimates by themselves.
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return
+    with connect(server) as client:
+        request = ListModelsRequest(parent=parent(cluster), with_published=published)
+        pages = client.pages(client.estimates.ListModels, request)
+        found = list(chain.from_iterable(page.models for page in pages))
+    _show(ListModelsResponse(models=found), found, output)
+    if not found:
+        note(
+            f"cluster {short(parent(cluster))} has no models of its own: `tessera models add` describes one,"
+            " `tessera models --published` lists those of this release"
+        )
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Refuse options before the name of a command: they would silently not count."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                f"--{name}", f"goes after `{context.invoked_subcommand}`, if it takes it"
+            )
+
+
+def _option(text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(*names, help=text, show_default=False, **rest)
+
+
+def add_model(
+    name: Annotated[str, typer.Argument(
+        metavar="NAME[/PARAMS]", help="As jobs name it, e.g. llama/7B for --model llama --params 7B.")],
+    architecture: Annotated[str, _option(
+        "Layers, hidden, heads ... in YAML or JSON; '-' for stdin.", metavar="FILE")] = "",
+    hf: Annotated[str, _option("A Hugging Face configuration.", metavar="config.json")] = "",
+    micro_batches: Annotated[int, _option(
+        "Of an iteration, no more than samples; 16.", min=1, max=limits.MAX_MICRO_BATCHES)] = 16,
+    state_bytes: Annotated[float, _option(
+        "Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=limits.MAX_STATE_BYTES)] = 16.0,
+    checkpointing: Annotated[bool, _option(
+        "Repeat forward passes instead of keeping activations; by default not.",
+        "--checkpointing/--no-checkpointing")] = False,
+    dtype: Annotated[str, _option(f"Of compute, instead of the file's: {', '.join(limits.DTYPES)}.")] = "",
+    sequence: Annotated[int | None, _option(
+        "Tokens a sample, instead of the file's.", min=1, max=limits.MAX_SEQUENCE)] = None,
+    flash: Annotated[bool, _option("Attention that stores no scores.", "--flash")] = False,
+    zero: Annotated[int, _option("ZeRO stage.", min=0, max=3)] = 0,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Describe a model to a cluster, or replace it; jobs that wait for it are estimated at once.
+
+    It comes before a published one of the same name.
+    """
+    model, slash, params = name.partition("/")
+    if not model or "/" in params or (slash and not params):
+        raise InvalidInput(name, "write NAME or NAME/PARAMS, e.g. llama/7B")
+    if dtype and dtype not in limits.DTYPES:
+        raise InvalidInput("--dtype", f"must be one of {', '.join(limits.DTYPES)}, not {dtype!r}")
+    described = Model(
+        model=model, params=params, architecture=_described(architecture, hf), dtype=dtype,
+        sequence=sequence or 0, flash=flash, micro_batches=micro_batches, state_bytes=state_bytes,
+        checkpointing=checkpointing, zero=zero,
+    )  # fmt: skip
+    request = UpsertModelsRequest(
+        parent=parent(cluster), models=[described], validate_only=validate_only,
+        request_id=new_request_id(),
+    )  # fmt: skip
+    with connect(server) as client:
+        found = client.call(client.estimates.UpsertModels, request)
+    _show(ListModelsResponse(models=found.models), found.models, output)
+    note(f"{name} {'is valid; nothing changed' if validate_only else 'added'}")
+
+
+def _described(architecture: str, hf: str) -> str:
+    """Return the text of the one file that is given. Raises InvalidInput."""
+    if bool(architecture) == bool(hf):
+        problem = "describe the same; give one of them" if hf else "give one of them"
+        raise InvalidInput("--architecture, --hf", problem)
+    source = architecture or hf
+    text = yamlfile.read(source)
+    if not 1 <= len(text) <= limits.MAX_ARCHITECTURE:
+        raise InvalidInput(
+            source,
+            f"must be a text of 1 to {limits.MAX_ARCHITECTURE:,} characters, not {len(text):,}",
+        )
+    return text
+
+
+def _show(response: ListModelsResponse, models: Sequence[Model], output: Output) -> None:
+    """Print models; as names: NAME/PARAMS, for they are no resources."""
+    if show_message(response, output):
+        return
+    if output is Output.NAME:
+        for model in models:
+            line(_name(model))
+    elif models:
+        show_table(models, [c for c in MODELS if output is Output.WIDE or not c.wide])
+
+
+def _name(model: Model) -> str:
+    return f"{model.model}/{model.params}" if model.params else model.model

@@ -1,0 +1,176 @@
+"""``tessera models``: what is sent and shown, against a server that holds models in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli import limits
+from service.cli.main import app
+from service.rpc.convert import models as convert
+from tessera.v1 import estimates_pb2 as pb
+from tessera.v1 import estimates_pb2_grpc
+
+ARCHITECTURE = (
+    "{architecture: transformer, layers: 4, hidden: 64, heads: 4, sequence: 32, vocabulary: 100}"
+)
+PUBLISHED = pb.Model(model="bert", params="1.3B", parameters=1.4e9, dtype="f16", published=True)
+
+
+class Models(estimates_pb2_grpc.EstimatesServicer):
+    """Keeps what it is sent; a page holds one model."""
+
+    def __init__(self) -> None:
+        self.kept: list[pb.Model] = []
+        self.sent: list[pb.UpsertModelsRequest] = []
+
+    def UpsertModels(
+        self, request: pb.UpsertModelsRequest, context: Any
+    ) -> pb.UpsertModelsResponse:
+        """Keep the models of the request."""
+        self.sent.append(request)
+        self.kept.extend(() if request.validate_only else request.models)
+        return pb.UpsertModelsResponse(models=request.models)
+
+    def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        """Return the model at the number that the token is."""
+        every = [*self.kept, *([PUBLISHED] if request.with_published else [])]
+        at = int(request.page_token or 0)
+        more = str(at + 1) if at + 1 < len(every) else ""
+        return pb.ListModelsResponse(models=every[at : at + 1], next_page_token=more)
+
+    def _never_called(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    UpsertCells = ListCells = EstimateCells = _never_called
+
+
+@pytest.fixture
+def models() -> Models:
+    """Return what the server serves."""
+    return Models()
+
+
+@pytest.fixture
+def tessera(models: Models) -> Iterator[Callable[..., Result]]:
+    """Return a function that runs the command line against the server."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    estimates_pb2_grpc.add_EstimatesServicer_to_server(models, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+
+    def run(*arguments: str, code: int = 0, stdin: str | None = None) -> Result:
+        env = {"TESSERA_SERVER": f"127.0.0.1:{port}", "TESSERA_CLUSTER": "c"}
+        done = CliRunner().invoke(app, ["models", *arguments], env=env, input=stdin)
+        assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+        return done
+
+    yield run
+    server.stop(None).wait()
+
+
+def test_a_model_is_sent_as_its_file_and_options_say(
+    tessera: Callable[..., Result], models: Models, tmp_path: Path
+) -> None:
+    file = tmp_path / "owl.yaml"
+    file.write_text(ARCHITECTURE)
+    done = tessera(
+        "add", "owl/3B", "--architecture", str(file), "--micro-batches", "8", "--state-bytes", "12",
+        "--checkpointing", "--dtype", "bf16", "--sequence", "64", "--flash", "--zero", "1",
+    )  # fmt: skip
+    (request,) = models.sent
+    assert request.parent == "clusters/c"
+    assert request.request_id
+    assert list(request.models) == [
+        pb.Model(
+            model="owl", params="3B", architecture=ARCHITECTURE, micro_batches=8, state_bytes=12.0,
+            checkpointing=True, dtype="bf16", sequence=64, flash=True, zero=1,
+        )
+    ]  # fmt: skip
+    assert done.stderr == "owl/3B added\n"
+
+
+def test_what_no_option_says_is_as_the_api_has_it(
+    tessera: Callable[..., Result], models: Models, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "gpt2"}')
+    tessera("add", "owl", "--hf", str(file))
+    sent = models.sent[0].models[0]
+    bare = convert.to_model("model", pb.Model(model="owl", architecture=file.read_text()))
+    assert convert.to_model("model", sent) == bare
+
+
+def test_a_model_that_is_only_validated_is_not_kept(
+    tessera: Callable[..., Result], models: Models
+) -> None:
+    done = tessera("add", "owl", "--architecture", "-", "--validate-only", stdin=ARCHITECTURE)
+    assert done.stderr == "owl is valid; nothing changed\n"
+    assert models.sent[0].models[0].architecture == ARCHITECTURE
+    assert models.kept == []
+
+
+def test_a_list_has_every_page_and_published_models_only_if_asked_for(
+    tessera: Callable[..., Result], models: Models
+) -> None:
+    models.kept += [pb.Model(model="owl", params="3B"), pb.Model(model="owl")]
+    assert tessera("-o", "name").stdout.split() == ["owl/3B", "owl"]
+    assert tessera("--published", "-o", "name").stdout.split() == ["owl/3B", "owl", "bert/1.3B"]
+    shown = json.loads(tessera("--published", "-o", "json").stdout)["models"]
+    assert [m["published"] for m in shown] == [False, False, True]
+    rows = tessera("--published").stdout.splitlines()
+    assert rows[1].split()[0] == "owl/3B"
+    assert rows[1].split()[-2:] == ["the", "cluster"]
+    assert rows[3].split()[:2] == ["bert/1.3B", "1,400,000,000"]
+    assert rows[3].split()[-2:] == ["this", "release"]
+
+
+def test_a_cluster_without_models_of_its_own_says_how_to_get_some(
+    tessera: Callable[..., Result],
+) -> None:
+    done = tessera()
+    assert done.stdout == ""
+    assert "`tessera models add` describes one" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["owl"], "--architecture, --hf: give one of them"),
+        (["owl", "--architecture", "a", "--hf", "b"], "--architecture, --hf: describe the same"),
+        (["owl", "--hf", "none.json"], "none.json: cannot be read: No such file"),
+        (["owl", "--hf", "-", "--dtype", "f8"], "--dtype: must be one of f32, bf16, f16, not 'f8'"),
+        (["owl", "--hf", "-"], "-: must be a text of 1 to 65,536 characters, not 0"),
+        (["/3B", "--hf", "-"], "/3B: write NAME or NAME/PARAMS"),
+        (["owl/", "--hf", "-"], "owl/: write NAME or NAME/PARAMS"),
+        (["a/b/c", "--hf", "-"], "a/b/c: write NAME or NAME/PARAMS"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_sent(
+    tessera: Callable[..., Result], models: Models, arguments: list[str], says: str
+) -> None:
+    assert f"error: {says}" in tessera("add", *arguments, code=2, stdin="").stderr
+    assert models.sent == []
+
+
+def test_an_option_before_add_is_refused_as_it_would_not_count(
+    tessera: Callable[..., Result], models: Models
+) -> None:
+    done = tessera("--cluster", "d", "add", "owl", "--hf", "-", code=2, stdin=ARCHITECTURE)
+    assert done.stderr == "error: --cluster: goes after `add`, if it takes it\n"
+    assert models.sent == []
+
+
+def test_limits_of_models_are_the_servers() -> None:
+    assert limits.MAX_ARCHITECTURE == convert.MAX_ARCHITECTURE
+    assert limits.MAX_MICRO_BATCHES == convert.MAX_MICRO_BATCHES
+    assert limits.MAX_SEQUENCE == convert.MAX_SEQUENCE
+    assert limits.MAX_STATE_BYTES == convert.MAX_STATE_BYTES
+    assert limits.DTYPES == convert.DTYPES
