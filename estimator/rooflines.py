@@ -50,8 +50,8 @@ DEFAULT_RATES: Mapping[str, Rates] = {
     "f32": Rates(utilisation=0.8, half_rows=1000.0, memory_utilisation=0.8, launch_s=1e-5),
 }
 """By type of compute. Rounded so that kernel times which the Arena artifact recorded on A40s
-(``cell_modules.csv``; other records than the iteration times estimates are judged on) come out right on the
-mean; README.md has the ratios."""
+(``cell_modules.csv``; other records than the iteration times that estimates are judged on) are about right on
+the mean; README.md has the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

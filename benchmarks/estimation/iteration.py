@@ -83,7 +83,8 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     contradicting = {row.cell for row in contradictions(rows)}
     clear = [one for one in judged if one.row.cell not in contradicting]
     figures = {
-        **_by_count("mape", judged), "mape": _mape(judged), "median": _median(judged),
+        **_by_count("mape", judged), "mape": _mape(judged),
+        **_by_count("median", judged, np.median), "median": _median(judged),
         **{f"rows_{n}": len({j.row.cell for j in judged if j.row.cell.gpus == n}) for n in COUNTS},
         "mape_unseen_gpu": _mape(_unseen(model, splits)),
         **_accuracies(judged), **_coverage(judged),
@@ -239,9 +240,11 @@ def _median(judged: Iterable[Judged]) -> float:
     return float(np.median([one.error for one in judged]))
 
 
-def _by_count(name: str, judged: Sequence[Judged]) -> dict[str, Figure]:
-    found = {n: [one for one in judged if one.row.cell.gpus == n] for n in COUNTS}
-    return {f"{name}_{n}": _mape(some) for n, some in found.items() if some}
+def _by_count(
+    name: str, judged: Sequence[Judged], middle: Callable[[list[float]], np.floating] = np.mean
+) -> dict[str, Figure]:
+    found = {n: [one.error for one in judged if one.row.cell.gpus == n] for n in COUNTS}
+    return {f"{name}_{n}": float(middle(some)) for n, some in found.items() if some}
 
 
 def _accuracies(judged: Sequence[Judged]) -> dict[str, Figure]:
