@@ -70,8 +70,11 @@ def coarsened(graph: Graph, most: int) -> Graph:
 
 
 def degrees_of(gpus: int) -> list[int]:
-    """Return the usual pipeline degrees, 1, 2, 4 ... up to the GPUs."""
-    return [2**k for k in range(gpus.bit_length())]
+    """Return the usual pipeline degrees, 1, 2, 4 ... up to the GPUs and the coarse layers.
+
+    Deeper pipelines need finer layers, whose plans take minutes to search; ask for them by number.
+    """
+    return [2**k for k in range(min(gpus, COARSE_LAYERS).bit_length())]
 
 
 def cells(

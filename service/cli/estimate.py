@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from estimator.cells import COARSE_LAYERS, MicroBatches, Runtime, Setting, cells, degrees_of
+from estimator.cells import MicroBatches, Runtime, Setting, cells, degrees_of
 from estimator.collectives import LinkNetwork, TableNetwork, Tables, read_curves
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
@@ -36,8 +36,6 @@ from service.importing.writing import profiles_csv
 
 MOST_GPUS: Final = 512
 """So many take the search 0.2 to 3 s in 16 layers; its time and memory grow with their square."""
-MANY_GPUS: Final = 64
-"""Above, pipelines have 16 stages at most unless asked for: a search in more layers takes minutes."""
 
 
 def add(app: typer.Typer) -> None:
@@ -176,14 +174,9 @@ def _answers(
         for kind, shape in where:
             progress.update(task, description=f"{shape.gpus} {kind.name}")
             setting = sources.setting(model, kind, shape)
-            found.append(answer(model, setting, wanted or usual_degrees(shape.gpus)))
+            found.append(answer(model, setting, wanted or degrees_of(shape.gpus)))
             progress.advance(task)
     return found
-
-
-def usual_degrees(gpus: int) -> list[int]:
-    """Return the pipeline degrees that are looked at unless others are named."""
-    return degrees_of(gpus if gpus <= MANY_GPUS else COARSE_LAYERS)
 
 
 def answer(model: Model, setting: Setting, degrees: Sequence[int]) -> Answer:
