@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,6 +106,15 @@ def test_uncertainty_is_least_where_was_measured_and_grows_with_distance() -> No
     assert further is not None
     assert unseen is not None
     assert near.sd < further.sd < unseen.sd
+
+
+def test_shapes_are_apart_from_two_gpus_on_and_fully_from_four() -> None:
+    model = TwoParts()
+    known = [replace(p, shared_sd=0.0, family_sd=0.0, gpu_sd=0.0) for p in model.parameters]
+    model.parameters = (known[0], known[1])
+    alone = Residual(gpu_sd=0.0, family_sd=0.0, pair_sd=0.0, shape_sd=0.2, noise_sd=1e-6)
+    found = Calibration(model, (), alone).estimates([a_subject(per_node=n) for n in (1, 2, 4, 8)])
+    assert [e.sd for e in found if e is not None] == pytest.approx([0.0, 0.1, 0.2, 0.2], abs=1e-5)
 
 
 def test_stated_uncertainty_covers_worlds_drawn_from_the_prior() -> None:

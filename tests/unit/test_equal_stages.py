@@ -95,10 +95,9 @@ def test_sharp_choices_take_the_degree_that_looks_best() -> None:
     assert len(parts.depth) > 0
 
 
-def test_plans_fit_in_memory_where_they_stand_in_the_pipeline() -> None:
-    roomy, tight = (
-        plans(EqualStages(softness=100.0), memory) for memory in (48_000_000_000, 3_000_000_000)
-    )
+@pytest.mark.parametrize("memory", [3_500_000_000, 5_000_000_000, 8_000_000_000])
+def test_plans_fit_in_memory_where_they_stand_in_the_pipeline(memory: int) -> None:
+    roomy, tight = (plans(EqualStages(softness=100.0), size) for size in (48_000_000_000, memory))
     assert {len(rows) for _, rows, _ in tight} < {len(rows) for _, rows, _ in roomy}
     for _, rows, parts in tight:
         assert all(parts.depth[row] >= len(rows) - place for place, row in enumerate(rows))
