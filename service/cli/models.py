@@ -34,7 +34,7 @@ MODELS: Final[Sequence[Column[Model]]] = (
     Column("PARAMETERS", lambda m: number(m.parameters), right=True),
     Column("DTYPE", lambda m: m.dtype),
     Column("MICRO-BATCHES", lambda m: str(m.micro_batches), right=True),
-    Column("STATE", lambda m: f"{number(m.state_bytes)} B", right=True),
+    Column("STATE BYTES", lambda m: number(m.state_bytes), right=True),
     Column("CHECKPOINTING", lambda m: "yes" if m.checkpointing else "no"),
     Column("ZERO", lambda m: str(m.zero), wide=True, right=True),
     Column("FROM", lambda m: "this release" if m.published else "the cluster"),
