@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -14,8 +17,11 @@ from estimator.graph import Graph, merged
 from estimator.hardware import Hardware
 from estimator.memory import Copies, Room, States
 from estimator.pipeline import DEFAULT, Overlap
-from estimator.planning.options import Options, depths, options_of
+from estimator.planning.assembly import assembled_plan
+from estimator.planning.options import NoPlan, Options, depths, options_of
+from estimator.planning.pareto import comm_each, frontier
 from estimator.planning.search import Found, best_plans, latency_of, plan_of
+from estimator.planning.stages import Stages, least_cut
 from estimator.plans import Candidates, Compute, Network, Plan, Shape, StageCosts, Training
 from formulation.errors import InvalidInput
 
@@ -29,6 +35,18 @@ class MicroBatches(StrEnum):
     STAGES = "stages"  # as many as stages (Arena)
     FOUR_STAGES = "4-stages"  # four times as many (Crius, section 5.1, after GPipe)
     SEARCHED = "searched"  # the best power of two
+
+
+class Planner(StrEnum):
+    """Whose way of planning chooses the plan of a pipeline degree. All keep to memory."""
+
+    EXACT = "exact"  # the least latency under the cost model (planning/search.py)
+    ARENA = (
+        "arena"  # the proxy: least computation bias, then least communication (Arena, section 3.3)
+    )
+    CRIUS = (
+        "crius"  # least communication across cuts, stages data or tensor parallel (Crius, 4.2, 5.1)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +99,9 @@ def cells(
     setting: Setting,
     degrees: Iterable[int] | None = None,
     micro_batches: MicroBatches | None = None,
+    planner: Planner = Planner.EXACT,
 ) -> dict[int, Plan]:
-    """Return the best plan of each pipeline degree; a degree that nothing fits is absent.
+    """Return the planner's plan of each pipeline degree; a degree for which it finds none is absent.
 
     ``degrees`` None: :func:`degrees_of` the GPUs. ``micro_batches`` None: as the training says.
 
@@ -96,7 +115,7 @@ def cells(
     best: dict[int, Plan] = {}
     for count, some in _counts(asked, setting.training, micro_batches).items():
         training = replace(setting.training, micro_batches=count)
-        for stages, plan in _planned(replace(coarse, training=training), some).items():
+        for stages, plan in _planned(replace(coarse, training=training), some, planner).items():
             if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
                 best[stages] = plan
     return dict(sorted(best.items()))
@@ -121,12 +140,12 @@ def _counts(
     return found
 
 
-def _planned(setting: Setting, degrees: Sequence[int]) -> dict[int, Plan]:
+def _planned(setting: Setting, degrees: Sequence[int], planner: Planner) -> dict[int, Plan]:
     """Return the plans of a coarse setting at its number of micro-batches."""
     costs, options = priced(setting)
     if not len(options):
         return {}
-    found = chosen(setting, costs, options, degrees)
+    found = PLANNERS[planner](setting, costs, options, degrees)
     training, room = setting.training, setting.runtime.room
     return {stages: plan_of(f, costs, training, room) for stages, f in found.items()}
 
@@ -160,3 +179,62 @@ def chosen(
         stages: Found(rows=f.rows, latency_s=real.of(np.array(f.rows, dtype=np.int64)))
         for stages, f in found.items()
     }
+
+
+def proxy_plans(
+    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int]
+) -> dict[int, Found]:
+    """Return Arena's proxy plan of each degree (section 3.3), at the latency that it has.
+
+    A layer's load is its computation on one GPU, which shares GPUs out; nothing that the planner looks at
+    is the plan's latency.
+    """
+    training, gpus = setting.training, setting.shape.gpus
+    one = np.ones(1, dtype=np.int64)
+    forward_s, backward_s = setting.compute.layer_s(
+        setting.graph, training, np.full(1, float(training.micro_batch)), one
+    )
+    load_s = (training.forwards * forward_s + backward_s)[0]
+    comm_s = comm_each(costs, training.micro_batches)
+    found: dict[int, Found] = {}
+    for stages in degrees:
+        with suppress(NoPlan):  # a degree without a plan is absent
+            whole = frontier(options, load_s, comm_s, gpus, stages, training.micro_batches)
+            found[stages] = _as_run(setting, costs, whole.proxy.rows)
+    return found
+
+
+def assembled_plans(
+    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int]
+) -> dict[int, Found]:
+    """Return Crius' plan of each degree, at the latency that it has: the model is cut before memory is looked
+    at (section 4.2), then stages are data or tensor parallel, whatever is fastest and fits (section 5.1)."""
+    graph, training, gpus = setting.graph, setting.training, setting.shape.gpus
+    depth = np.zeros(len(costs.candidates), dtype=np.int64)
+    depth[options.source] = options.depth
+    handed_bytes = graph.element_bytes * training.micro_batch * graph.boundary
+    found: dict[int, Found] = {}
+    for stages in degrees:
+        with suppress(NoPlan):  # a degree without a plan is absent
+            whole = Stages(ends=(len(graph),), gpus=(gpus,), bias=0.0)
+            cut = whole if stages == 1 else least_cut(graph.flops, graph.boundary, gpus, stages)
+            best = assembled_plan(
+                costs, depth, cut, handed_bytes, setting.network,
+                setting.shape.gpus_per_node, training.micro_batches,
+            )  # fmt: skip
+            found[stages] = _as_run(setting, costs, best.rows)
+    return found
+
+
+def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:
+    """Return a plan at the latency that the cost model gives it."""
+    latency = latency_of(costs, setting.training.micro_batches, setting.runtime.overlap)
+    return Found(rows=tuple(rows), latency_s=latency.of(rows))
+
+
+Way = Callable[[Setting, StageCosts, Options, Iterable[int]], dict[int, Found]]
+
+PLANNERS: Final[Mapping[Planner, Way]] = MappingProxyType(
+    {Planner.EXACT: chosen, Planner.ARENA: proxy_plans, Planner.CRIUS: assembled_plans}
+)
+"""How each chooses; degrees that it finds no plan for are absent."""

@@ -16,6 +16,7 @@ from benchmarks.estimation import (
     iteration,
     latency,
     memory,
+    planners,
     profiled,
     speed,
     tuning,
@@ -34,6 +35,7 @@ SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], Section]]] = {
     "latency": latency.section,
     "memory": memory.section,
     "cells": speed.section,
+    "planners": planners.section,
     "profiled": profiled.section,
 }
 ALL: Final = "all"

@@ -58,13 +58,17 @@ def _timed(published: Published) -> dict[str, float | int | str]:
 
 
 def _plans(published: Published, hardware: Hardware, gpus: int) -> int:
-    """Return how many pipeline degrees have a plan on this many GPUs on the fewest nodes."""
+    """Return how many pipeline degrees have a plan."""
+    return len(cells(setting_of(published, BATCH, hardware, gpus)))
+
+
+def setting_of(published: Published, batch: int, hardware: Hardware, gpus: int) -> Setting:
+    """Return a model on this many GPUs on the fewest nodes, by data sheets."""
     nodes = max(1, gpus // hardware.gpus_per_node)
     shape = Shape(nodes=nodes, gpus_per_node=gpus // nodes)
-    setting = Setting(
-        graph=published.graph, training=published.at(BATCH), hardware=hardware, shape=shape,
+    return Setting(
+        graph=published.graph, training=published.at(batch), hardware=hardware, shape=shape,
         compute=RooflineCompute(hardware=hardware),
         network=LinkNetwork(hardware=hardware, shape=shape),
         runtime=Runtime(states=States(zero=published.zero)),
     )  # fmt: skip
-    return len(cells(setting))

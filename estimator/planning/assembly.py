@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.planning.options import NoPlan
+from estimator.planning.pareto import comm_each
 from estimator.planning.search import Found
 from estimator.planning.stages import Stages
 from estimator.plans import Candidates, Groups, Network, Primitive, StageCosts
@@ -74,18 +75,23 @@ def assembled(profiled: Profiled, micro_batches: int) -> Assembled:
     return Assembled(ways=tuple(ways[::-1]), latency_s=float(latency[way, p, u]))
 
 
-def two_ways(candidates: Candidates, stages: Stages) -> Ints:
+def two_ways(candidates: Candidates, stages: Stages, cost: Floats | None = None) -> Ints:
     """Return the candidates that run each stage under data and under tensor parallelism alone, shape (S,
-    2); -1 where there is none (a degree above the layers' limit)."""
+    2); -1 where there is none (a degree above the layers' limit).
+
+    Of the expert degrees the one of least ``cost``, shape (S, K), is taken; ``inf``: it cannot be. None:
+    experts are not divided.
+    """
     c = candidates
-    plain = (c.ep == 1) & ~c.sp
+    if cost is None:
+        cost = np.broadcast_to(np.where(c.ep == 1, 0.0, np.inf), (len(stages.ends), len(c)))
     ways = np.full((len(stages.ends), 2), -1, dtype=np.int64)
     for s, place in enumerate(zip(stages.starts, stages.ends, stages.gpus, strict=True)):
         start, end, gpus = place
-        here = plain & (c.start == start) & (c.end == end)
+        here = ~c.sp & (c.start == start) & (c.end == end) & np.isfinite(cost[s])
         for way, degree in ((DATA, c.dp), (TENSOR, c.tp)):
             found = np.flatnonzero(here & (degree == gpus) & (c.gpus == gpus))
-            ways[s, way] = found[0] if len(found) else -1
+            ways[s, way] = found[cost[s, found].argmin()] if len(found) else -1
     return ways
 
 
@@ -101,14 +107,16 @@ def assembled_plan(
     """Return Crius' estimate of a Cell with these stages: the best mixture, as rows of the costs.
 
     ``depth`` (K,): where each candidate fits (``options.depths``); a way that does not fit a stage is
-    dropped. ``boundary_bytes`` (L,): what each layer hands on of a micro-batch.
+    dropped. Experts are divided so that of what fits least is communicated (the paper does not say).
+    ``boundary_bytes`` (L,): what each layer hands on of a micro-batch.
 
     Raises:
         NoPlan: some stage fits neither way.
     """
-    rows = two_ways(costs.candidates, stages)
-    left = np.arange(len(rows), 0, -1)[:, None]
-    runs = (rows >= 0) & (depth[rows] >= left)
+    left = np.arange(len(stages.ends), 0, -1)[:, None]
+    comm_s = np.where(depth >= left, comm_each(costs, micro_batches), np.inf)
+    rows = two_ways(costs.candidates, stages, comm_s)
+    runs = rows >= 0
     gpus = np.array(stages.gpus, dtype=np.int64)
     alone = np.stack(
         [np.stack([gpus, np.ones_like(gpus)], 1), np.stack([np.ones_like(gpus), gpus], 1)], 1

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from estimator.cells import MicroBatches, Runtime, Setting, cells, degrees_of
+from estimator.cells import MicroBatches, Planner, Runtime, Setting, cells, degrees_of
 from estimator.collectives import LinkNetwork, TableNetwork, Tables, read_curves
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
@@ -94,10 +94,10 @@ class Sources:
             f"{100 * measured.measured:.0f} % of the work was measured, without tensor parallelism"
         )
 
-    @property
-    def provenance(self) -> str:
+    def provenance(self, planner: Planner) -> str:
         """Return what to write beside an estimate."""
         parts = [PROVENANCE]
+        parts += [f"plan by {planner}"] if planner is not Planner.EXACT else []
         parts += [f"layers of {self.profile.name}"] if self.profile else []
         parts += [f"collectives of {self.collectives.name}"] if self.collectives else []
         return ", ".join(parts)[:200]
@@ -131,6 +131,8 @@ def estimate(
     network: Annotated[str, _option("Which of the networks in --collectives.")] = "",
     profile: Annotated[Path | None, _option(
         "Measured layers, of `tessera profile`; for the --step they are of.", metavar="FILE.jsonl")] = None,
+    planner: Annotated[Planner, _option(
+        "Least time of all plans (exact, the default), or the paper's rule.")] = Planner.EXACT,
     write: Annotated[Path | None, _option(
         "Write the estimates as `tessera import profiles` reads them.", metavar="FILE.csv")] = None,
     as_json: Annotated[bool, _option("Print one JSON object.", "--json")] = False,
@@ -151,10 +153,10 @@ def estimate(
         kind = _type(gpu, types)
         where = [(kind, _shape(kind, count, nodes))]
     wanted = [] if not stages else numbers("--stages", stages)
-    answers = _answers(model, where, sources, wanted)
+    answers = _answers(model, where, sources, wanted, planner)
     estimateview.show(model, answers, as_json=as_json, best_only=every)
     if write is not None:
-        _write(write, model, answers, sources)
+        _write(write, model, answers, sources.provenance(planner), sources.source)
 
 
 def _answers(
@@ -162,6 +164,7 @@ def _answers(
     where: Sequence[tuple[Hardware, Shape]],
     sources: Sources,
     wanted: Sequence[int],
+    planner: Planner,
 ) -> list[Answer]:
     """Return the Cells everywhere, with a progress bar where stderr is a terminal.
 
@@ -174,12 +177,14 @@ def _answers(
         for kind, shape in where:
             progress.update(task, description=f"{shape.gpus} {kind.name}")
             setting = sources.setting(model, kind, shape)
-            found.append(answer(model, setting, wanted or degrees_of(shape.gpus)))
+            found.append(answer(model, setting, wanted or degrees_of(shape.gpus), planner))
             progress.advance(task)
     return found
 
 
-def answer(model: Model, setting: Setting, degrees: Sequence[int]) -> Answer:
+def answer(
+    model: Model, setting: Setting, degrees: Sequence[int], planner: Planner = Planner.EXACT
+) -> Answer:
     """Return a model's Cells somewhere, and why there are no others.
 
     Raises:
@@ -194,11 +199,14 @@ def answer(model: Model, setting: Setting, degrees: Sequence[int]) -> Answer:
     even = [degree for degree in degrees if degree not in uneven]
     if not even:
         raise InvalidInput("--batch", f"{uneven[degrees[0]]}; give another batch, or a number")
-    plans = cells(setting, even, model.rule)
-    missed = misses(setting, even, plans, model.rule)
+    plans = cells(setting, even, model.rule, planner)
+    left = [degree for degree in even if degree not in plans]
+    others = cells(setting, left, model.rule) if planner is not Planner.EXACT and left else {}
+    unfound = dict.fromkeys(others, f"the {planner} planner finds no plan; --planner exact has one")
+    missed = misses(setting, even, {*plans, *others}, model.rule)
     return Answer(
         hardware=setting.hardware, shape=setting.shape, cells=plans,
-        room=setting.runtime.room, missed=missed, uneven=uneven,
+        room=setting.runtime.room, missed=missed, without=uneven | unfound,
     )  # fmt: skip
 
 
@@ -241,8 +249,10 @@ def _everywhere(types: Iterable[Hardware], counts: Iterable[int]) -> list[tuple[
     return [(kind, _shape(kind, gpus, None)) for kind in types for gpus in every]
 
 
-def _write(path: Path, model: Model, answers: Iterable[Answer], sources: Sources) -> None:
-    records = [record for found in answers for record in _records(model, found, sources)]
+def _write(
+    path: Path, model: Model, answers: Iterable[Answer], provenance: str, source: Source
+) -> None:
+    records = [r for found in answers for r in _records(model, found, provenance, source)]
     try:
         path.write_text(profiles_csv(records), encoding="utf-8")
     except OSError as error:
@@ -252,12 +262,14 @@ def _write(path: Path, model: Model, answers: Iterable[Answer], sources: Sources
     )
 
 
-def _records(model: Model, found: Answer, sources: Sources) -> Iterable[EstimateRecord]:
+def _records(
+    model: Model, found: Answer, provenance: str, source: Source
+) -> Iterable[EstimateRecord]:
     work = Workload(model=model.name, params=model.params, global_batch=model.training.global_batch)
     for degree in sorted({*found.cells, *found.missed}):
         plan = found.cells.get(degree)
         yield EstimateRecord(
             workload=work, gpu_type=found.hardware.name, gpus=found.shape.gpus,
-            nodes=found.shape.nodes, pipeline_degree=degree, plan="", source=sources.source,
-            iter_time_s=math.inf if plan is None else plan.iter_time_s, provenance=sources.provenance,
+            nodes=found.shape.nodes, pipeline_degree=degree, plan="", source=source,
+            iter_time_s=math.inf if plan is None else plan.iter_time_s, provenance=provenance,
         )  # fmt: skip

@@ -21,8 +21,8 @@ NO_PLAN: Final = "no plan: too few layers, or samples in a micro-batch, for so m
 class Answer:
     """The Cells of a model on GPUs of a type, by pipeline degree.
 
-    ``missed``: the least overflow of degrees that do not fit; None: they cannot be had at all. ``uneven``:
-    what is wrong with the micro-batches of others.
+    ``missed``: the least overflow of degrees that do not fit; None: they cannot be had at all. ``without``:
+    why others have no plan (their micro-batches, or the planner).
     """
 
     hardware: Hardware
@@ -30,7 +30,7 @@ class Answer:
     cells: Mapping[int, Plan]
     room: Room
     missed: Mapping[int, Overflow | None]
-    uneven: Mapping[int, str]
+    without: Mapping[int, str]
 
     @property
     def limit_bytes(self) -> float:
@@ -125,13 +125,20 @@ def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
         where = f"{answer.shape.gpus} {answer.hardware.name}"
         near = [o for o in answer.missed.values() if o is not None]
         if nothing_only:
-            if not answer.cells and near:
-                yield f"{where}: {min(near, key=lambda o: o.needed_bytes)}"
+            if not answer.cells and (near or answer.without):
+                yield f"{where}: {_nearest(near, answer.without)}"
             continue
         for degree, miss in sorted(answer.missed.items()):
             yield f"{where}, {degree} stage{'s' * (degree > 1)}: {_why(miss)}"
-        for degree, why in sorted(answer.uneven.items()):
+        for degree, why in sorted(answer.without.items()):
             yield f"{where}, {degree} stage{'s' * (degree > 1)}: {why}"
+
+
+def _nearest(near: Sequence[Overflow], without: Mapping[int, str]) -> str:
+    """Return what comes nearest to a plan: one that another planner or batch has, else least memory."""
+    if without:
+        return without[min(without)]
+    return str(min(near, key=lambda o: o.needed_bytes))
 
 
 def _why(miss: Overflow | None) -> str:
@@ -180,5 +187,5 @@ def _cell(row: _Row) -> dict[str, Any]:
 def _dropped(answer: Answer) -> Iterator[tuple[int, str, dict[str, Any]]]:
     for degree, miss in sorted(answer.missed.items()):
         yield degree, _why(miss), {} if miss is None else asdict(miss)
-    for degree, why in sorted(answer.uneven.items()):
+    for degree, why in sorted(answer.without.items()):
         yield degree, why, {}

@@ -1,0 +1,198 @@
+"""Ways to plan a Cell: whole plans that fit, each by its paper's rule, none faster than the exact one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from benchmarks.estimation import planners
+from benchmarks.estimation.speed import setting_of
+from estimator.architectures.published import find
+from estimator.cells import COARSE_LAYERS, MicroBatches, Planner, Setting, cells, coarsened
+from estimator.collectives import LinkNetwork
+from estimator.hardware import A10, A40, A100, V100, Hardware
+from estimator.memory import limit_bytes
+from estimator.plans import Plan, Shape, Training
+from estimator.rooflines import RooflineCompute
+from service.cli import main
+from service.importing.files import profiles_of
+from tests.support.estimates import a_graph, a_layer
+
+PAPERS = (Planner.ARENA, Planner.CRIUS)
+KINDS = {kind.name: kind for kind in (A10, A40, A100, V100)}
+
+
+def published_on(model: str, params: str, batch: int, kind: str, gpus: int) -> Setting:
+    return setting_of(find(model, params), batch, KINDS[kind], gpus)
+
+
+def on_8(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
+    """Return layers that hand on so much, on 8 GPUs of a node."""
+    layers = [a_layer(boundary=b, flops=f) for b, f in zip(boundaries, flops, strict=True)]
+    hardware: Hardware = A40
+    shape = Shape(nodes=1, gpus_per_node=8)
+    return Setting(
+        graph=a_graph(*layers), training=Training(global_batch=256), hardware=hardware, shape=shape,
+        compute=RooflineCompute(hardware=hardware),
+        network=LinkNetwork(hardware=hardware, shape=shape),
+    )  # fmt: skip
+
+
+def ends(plan: Plan) -> list[int]:
+    return [stage.end for stage in plan.stages]
+
+
+@pytest.mark.parametrize("planner", Planner)
+@pytest.mark.parametrize("rule", [None, MicroBatches.FOUR_STAGES])
+@pytest.mark.parametrize(
+    ("model", "params", "batch", "kind", "gpus"),
+    [
+        ("bert", "6.7B", 256, "a10", 16),
+        ("bert", "1.3B", 128, "a100", 8),
+        ("moe", "2.4B", 1024, "v100", 4),
+        ("moe", "10B", 256, "a40", 32),
+        ("wide_resnet", "4B", 1024, "a100", 8),
+    ],
+)
+def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one(
+    planner: Planner, rule: MicroBatches | None, model: str, params: str, batch: int, kind: str,
+    gpus: int,
+) -> None:  # fmt: skip
+    setting = published_on(model, params, batch, kind, gpus)
+    exact, found = cells(setting, None, rule), cells(setting, None, rule, planner)
+    layers = len(coarsened(setting.graph, COARSE_LAYERS))
+    assert found
+    assert found.keys() <= exact.keys()
+    for degree, plan in found.items():
+        assert len(plan.stages) == degree
+        assert [s.start for s in plan.stages] == [0, *ends(plan)[:-1]]
+        assert ends(plan)[-1] == layers
+        assert plan.gpus == gpus
+        assert max(plan.memory_bytes) <= limit_bytes(setting.hardware.memory_bytes)
+        assert plan.iter_time_s >= exact[degree].iter_time_s * (1 - 1e-9)
+        assert plan.micro_batches == exact[degree].micro_batches
+
+
+@pytest.mark.parametrize("planner", Planner)
+def test_the_same_question_has_the_same_plans(planner: Planner) -> None:
+    first, second = (
+        cells(published_on("moe", "2.4B", 256, "a40", 16), planner=planner) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_the_exact_search_is_what_plans_unless_another_is_asked_for() -> None:
+    setting = published_on("wide_resnet", "2B", 256, "a100", 16)
+    assert cells(setting) == cells(setting, planner=Planner.EXACT)
+    for planner in PAPERS:
+        other = cells(setting, planner=planner)
+        assert sum(plan.iter_time_s for plan in other.values()) > 1.1 * sum(
+            plan.iter_time_s for plan in cells(setting).values()
+        )
+
+
+def test_crius_cuts_where_least_is_handed_on() -> None:
+    little, much = 1e4, 1e7
+    after_4_and_6 = on_8(much, much, much, little, much, little, much, 0.0)
+    after_2_and_6 = on_8(much, little, much, much, much, little, much, 0.0)
+    for setting, cuts in ((after_4_and_6, [4, 6, 8]), (after_2_and_6, [2, 6, 8])):
+        assert ends(cells(setting, [3], planner=Planner.CRIUS)[3]) == cuts
+
+
+def test_crius_stages_are_data_or_tensor_parallel_alone() -> None:
+    found = cells(published_on("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
+    every = [stage for plan in found.values() for stage in plan.stages]
+    assert all(1 in (stage.dp, stage.tp) for stage in every)
+    assert any(stage.dp > 1 for stage in every)
+    assert any(stage.tp > 1 for stage in every)
+
+
+def test_arena_balances_load_whatever_is_handed_on() -> None:
+    much = 1e7
+    flops = (5e12, *[1e12] * 3, *[2e12] * 4)  # 16e12: half of it up to the fourth layer
+    setting = on_8(much, 1e4, much, much, much, much, much, 0.0, flops=flops)
+    plan = cells(setting, [2], planner=Planner.ARENA)[2]
+    assert ends(plan) == [4, 8]
+    assert [stage.gpus for stage in plan.stages] == [4, 4]
+
+
+def test_crius_cuts_before_it_looks_at_memory_and_arena_within_it() -> None:
+    setting = published_on("moe", "2.4B", 1024, "v100", 2)
+    assert 2 in cells(setting)
+    assert 2 in cells(setting, planner=Planner.ARENA)
+    assert 2 not in cells(setting, planner=Planner.CRIUS)
+    roomy = replace(setting, hardware=replace(setting.hardware, memory_bytes=80 * 2**30))
+    assert 2 in cells(roomy, planner=Planner.CRIUS)
+
+
+@pytest.mark.parametrize("planner", PAPERS)
+def test_experts_are_divided_where_they_would_not_fit_otherwise(planner: Planner) -> None:
+    found = cells(published_on("moe", "27B", 512, "a40", 16), planner=planner)
+    assert any(stage.ep > 1 for plan in found.values() for stage in plan.stages)
+
+
+@pytest.mark.parametrize("planner", Planner)
+def test_more_stages_than_layers_or_gpus_have_no_plan(planner: Planner) -> None:
+    assert list(cells(on_8(*[1e6] * 8), [2, 9], planner=planner)) == [2]
+
+
+def test_a_share_is_the_exact_time_by_the_planners() -> None:
+    def plan(seconds: float) -> Plan:
+        return Plan(stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=())
+
+    exact = {1: plan(3.0), 2: plan(2.0), 4: plan(5.0)}
+    found = planners.judged(exact, {1: plan(4.0), 4: plan(5.0)})
+    assert (found.shares, found.missed, found.best) == ((0.75, 1.0), 1, 0.5)
+    assert planners.judged(exact, {}).best is None
+
+
+def test_settings_are_drawn_by_the_seeds_and_each_once() -> None:
+    first = planners.draw([0, 1])
+    assert (
+        len({(m.model, m.params, batch, kind.name, gpus) for m, batch, kind, gpus in first}) == 100
+    )
+    assert planners.draw([0, 1]) == first
+    assert planners.draw([2]) != first
+
+
+def test_the_benchmark_judges_both_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [d for d in planners.draw([0]) if d[3] <= 8][:4]
+    monkeypatch.setattr(planners, "draw", lambda seeds: drawn)
+    found = planners.section(None, range(1))
+    assert found.figures["planner_settings"] == len(found.rows) == 4
+    for name in ("arena", "crius"):
+        worst, mean = (found.figures[f"planner_share_{name}{x}"] for x in ("_worst", ""))
+        assert 0 < worst <= mean <= 1 + 1e-9
+
+
+def estimate(*arguments: str) -> Result:
+    return CliRunner().invoke(main.app, ["estimate", *arguments])
+
+
+MOE = ("--model", "moe/2.4B", "--batch", "256", "--gpu", "a100", "--count", "32")
+
+
+def test_the_command_plans_as_it_is_told_and_writes_whose_plans_they_are(tmp_path: Path) -> None:
+    to = tmp_path / "profiles.csv"
+    found = estimate(*MOE, "--planner", "crius", "--json", "--write", str(to))
+    assert found.exit_code == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert all(1 in (s["dp"], s["tp"]) for cell in document["cells"] for s in cell["stages"])
+    assert [r.pipeline_degree for r in profiles_of(to)] == [2, 4, 8, 16]
+    assert {r.provenance for r in profiles_of(to)} == {"analytic v2, plan by crius"}
+
+
+def test_a_degree_that_only_another_planner_has_is_said_to_be_so() -> None:
+    told = estimate(*MOE, "--planner", "crius").stderr
+    assert "1 stage: the crius planner finds no plan; --planner exact has one" in told
+    assert "finds no plan" not in estimate(*MOE).stderr
+
+
+def test_a_planner_that_there_is_not_is_refused() -> None:
+    found = estimate(*MOE, "--planner", "alpa")
+    assert found.exit_code == 2
+    assert "exact" in found.stderr
