@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from db.documents import dumps, reason_plain
 from db.rows import cluster_id
 from db.tables import LIVE
-from db.workloads import ensure, ensure_plans, require_types
+from db.workloads import ensure, ensure_plans, lock, require_types
 from formulation.reasons import Reason
 from formulation.resources import (
     EstimateRecord,
@@ -164,6 +164,7 @@ def derive(
     key = cluster_id(connection, cluster)
     types = require_types(connection, key, {e.gpu_type for e in estimates})
     ids = ensure(connection, key, {e.workload for e in estimates} | derived_from.keys())
+    lock(connection, ids.values())
     plans = ensure_plans(connection, key, {e.plan for e in estimates})
     rows = {
         (

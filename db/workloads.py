@@ -55,7 +55,11 @@ UPDATE workloads SET waits_for = NULL WHERE id = ANY(:ids) AND waits_for IS NOT 
 """)
 
 _DERIVED = sa.text("""
-SELECT EXISTS (SELECT FROM workloads WHERE id = ANY(:ids) AND derived_from <> '')
+SELECT EXISTS (SELECT FROM estimates WHERE workload_id = ANY(:ids) AND derived)
+""")
+
+_LOCK = sa.text("""
+SELECT id FROM workloads WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
 
 _GIVE_WAY = sa.text(f"""
@@ -89,6 +93,15 @@ def ensure(
         Workload(model=model, params=params, global_batch=batch): key
         for key, model, params, batch in connection.execute(_WORKLOADS, values)
     }
+
+
+def lock(connection: sa.Connection, workload_ids: Collection[int]) -> None:
+    """Let nobody else write estimates of these workloads until this transaction ends.
+
+    What the service derives depends on what a user wrote, and the other way round: neither may miss the
+    other's rows because they are not committed yet.
+    """
+    connection.execute(_LOCK, {"ids": sorted(workload_ids)})
 
 
 def require_types(
@@ -180,6 +193,7 @@ def upsert_estimates(
     """
     types = require_types(connection, cluster, {e.gpu_type for e in estimates})
     workload_ids = ensure(connection, cluster, {e.workload for e in estimates})
+    lock(connection, workload_ids.values())
     plan_ids = ensure_plans(connection, cluster, {e.plan for e in estimates})
     rows: dict[tuple[int, ...], dict[str, object]] = {}
     for e in estimates:

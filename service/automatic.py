@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from estimator.hardware import Hardware
 from formulation.errors import TesseraError
@@ -59,10 +60,14 @@ class Deriving:
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
 
-    def derive(self, cluster: str, cancelled: Callable[[], bool] = lambda: False) -> int:
+    def derive(
+        self, cluster: str, cancelled: Callable[[], bool] = lambda: False,
+        woken: Callable[[], bool] = lambda: False,
+    ) -> int:  # fmt: skip
         """Bring the cluster's own estimates up to date; return how many workloads were estimated.
 
-        Doing it twice, or in two replicas at once, changes nothing: the same estimates are written.
+        Doing it twice, or in two replicas at once, changes nothing: the same estimates are written. ``woken``
+        is asked before each renewal: others may have come that have no estimates yet, and go first.
 
         Raises:
             NotFound: the cluster.
@@ -70,12 +75,30 @@ class Deriving:
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
         self._keep_measured(cluster, measurements)
-        tasks = self._tasks(cluster, known, measurements)
-        for done, task in enumerate(tasks):
+        done = 0
+        for task in self._tasks(cluster, known, measurements):
+            if task.wanted.derived_from and woken():
+                done += self._newcomers(cluster, measurements, cancelled)
             if cancelled():
-                return done
+                break
             self._attempt(cluster, known, measurements, task, cancelled)
-        return len(tasks)
+            done += 1
+        return done
+
+    def _newcomers(
+        self,
+        cluster: str,
+        measurements: tuple[MeasurementRecord, ...],
+        cancelled: Callable[[], bool],
+    ) -> int:
+        """Estimate the workloads that have no estimates now; return how many."""
+        known, done = self._store.estimation(cluster), 0
+        for task in self._tasks(cluster, known, measurements):
+            if task.wanted.derived_from or cancelled():
+                break
+            self._attempt(cluster, known, measurements, task, cancelled)
+            done += 1
+        return done
 
     def _keep_measured(self, cluster: str, measurements: tuple[MeasurementRecord, ...]) -> None:
         """Let the Cells that ran have their measured times, once for each new measurement."""
@@ -319,7 +342,17 @@ class AutomaticCells:
     async def _one(self, cluster: str) -> None:
         lease_s = TICK_S * TICKS_A_LEASE
         if await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s):
-            await self._estimate_calls.run(self._deriving.derive, cluster, self._over.is_set)
+            await self._estimate_calls.run(
+                self._deriving.derive, cluster, self._over.is_set, partial(self._take, cluster)
+            )
+
+    def _take(self, cluster: str) -> bool:
+        """Return whether the cluster was woken since it was last looked at. In any thread."""
+        try:
+            self._woken.remove(cluster)  # in one step: a wake-up that comes now is not lost
+        except KeyError:
+            return False
+        return True
 
     def _clusters(self) -> list[str]:
         found: list[str] = []

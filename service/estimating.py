@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from statistics import median
 from typing import Final
@@ -340,6 +340,17 @@ def _release() -> str:
     return version("tessera")
 
 
+@lru_cache(maxsize=4)
+def _learned(measurements: tuple[MeasurementRecord, ...]) -> str:
+    """Return a digest of what is learned from: the same for all workloads of a cluster."""
+    return _digest([asdict(m) for m in measured_cells(measurements)])
+
+
+def _digest(plain: object) -> str:
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def fingerprint(
     workload: Workload,
     spec: ModelSpec | None,
@@ -352,7 +363,6 @@ def fingerprint(
     plain = [
         _release(), asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
         {t: asdict(h) for t, h in hardware.items() if t in asked},
-        [asdict(m) for m in measured_cells(measurements)],
+        _learned(tuple(measurements)),
     ]  # fmt: skip
-    text = json.dumps(plain, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest(plain)

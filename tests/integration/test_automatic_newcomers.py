@@ -1,0 +1,48 @@
+"""A job whose workload has no estimates does not wait until those of all others are renewed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from db.store import PostgresStore
+from formulation.resources import NodeSpec
+from formulation.snapshot import GpuType, Workload
+from service.automatic import Deriving
+from service.estimating import Estimator, catalogue_of
+from tests.support.stored import C, a_spec, do, submit
+
+OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]
+NEW = Workload(model="moe", params="690M", global_batch=256)
+
+
+def test_newcomers_are_estimated_between_renewals(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=1)]))
+    submit(store, *(a_spec(f"old-{i}", workload=w) for i, w in enumerate(OLD)))
+    deriving = Deriving(store, catalogue_of(), (1.0, 2.0))
+    assert deriving.derive(C) == 3
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="m", gpu_type="a100", gpus=2)]))
+    estimated: list[Workload] = []
+    come: list[str] = []
+    real = Estimator.cells
+
+    def cells(self: Estimator, workload: Workload, *args: Any) -> Any:
+        estimated.append(workload)
+        if not come:
+            submit(store, a_spec("new", workload=NEW))
+            come.append("woken")
+        return real(self, workload, *args)
+
+    monkeypatch.setattr(Estimator, "cells", cells)
+
+    def woken() -> bool:
+        news = come == ["woken"]
+        come.append("taken")
+        return news
+
+    assert deriving.derive(C, woken=woken) == 4
+    assert list(dict.fromkeys(estimated)) == [OLD[0], NEW, OLD[1], OLD[2]]

@@ -1,0 +1,70 @@
+"""Estimates of a user and of the service that are written at the same time, and what then stays."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from db.engine import Database
+from db.store import PostgresStore
+from db.writer import PostgresWriter
+from formulation.snapshot import Source, Workload
+from tests.support.stored import C, a_cluster, a_record, do
+
+MOE = Workload(model="moe", params="1.3B", global_batch=256)
+DERIVED = a_record(
+    2, workload=MOE, nodes=1, pipeline_degree=2, source=Source.ANALYTIC, sd=0.4, iter_time_s=5.0
+)
+MINE = replace(DERIVED, pipeline_degree=1, plan="mine", source=Source.PROFILED, sd=None)
+
+
+def rows(store: PostgresStore) -> set[tuple[str, int]]:
+    found, _ = store.list_estimates(C, MOE.model, MOE.params, MOE.global_batch, 0, 100)
+    return {(e.plan, e.pipeline_degree) for e in found}
+
+
+def by_user(writer: PostgresWriter) -> object:
+    return writer.upsert_estimates(C, [MINE])
+
+
+def by_service(writer: PostgresWriter) -> object:
+    return writer.derive(C, [DERIVED], {})
+
+
+def test_estimates_that_a_call_derived_give_way_to_a_users(store: PostgresStore) -> None:
+    a_cluster(store)
+    do(store, by_service)
+    do(store, by_user)
+    assert rows(store) == {("mine", 1)}
+
+
+def waits(database: Database) -> bool:
+    """Return whether a transaction waits for another."""
+    with database.read() as connection:
+        return bool(
+            connection.execute(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar()
+        )
+
+
+@pytest.mark.parametrize("user_first", [True, False])
+def test_a_user_and_the_service_at_once_end_as_one_after_the_other(
+    database: Database, store: PostgresStore, user_first: bool
+) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.derive(C, [], {MOE: "digest"}))
+    first, second = (by_user, by_service) if user_first else (by_service, by_user)
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[None]] = []
+
+        def work(writer: PostgresWriter) -> None:
+            first(writer)
+            others.append(pool.submit(do, store, second))
+            while not (others[0].done() or waits(database)):
+                pass
+
+        do(store, work)
+        others[0].result(10)
+    assert rows(store) == {("mine", 1)}
