@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -16,7 +17,9 @@ from estimator.cells import COARSE_LAYERS, MicroBatches, Planner, Setting, cells
 from estimator.collectives import LinkNetwork
 from estimator.hardware import A10, A40, A100, V100, Hardware
 from estimator.memory import limit_bytes
-from estimator.plans import Plan, Shape, Training
+from estimator.planning.assembly import two_ways
+from estimator.planning.stages import Stages
+from estimator.plans import Candidates, Plan, Shape, Training
 from estimator.rooflines import RooflineCompute
 from service.cli import main
 from service.importing.files import profiles_of
@@ -133,6 +136,19 @@ def test_crius_cuts_before_it_looks_at_memory_and_arena_within_it() -> None:
 def test_experts_are_divided_where_they_would_not_fit_otherwise(planner: Planner) -> None:
     found = cells(published_on("moe", "27B", 512, "a40", 16), planner=planner)
     assert any(stage.ep > 1 for plan in found.values() for stage in plan.stages)
+
+
+def test_of_expert_degrees_the_one_of_least_cost_is_taken() -> None:
+    degrees = np.array([1, 2, 4], dtype=np.int64)
+    same = np.ones(3, dtype=np.int64)
+    every = Candidates(
+        start=0 * same, end=same, dp=4 * same, tp=same, ep=degrees, sp=np.zeros(3, dtype=np.bool_)
+    )
+    one = Stages(ends=(1,), gpus=(4,), bias=0.0)
+    assert two_ways(every, one).tolist() == [[0, -1]]
+    assert two_ways(every, one, np.array([[3.0, 1.0, 2.0]])).tolist() == [[1, -1]]
+    assert two_ways(every, one, np.array([[3.0, np.inf, 2.0]])).tolist() == [[2, -1]]
+    assert two_ways(every, one, np.full((1, 3), np.inf)).tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("planner", Planner)
