@@ -408,4 +408,6 @@ def _buffers(graph: Graph, rows: _Rows, states: States, copies: Copies) -> Float
     if states.zero == 2:
         return largest
     dense = rows.most(graph.weights) / rows.tp + rows.most(graph.shared_weights)
-    return np.maximum(largest, dense + rows.most(graph.expert_weights) / rows.ep)
+    experts = rows.most(graph.expert_weights) / rows.ep
+    gathered = dense * (rows.dp > 1) + experts * (rows.expert_replicas > 1)
+    return np.asarray(np.maximum(largest, gathered), dtype=np.float64)

@@ -29,11 +29,14 @@ class Settings:
     def groups(self, size: Ints, stride: Ints) -> Groups:
         """Return groups of every ``stride``-th GPU of the stage; stages start at a node or share one.
 
-        Strides below a node's GPUs put as many groups side by side on the same nodes.
+        Strides below a node's GPUs put as many groups side by side on the same nodes. Where groups do not
+        fill nodes evenly, those of a stage on several nodes are as slow as one that lies on two.
         """
         node = self.shape.gpus_per_node
         apart = np.minimum(stride, node)
-        nodes = np.minimum(size, -(-(size * stride) // node))
+        span = size * stride
+        astride = (span < node) & (node % span > 0) & (self.gpus > node)
+        nodes = np.minimum(size, np.where(astride, 2, -(-span // node)))
         inside = nodes == 1
         fitting = np.maximum(np.minimum(node, self.gpus) // np.maximum(size, 1), 1)
         return Groups(size=size, nodes=nodes, beside=np.where(inside, fitting, apart))

@@ -1,0 +1,222 @@
+"""What must hold of every estimate, whatever the model and the GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator.cells import Runtime, Setting, cells
+from estimator.collectives import LinkNetwork
+from estimator.costs import candidates_of
+from estimator.graph import Graph
+from estimator.hardware import A10, A100, GIB, H100, V100, Hardware
+from estimator.layouts import settings_of
+from estimator.memory import States, limit_bytes
+from estimator.plans import Candidates, Plan, Schedule, Shape, StageCosts, Training
+from estimator.rooflines import RooflineCompute
+from tests.support.estimates import a_graph, a_layer, one_candidate
+
+DEGREES = (1, 2, 3, 4)
+SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (2, 3), (6, 1), (3, 2), (1, 7), (2, 4), (3, 4))
+FASTER = ("fp16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """A few layers of unlike sizes, some with experts."""
+    scale = st.sampled_from([0.25, 1.0, 3.0])
+    layers = []
+    for _ in range(draw(st.integers(1, 4))):
+        work, size = draw(scale), draw(scale)
+        moe = draw(st.booleans())
+        layers.append(
+            a_layer(
+                flops=1e12 * work, weights=1e8 * size, shared_weights=1e5, kept=3e7 * work,
+                unsplit=1e7 * work, boundary=2e6, tensor_limit=draw(st.sampled_from([1.0, 2.0, 8.0])),
+                experts=8.0 if moe else 1.0, expert_weights=4e8 * size if moe else 0.0,
+                exchanged=4e6 if moe else 0.0,
+            )
+        )  # fmt: skip
+    return a_graph(*layers)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Setting:
+    """A job somewhere, node sizes that are no powers of two among them."""
+    hardware = draw(st.sampled_from([A100, A10, V100, H100]))
+    nodes, per_node = draw(st.sampled_from(SHAPES))
+    batch = draw(st.sampled_from([1, 8, 48, 256]))
+    training = Training(
+        global_batch=batch, micro_batches=min(batch, draw(st.sampled_from([1, 2, 8]))),
+        checkpointing=draw(st.booleans()), schedule=draw(st.sampled_from(list(Schedule))),
+    )  # fmt: skip
+    shape = Shape(nodes=nodes, gpus_per_node=per_node)
+    states = States(zero=draw(st.integers(0, 3)), offload=draw(st.booleans()))
+    return on(hardware, draw(graphs()), training, shape, Runtime(states=states))
+
+
+def on(
+    hardware: Hardware, graph: Graph, training: Training, shape: Shape, runtime: Runtime
+) -> Setting:
+    return Setting(
+        graph=graph, training=training, hardware=hardware, shape=shape, runtime=runtime,
+        compute=RooflineCompute(hardware=hardware), network=LinkNetwork(hardware=hardware, shape=shape),
+    )  # fmt: skip
+
+
+def at(job: Setting, hardware: Hardware) -> Setting:
+    """Return the same job on other GPUs."""
+    return on(hardware, job.graph, job.training, job.shape, job.runtime)
+
+
+def every_stage(job: Setting) -> tuple[Candidates, StageCosts]:
+    candidates = candidates_of(job.graph, job.shape)
+    return candidates, job.costs(candidates)
+
+
+def never_slower(better: dict[int, Plan], than: dict[int, Plan]) -> None:
+    assert set(than) <= set(better)
+    for degree, plan in than.items():
+        assert better[degree].iter_time_s <= plan.iter_time_s * (1 + 1e-9)
+
+
+@given(jobs(), st.sampled_from(FASTER), st.floats(1.0, 8.0))
+@settings(max_examples=60, deadline=None)
+def test_faster_gpus_links_and_ports_never_make_a_job_slower(
+    job: Setting, rate: str, times: float
+) -> None:
+    faster = replace(job.hardware, **{rate: times * getattr(job.hardware, rate)})
+    never_slower(cells(at(job, faster), DEGREES), cells(job, DEGREES))
+
+
+@given(jobs(), st.floats(1.0, 4.0))
+@settings(max_examples=60, deadline=None)
+def test_more_memory_loses_no_degree_and_no_time(job: Setting, times: float) -> None:
+    tight = replace(job.hardware, memory_bytes=8 * GIB)
+    roomy = replace(job.hardware, memory_bytes=round(times * tight.memory_bytes))
+    never_slower(cells(at(job, roomy), DEGREES), cells(at(job, tight), DEGREES))
+
+
+@given(jobs())
+@settings(max_examples=60, deadline=None)
+def test_a_plan_covers_the_layers_with_all_gpus_and_fits(job: Setting) -> None:
+    for degree, plan in cells(job, DEGREES).items():
+        assert len(plan.stages) == degree
+        assert plan.gpus == job.shape.gpus
+        ends = [stage.end for stage in plan.stages]
+        assert [stage.start for stage in plan.stages] == [0, *ends[:-1]]
+        assert ends[-1] == len(job.graph)
+        assert max(plan.memory_bytes) <= limit_bytes(job.hardware.memory_bytes)
+        assert 0 < plan.iter_time_s < np.inf
+
+
+@given(jobs(), st.integers(2, 6))
+@settings(max_examples=60, deadline=None)
+def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
+    job: Setting, times: int
+) -> None:
+    few = job.training
+    many = replace(
+        few, global_batch=times * few.global_batch, micro_batches=times * few.micro_batches
+    )
+    plenty = replace(job.hardware, memory_bytes=10**15)
+    job = at(job, plenty)
+    if many.micro_batch != few.micro_batch:
+        return
+    short, long = cells(job, DEGREES), cells(replace(job, training=many), DEGREES)
+    assert set(short) == set(long)
+    for degree, plan in short.items():
+        assert plan.iter_time_s < long[degree].iter_time_s <= times * plan.iter_time_s * (1 + 1e-9)
+
+
+@given(jobs())
+@settings(max_examples=60, deadline=None)
+def test_costs_are_amounts_and_only_what_cannot_run_takes_forever(job: Setting) -> None:
+    candidates, costs = every_stage(job)
+    amounts = [
+        costs.backward_s, costs.comm_s, costs.send_s, costs.receive_s, costs.sync_s, costs.update_s,
+        costs.state_bytes, costs.flight_bytes, costs.working_bytes,
+    ]  # fmt: skip
+    assert all(np.isfinite(a).all() and (a >= 0).all() for a in amounts)
+    assert not np.isnan(costs.forward_s).any()
+    shared = candidates.dp <= job.training.micro_batch
+    assert np.array_equal(np.isfinite(costs.forward_s), shared)
+    alone = candidates.gpus == 1
+    assert not costs.comm_s[alone].any()
+    assert not costs.sync_s[alone].any()
+    if job.runtime.states.zero < 2:
+        assert (costs.sync_s[candidates.dp > 1] > 0).all()
+    assert (costs.comm_s[candidates.tp > 1] > 0).all()
+
+
+@given(jobs())
+@settings(max_examples=60, deadline=None)
+def test_a_stage_under_more_tensor_parallelism_holds_no_more(job: Setting) -> None:
+    _, costs = every_stage(job)
+    c = costs.candidates
+    held = costs.state_bytes + costs.flight_bytes
+    rows = zip(c.start, c.end, c.dp, c.tp, c.ep, c.sp, strict=True)
+    keys = {tuple(int(v) for v in row): k for k, row in enumerate(rows)}
+    for (start, end, dp, tp, ep, sp), k in keys.items():
+        if (other := keys.get((start, end, dp, 2 * tp, ep, sp))) is not None:
+            assert held[other] <= held[k] * (1 + 1e-9)
+
+
+@given(jobs())
+@settings(max_examples=30, deadline=None)
+def test_each_stage_of_zero_leaves_no_more_states_on_a_gpu_than_the_last(job: Setting) -> None:
+    held = [priced.state_bytes for priced in by_zero(job)]
+    for less, more in zip(held[1:], held[:-1], strict=True):
+        assert (less <= more * (1 + 1e-9)).all()
+
+
+@given(jobs())
+@settings(max_examples=30, deadline=None)
+def test_zero_changes_nothing_where_there_are_no_replicas(job: Setting) -> None:
+    first, *others = by_zero(job)
+    c = first.candidates
+    whole = (c.dp == 1) & (c.ep == c.gpus) & ~c.sp
+    for other in others:
+        for name in ("comm_s", "sync_s", "update_s", "state_bytes", "working_bytes"):
+            assert np.array_equal(getattr(other, name)[whole], getattr(first, name)[whole])
+
+
+def by_zero(job: Setting) -> list[StageCosts]:
+    """Return the costs of every stage under each stage of ZeRO."""
+    runtimes = [replace(job.runtime, states=States(zero=zero)) for zero in range(4)]
+    return [every_stage(replace(job, runtime=runtime))[1] for runtime in runtimes]
+
+
+@given(
+    st.integers(1, 16), st.integers(1, 6), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)
+)
+@settings(max_examples=200, deadline=None)
+def test_a_group_lies_on_as_many_nodes_as_the_gpus_of_the_worst_one(
+    per_node: int, nodes: int, log_gpus: int, log_tp: int, log_ep: int
+) -> None:
+    shape = Shape(nodes=nodes, gpus_per_node=per_node)
+    gpus = 2**log_gpus if 2**log_gpus <= shape.gpus else shape.gpus
+    tp, ep = math.gcd(gpus, 2**log_tp), math.gcd(gpus, 2**log_ep)
+    setting, _ = settings_of(
+        one_candidate(dp=gpus // tp, tp=tp, ep=ep), Training(global_batch=4096), shape
+    )
+    strides = [
+        (setting.tensor, 1),
+        (setting.data, tp),
+        (setting.expert, 1),
+        (setting.expert_data, ep),
+    ]
+    for groups, stride in strides:
+        size = int(groups.size[0])
+        members = [
+            [first + offset + stride * i for i in range(size)]
+            for first in range(0, gpus, size * stride)
+            for offset in range(stride)
+        ]
+        most = max(len({gpu // per_node for gpu in group}) for group in members)
+        missed = most - groups.nodes[0]  # a group of several nodes may lie on one more
+        assert missed in ((0,) if size * stride <= per_node else (0, 1))
