@@ -40,9 +40,10 @@ def test_newcomers_are_estimated_between_renewals(
     monkeypatch.setattr(Estimator, "cells", cells)
 
     def woken() -> bool:
-        news = come == ["woken"]
+        if come != ["woken"]:
+            return False
         come.append("taken")
-        return news
+        return True
 
     assert deriving.derive(C, woken=woken) == 4
     assert list(dict.fromkeys(estimated)) == [OLD[0], NEW, OLD[1], OLD[2]]
