@@ -212,7 +212,7 @@ class Wanted:
 
     workload: Workload
     requests: tuple[int, ...]  # GPU counts that its jobs ask for, rising
-    counts: tuple[int, ...]  # of GPUs that it has analytic estimates of the service's own for, rising
+    counts: tuple[int, ...]  # GPU counts that the service's own analytic estimates have, rising
     derived_from: str  # digest of what its estimates were computed from; "": there are none
 
 
