@@ -34,7 +34,7 @@ class MicroBatches(StrEnum):
 
     STAGES = "stages"  # as many as stages (Arena)
     FOUR_STAGES = "4-stages"  # four times as many (Crius, section 5.1, after GPipe)
-    SEARCHED = "searched"  # the best power of two
+    SEARCHED = "searched"  # the best power of two, less what would be empty
 
 
 class Planner(StrEnum):
@@ -114,7 +114,7 @@ def cells(
     coarse = replace(setting, graph=coarsened(setting.graph, max(COARSE_LAYERS, asked[-1])))
     best: dict[int, Plan] = {}
     for count, some in _counts(asked, setting.training, micro_batches).items():
-        training = replace(setting.training, micro_batches=count)
+        training = setting.training.within(count)
         for stages, plan in _planned(replace(coarse, training=training), some, planner).items():
             if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
                 best[stages] = plan

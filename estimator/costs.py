@@ -48,9 +48,9 @@ def candidates_of(
     """Return every segment of layers on every number of GPUs under every setting that layers allow.
 
     GPUs of a stage: powers of two and, for the one stage of a job without a pipeline, all of them.
-    Tensor and expert degrees: powers of two that divide the GPUs, up to the limits of the segment's
-    layers. Settings that change nothing (expert degrees without experts, sequence parallelism without a
-    tensor group) are left out.
+    Tensor and expert degrees: powers of two that divide the GPUs, within the limits of the segment's
+    layers, with equally many experts on each GPU. Settings that change nothing (expert degrees without
+    experts, sequence parallelism without a tensor group) are left out.
     """
     total = shape.gpus
     counts = sorted({*powers_of_two(total), total}) if stage_gpus is None else sorted(stage_gpus)
@@ -71,7 +71,7 @@ def candidates_of(
     tensor_limit = _over_segments(graph.tensor_limit, np.minimum)[start, end]
     experts = _over_segments(graph.experts, np.maximum)[start, end]
     fits = (settings[None, :, 1] <= tensor_limit[:, None]) & (
-        settings[None, :, 2] <= experts[:, None]
+        np.maximum(experts, 1)[:, None] % settings[None, :, 2] == 0
     )
     segment, setting = np.nonzero(fits)
     dp, tp, ep, sp = settings[setting].T
@@ -140,7 +140,8 @@ def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
     tensor_limit = _over_segments(graph.tensor_limit, np.minimum)[start, end]
     experts = _over_segments(graph.experts, np.maximum)[start, end]
     runs = (candidates.tp <= tensor_limit) & (candidates.dp <= training.micro_batch)
-    runs &= (candidates.ep <= np.maximum(experts, 1)) & (candidates.gpus % candidates.ep == 0)
+    runs &= np.maximum(experts, 1) % candidates.ep == 0
+    runs &= candidates.gpus % candidates.ep == 0
     return np.asarray(runs & (candidates.start < candidates.end), dtype=np.bool_)
 
 

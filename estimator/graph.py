@@ -46,7 +46,7 @@ class Layer:
         0.0  # activations that change GPU (all-to-all) within an expert group, forward
     )
     tensor_limit: float = 2.0**30  # largest tensor degree (attention heads, channels)
-    experts: float = 1.0  # largest expert degree
+    experts: float = 1.0  # expert degrees divide them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

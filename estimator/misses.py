@@ -39,7 +39,7 @@ def misses(
     for stages in asked:
         if stages not in known:
             count = micro_batches_of(rule, stages, setting.training)
-            training = replace(setting.training, micro_batches=count)
+            training = setting.training.within(count)
             found[stages] = _miss(replace(setting, graph=coarse, training=training), stages)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -47,6 +47,11 @@ class Training:
     def micro_batch(self) -> int:
         """Return the samples of a micro-batch; the last one may have fewer."""
         return math.ceil(self.global_batch / self.micro_batches)
+
+    def within(self, micro_batches: int) -> Training:
+        """Return the training in so many micro-batches, or in as many of their size as the batch fills."""
+        size = math.ceil(self.global_batch / micro_batches)
+        return replace(self, micro_batches=math.ceil(self.global_batch / size))
 
     @property
     def forwards(self) -> int:

@@ -51,9 +51,9 @@ class Model:
     zero: int
 
     def at(self, global_batch: int) -> Training:
-        """Return the training at another batch, in no more micro-batches than samples."""
-        most = min(self.training.micro_batches, global_batch)
-        return replace(self.training, global_batch=global_batch, micro_batches=most)
+        """Return the training at another batch, in no more micro-batches than it fills."""
+        other = replace(self.training, global_batch=global_batch)
+        return other.within(self.training.micro_batches)
 
 
 def read_model(field: str, spec: ModelSpec) -> Model:

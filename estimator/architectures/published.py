@@ -45,9 +45,9 @@ class Published:
     """Stage of ZeRO in the papers' runs; Arena's: 1 (its trainers' ``prefer_reduce_scatter``, Alpa 4.2)."""
 
     def at(self, global_batch: int) -> Training:
-        """Return the training at another batch, in no more micro-batches than samples."""
-        most = min(self.training.micro_batches, global_batch)
-        return replace(self.training, global_batch=global_batch, micro_batches=most)
+        """Return the training at another batch, in no more micro-batches than it fills."""
+        other = replace(self.training, global_batch=global_batch)
+        return other.within(self.training.micro_batches)
 
 
 def find(model: str, params: str) -> Published:

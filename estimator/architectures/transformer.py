@@ -220,8 +220,9 @@ def _decoder_layer(c: Transformer) -> Layer:
 
 
 def tensor_limit(c: Transformer) -> int:
-    """Return the largest tensor degree: each GPU has whole key and value heads."""
-    return c.kv_heads or c.heads
+    """Return the largest tensor degree: each GPU has as many whole key and value heads."""
+    heads = c.kv_heads or c.heads
+    return heads & -heads  # degrees are powers of two
 
 
 def shape_name(c: Transformer) -> str:

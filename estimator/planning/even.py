@@ -51,7 +51,7 @@ def even_plans(
                 rows += (
                     (first, last, dp, tp, ep, len(plans), at)
                     for dp, tp, ep in settings
-                    if tp <= tensor_limit and ep <= experts
+                    if tp <= tensor_limit and max(experts, 1) % ep == 0
                 )
             plans.append((stages, gpus))
     start, end, dp, tp, ep, plan, stage = np.array(rows, dtype=np.int64).reshape(-1, 7).T

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from estimator.architectures.transformer import Transformer, transformer
 from estimator.cells import Runtime, Setting, cells
 from estimator.collectives import LinkNetwork
 from estimator.costs import candidates_of
@@ -220,3 +221,28 @@ def test_a_group_lies_on_as_many_nodes_as_the_gpus_of_the_worst_one(
         most = max(len({gpu // per_node for gpu in group}) for group in members)
         missed = most - groups.nodes[0]  # a group of several nodes may lie on one more
         assert missed in ((0,) if size * stride <= per_node else (0, 1))
+
+
+@given(jobs(), st.integers(1, 100), st.integers(1, 100))
+@settings(max_examples=60, deadline=None)
+def test_no_micro_batch_is_empty_and_none_grows_for_it(
+    job: Setting, batch: int, micro_batches: int
+) -> None:
+    asked = replace(job.training, global_batch=batch, micro_batches=micro_batches)
+    run = asked.within(micro_batches)
+    assert run.micro_batch == asked.micro_batch
+    assert (run.micro_batches - 1) * run.micro_batch < batch <= run.micro_batches * run.micro_batch
+    counts = {p.micro_batches for p in cells(replace(job, training=asked), DEGREES).values()}
+    assert counts <= {run.micro_batches}
+
+
+@given(st.sampled_from([3.0, 6.0, 12.0, 48.0]))
+def test_gpus_have_equally_many_experts_and_heads(experts: float) -> None:
+    graph = a_graph(a_layer(experts=experts, expert_weights=1e8, exchanged=1e6))
+    found = candidates_of(graph, Shape(nodes=4, gpus_per_node=16))
+    assert not (experts % found.ep).any()
+    assert found.ep.max() == math.gcd(int(experts), 64)
+    decoder = Transformer(
+        name="m", layers=2, hidden=64 * int(experts), heads=int(experts), sequence=16, vocabulary=64
+    )
+    assert transformer(decoder).tensor_limit[1] == math.gcd(int(experts), 64)
