@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import product
 from typing import Any, Final
 
 import grpc.aio
 
 from estimator.architectures.published import published
 from estimator.hardware import Hardware
-from formulation.errors import InvalidInput
+from formulation.errors import DeadlineTooShort, InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
 from formulation.snapshot import Workload
 from service.estimating import (
@@ -47,10 +49,14 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     """Serves estimates from the store."""
 
     def __init__(
-        self, store: Store, calls: Calls, estimate_calls: Calls, hardware: Mapping[str, Hardware]
-    ) -> None:
-        """``estimate_calls`` are threads for arithmetic, ``hardware`` the catalogue by name."""
-        self._store, self._calls = store, calls
+        self, store: Store, calls: Calls, estimate_calls: Calls, hardware: Mapping[str, Hardware],
+        *, learns: bool = True,
+    ) -> None:  # fmt: skip
+        """``estimate_calls`` are threads for arithmetic, ``hardware`` the catalogue by name.
+
+        With ``learns`` measurements correct the estimates.
+        """
+        self._store, self._calls, self._learns = store, calls, learns
         self._estimate_calls, self._hardware = estimate_calls, hardware
 
     async def UpsertCells(
@@ -69,7 +75,11 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self, request: pb.EstimateCellsRequest, context: _Context
     ) -> pb.EstimateCellsResponse:
         """Estimate a workload's Cells."""
-        return await self._estimate_calls.run(self._estimate, request)
+        over = threading.Event()
+        try:
+            return await self._estimate_calls.run(self._estimate, request, over.is_set)
+        finally:
+            over.set()
 
     async def UpsertModels(
         self, request: pb.UpsertModelsRequest, context: _Context
@@ -119,7 +129,9 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             cells=map(convert.of_estimate, found), next_page_token=page.token(cursor)
         )
 
-    def _estimate(self, request: pb.EstimateCellsRequest) -> pb.EstimateCellsResponse:
+    def _estimate(
+        self, request: pb.EstimateCellsRequest, cancelled: Callable[[], bool]
+    ) -> pb.EstimateCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         if bool(request.job) == request.HasField("workload"):
             raise InvalidInput("workload", "set exactly one of workload and job")
@@ -128,17 +140,18 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         counts, degrees = _counts(request, spec), _degrees(request)
         known = self._store.estimation(cluster)
         hardware = self._kinds(request, known.kinds)
+        measurements = known.measurements if self._learns else ()
         place = "job" if request.job else "workload"
         models = {
-            **known_models((m.workload for m in known.measurements), known.models),
+            **known_models((m.workload for m in measurements), known.models),
             workload: model_of(f"{place}.model" if not spec else place, workload, known.models),
         }
-        estimator = Estimator(hardware, models, known.measurements)
-        found = [
-            cell
-            for gpu_type in hardware for gpus in counts
-            for cell in estimator.cells(workload, gpu_type, gpus, degrees)
-        ]  # fmt: skip
+        estimator = Estimator(hardware, models, measurements)
+        found: list[CellEstimate] = []
+        for gpu_type, gpus in product(hardware, counts):
+            if cancelled():
+                raise DeadlineTooShort("the call was cancelled before all Cells were estimated")
+            found += estimator.cells(workload, gpu_type, gpus, degrees)
         kept = 0 if request.validate_only else self._keep(cluster, found)
         return pb.EstimateCellsResponse(
             cells=map(of_cell, found), kept=kept, measurements=estimator.learned

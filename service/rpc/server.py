@@ -94,7 +94,10 @@ class Server:
         agents_pb2_grpc.add_AgentsServicer_to_server(agents, self._grpc)
         clusters_pb2_grpc.add_ClustersServicer_to_server(clusters, self._grpc)
         estimates_pb2_grpc.add_EstimatesServicer_to_server(
-            EstimatesServicer(store, calls, self.estimate_calls, config.catalogue()), self._grpc
+            EstimatesServicer(
+                store, calls, self.estimate_calls, config.catalogue(), learns=config.learn
+            ),
+            self._grpc,
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
