@@ -113,7 +113,7 @@ def cells(
         raise InvalidInput("degrees", f"must be at least 1, not {asked[0]}")
     coarse = replace(setting, graph=coarsened(setting.graph, max(COARSE_LAYERS, asked[-1])))
     best: dict[int, Plan] = {}
-    for count, some in _counts(asked, setting.training, micro_batches).items():
+    for count, some in counts_of(asked, setting.training, micro_batches).items():
         training = setting.training.within(count)
         for stages, plan in _planned(replace(coarse, training=training), some, planner).items():
             if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
@@ -121,7 +121,7 @@ def cells(
     return dict(sorted(best.items()))
 
 
-def _counts(
+def counts_of(
     degrees: Sequence[int], training: Training, rule: MicroBatches | None
 ) -> Mapping[int, list[int]]:
     """Return degrees by their numbers of micro-batches; never more of these than samples."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from estimator.cells import COARSE_LAYERS, MicroBatches, Setting, priced
+from estimator.cells import COARSE_LAYERS, MicroBatches, Setting, counts_of, priced
 from estimator.graph import merged
 from estimator.memory import Overflow, in_flight, overflow
 from estimator.planning.tightest import tightest_plan
-from estimator.plans import Training
+from estimator.plans import StageCosts, Training
 
 
 def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training) -> int:
-    """Return the micro-batches of a plan; where they are searched, as many as need least memory."""
+    """Return the micro-batches of a plan; where they are searched, the most there can be."""
     if rule is None:
         return training.micro_batches
     if rule is MicroBatches.SEARCHED:
@@ -31,21 +31,25 @@ def misses(
     """Return, for each degree that is not ``known``, what overflows in the plan that needs least memory.
 
     None: there is no plan at all, whatever the memory (more stages than layers; a micro-batch that is not
-    shared among so many GPUs). ``degrees`` is what ``cells`` was asked for, ``known`` what it answered.
+    shared among so many GPUs; GPUs that are not the sum of so many powers of two). ``degrees`` is what
+    ``cells`` was asked for, ``known`` what it answered.
     """
     asked = sorted(set(degrees))
     coarse = merged(setting.graph, max(COARSE_LAYERS, asked[-1]))
-    found: dict[int, Overflow | None] = {}
-    for stages in asked:
-        if stages not in known:
-            count = micro_batches_of(rule, stages, setting.training)
-            training = setting.training.within(count)
-            found[stages] = _miss(replace(setting, graph=coarse, training=training), stages)
+    found: dict[int, Overflow | None] = {s: None for s in asked if s not in known}
+    for count, some in counts_of(list(found), setting.training, rule).items():
+        here = replace(setting, graph=coarse, training=setting.training.within(count))
+        if not some:
+            continue
+        costs, _ = priced(here)
+        for stages in some:
+            least, miss = found[stages], _miss(here, costs, stages)
+            if least is None or (miss is not None and miss.needed_bytes < least.needed_bytes):
+                found[stages] = miss
     return found
 
 
-def _miss(setting: Setting, stages: int) -> Overflow | None:
-    costs, _ = priced(setting)
+def _miss(setting: Setting, costs: StageCosts, stages: int) -> Overflow | None:
     training, room = setting.training, setting.runtime.room
     rows = tightest_plan(costs, training, setting.shape.gpus, stages, len(setting.graph), room)
     if rows is None:

@@ -14,7 +14,10 @@ from estimator.plans import Plan, Shape, Stage
 from service.cli.modelling import Model
 from service.cli.render import Column, line, note, number, show_table
 
-NO_PLAN: Final = "no plan: too few layers, or samples in a micro-batch, for so many GPUs"
+NO_PLAN: Final = (
+    "no plan: too few layers, or samples in a micro-batch, for so many GPUs; or they are not the sum of so"
+    " many powers of two"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

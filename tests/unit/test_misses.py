@@ -14,6 +14,7 @@ from estimator.memory import Room, States
 from estimator.misses import micro_batches_of, misses
 from estimator.plans import Schedule, Shape, Training
 from estimator.rooflines import RooflineCompute
+from tests.support.estimates import a_graph, a_layer
 
 
 def a_setting(model: str, params: str, hardware: Hardware, nodes: int) -> Setting:
@@ -50,6 +51,27 @@ def test_with_what_it_needs_a_degree_fits_and_with_a_thousandth_less_it_does_not
         assert miss.needed_bytes > miss.limit_bytes
         assert degree in cells(with_memory(setting, 1.0001 * miss.needed_bytes), degrees)
         assert degree not in cells(with_memory(setting, 0.999 * miss.needed_bytes), degrees)
+
+
+def test_where_micro_batches_are_searched_the_number_that_needs_least_counts() -> None:
+    rule, shape = MicroBatches.SEARCHED, Shape(nodes=1, gpus_per_node=4)
+    setting = Setting(
+        graph=a_graph(*(a_layer(tensor_limit=1.0),) * 4), hardware=A10, shape=shape,
+        training=Training(global_batch=8), compute=RooflineCompute(hardware=A10),
+        network=LinkNetwork(hardware=A10, shape=shape),
+    )  # fmt: skip
+    tight = with_memory(setting, 2**30)
+    found = misses(tight, [1, 2, 4], cells(tight, [1, 2, 4], rule), rule)
+    assert list(found) == [1, 2, 4]
+    for (
+        degree,
+        miss,
+    ) in found.items():  # of one stage eight micro-batches leave replicas without samples
+        assert miss is not None
+        enough = with_memory(setting, 1.0001 * miss.needed_bytes)
+        assert degree in cells(enough, [degree], rule)
+        less = with_memory(setting, 0.999 * miss.needed_bytes)
+        assert degree not in cells(less, [degree], rule)
 
 
 def test_what_fits_is_not_missed() -> None:
