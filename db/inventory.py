@@ -48,6 +48,12 @@ WHERE t.id = x.gpu_type_id AND t.cluster_id = :cluster AND t.name = ANY(:names)
     for table in ("estimates", "measurements")
 )
 
+_DERIVE_ANEW = sa.text("""
+UPDATE workloads SET derived_from = 'before a type was dropped'
+WHERE cluster_id = :cluster AND derived_from <> ''
+""")
+"""The type may come back, and what estimates are computed from would then be the same as before."""
+
 _DROP_TYPES = sa.text("DELETE FROM gpu_types WHERE cluster_id = :cluster AND name = ANY(:names)")
 
 _PUT_TYPES = sa.text("""
@@ -111,8 +117,9 @@ def upsert_cluster(
     used = connection.execute(_USED, gone).all()
     if used:
         raise InvalidInput("gpu_types", f"{used[0].name} is still used by {used[0].by}; keep it")
-    for drop in (*_DROP_OWN, _DROP_TYPES):
-        connection.execute(drop, gone)
+    if gone["names"]:
+        for statement in (_DERIVE_ANEW, *_DROP_OWN, _DROP_TYPES):
+            connection.execute(statement, gone)
     rows = [
         {
             "name": t.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,3 +48,22 @@ def test_newcomers_are_estimated_between_renewals(
 
     assert deriving.derive(C, woken=woken) == 4
     assert list(dict.fromkeys(estimated)) == [OLD[0], NEW, OLD[1], OLD[2]]
+
+
+def test_a_type_that_was_dropped_and_comes_back_is_estimated_for_again(
+    store: PostgresStore,
+) -> None:
+    types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100")]
+    nodes = [NodeSpec(name=t.name, gpu_type=t.name, gpus=1) for t in types]
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    submit(store, a_spec("j", workload=OLD[0]))
+    deriving = Deriving(store, catalogue_of(), (1.0,))
+    deriving.derive(C)
+    do(store, lambda w: w.upsert_nodes(C, [replace(n, gpu_type="a100") for n in nodes]))
+    do(store, lambda w: w.upsert_cluster(C, types[:1], None))
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    assert deriving.derive(C) == 1
+    found, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
+    assert {e.gpu_type for e in found} == {"a100", "v100"}
