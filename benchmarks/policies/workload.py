@@ -173,13 +173,13 @@ def _source(work: Work) -> _Source:
         return _Source(scenario=_synthetic(work))
     if work.trace in NAMES:
         return _published(work)
+    jobs = jobs_of(Path(work.trace))
     profiles = data_file(
         Path(work.profiles) if work.profiles else None, "arena", "alpa_optimal.csv"
     )
     if profiles is None:
         missing = work.profiles or "alpa_optimal.csv"
         raise Skip(f"{missing} is absent: pass it, or set TESSERA_DATA")
-    jobs = jobs_of(Path(work.trace))
     gpu_types, nodes = preset(work.cluster or CLUSTER, work.gpus_share)
     return _Source(
         scenario=Scenario(

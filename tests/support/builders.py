@@ -49,12 +49,12 @@ def some_nodes(*groups: tuple[int, int, int], nodes_per_rack: int = 4) -> list[d
 
 def an_estimate(
     workload: int = 0, gpu_type: int = 0, gpus: int = 1, nodes: int = 1, *,
-    degree: int = 1, plan: int = 0, iter_time_s: float = 1.0,
+    degree: int = 1, plan: int = 0, iter_time_s: float = 1.0, sd: float = math.nan,
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "workload": workload, "gpu_type": gpu_type, "gpus": gpus, "nodes": nodes,
         "pipeline_degree": degree, "plan": plan, "iter_time_s": iter_time_s,
-        "source": int(Source.MEASURED),
+        "source": int(Source.MEASURED), "sd": sd,
     }  # fmt: skip
 
 
