@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from estimator.collectives.links import LinkNetwork
 from estimator.costs import candidates_of, stage_costs
 from estimator.graph import Graph, merged
 from estimator.hardware import Hardware
@@ -22,8 +23,19 @@ from estimator.planning.options import NoPlan, Options, depths, options_of
 from estimator.planning.pareto import comm_each, frontier
 from estimator.planning.search import Found, best_plans, latency_of, plan_of
 from estimator.planning.stages import Stages, least_cut
-from estimator.plans import Candidates, Compute, Network, Plan, Shape, StageCosts, Training
+from estimator.plans import (
+    Candidates,
+    Compute,
+    Network,
+    Plan,
+    Shape,
+    StageCosts,
+    Training,
+    powers_of_two,
+)
+from estimator.rooflines import RooflineCompute
 from formulation.errors import InvalidInput
+from formulation.tables import Ints
 
 COARSE_LAYERS = 16
 """Layers that plans are made of: neighbours are joined to so many (the Arena artifact; Alpa, section 5)."""
@@ -80,6 +92,28 @@ class Setting:
             self.compute, self.network, states=self.runtime.states, copies=self.runtime.copies,
         )  # fmt: skip
 
+    def depths(self, costs: StageCosts) -> Ints:
+        """Return where candidate stages fit here (:func:`estimator.planning.options.depths`)."""
+        training = self.training
+        return depths(
+            costs,
+            self.hardware.memory_bytes,
+            training.micro_batches,
+            training.schedule,
+            self.runtime.room,
+        )
+
+
+def on_sheets(
+    graph: Graph, training: Training, hardware: Hardware, shape: Shape, states: States
+) -> Setting:
+    """Return a job on GPUs of which data sheets alone are known."""
+    return Setting(
+        graph=graph, training=training, hardware=hardware, shape=shape,
+        compute=RooflineCompute(hardware=hardware),
+        network=LinkNetwork(hardware=hardware, shape=shape), runtime=Runtime(states=states),
+    )  # fmt: skip
+
 
 @lru_cache(maxsize=64)
 def coarsened(graph: Graph, most: int) -> Graph:
@@ -92,7 +126,7 @@ def degrees_of(gpus: int) -> list[int]:
 
     Deeper pipelines need finer layers, whose plans take minutes to search; ask for them by number.
     """
-    return [2**k for k in range(min(gpus, COARSE_LAYERS).bit_length())]
+    return powers_of_two(min(gpus, COARSE_LAYERS))
 
 
 def cells(
@@ -125,19 +159,23 @@ def counts_of(
     degrees: Sequence[int], training: Training, rule: MicroBatches | None
 ) -> Mapping[int, list[int]]:
     """Return degrees by their numbers of micro-batches; never more of these than samples."""
-    if rule is None:
-        return {training.micro_batches: list(degrees)}
     if rule is MicroBatches.SEARCHED:
-        most = training.global_batch.bit_length()
-        return {
-            2**k: [d for d in degrees if 2**k >= d or 2 ** (k + 1) > training.global_batch]
-            for k in range(most)
-        }
-    times = 4 if rule is MicroBatches.FOUR_STAGES else 1
+        counts = powers_of_two(training.global_batch)
+        return {n: [d for d in degrees if n >= d or n == counts[-1]] for n in counts}
     found: dict[int, list[int]] = {}
     for degree in degrees:
-        found.setdefault(min(times * degree, training.global_batch), []).append(degree)
+        found.setdefault(micro_batches_of(rule, degree, training), []).append(degree)
     return found
+
+
+def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training) -> int:
+    """Return the micro-batches of a plan; where they are searched, the most there can be."""
+    if rule is None:
+        return training.micro_batches
+    if rule is MicroBatches.SEARCHED:
+        return powers_of_two(training.global_batch)[-1]
+    wanted = stages if rule is MicroBatches.STAGES else 4 * stages
+    return min(wanted, training.global_batch)
 
 
 def _planned(setting: Setting, degrees: Sequence[int], planner: Planner) -> dict[int, Plan]:
@@ -154,15 +192,7 @@ def priced(setting: Setting) -> tuple[StageCosts, Options]:
     """Return all candidate stages of a coarse setting, and which of them fit where."""
     candidates = candidates_of(setting.graph, setting.shape, sequence_parallel=False)
     costs = setting.costs(candidates)
-    training = setting.training
-    depth = depths(
-        costs,
-        setting.hardware.memory_bytes,
-        training.micro_batches,
-        training.schedule,
-        setting.runtime.room,
-    )
-    return costs, options_of(candidates, depth)
+    return costs, options_of(candidates, setting.depths(costs))
 
 
 def chosen(

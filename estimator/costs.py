@@ -25,16 +25,13 @@ from estimator.plans import (
     Shape,
     StageCosts,
     Training,
+    powers_dividing,
+    powers_of_two,
 )
 from formulation.tables import Bools, Floats, Ints
 
 UPDATE_UTILISATION = 0.8
 """Share of the memory bandwidth that the optimizer's kernels reach: they only stream."""
-
-
-def powers_of_two(most: int) -> list[int]:
-    """Return 1, 2, 4, ... up to ``most``."""
-    return [2**k for k in range(most.bit_length())] if most > 0 else []
 
 
 def candidates_of(
@@ -58,10 +55,8 @@ def candidates_of(
         [
             (gpus // tp, tp, ep, sp)
             for gpus in counts
-            for tp in powers_of_two(gpus)
-            if gpus % tp == 0
-            for ep in (powers_of_two(gpus) if expert_parallel else [1])
-            if gpus % ep == 0
+            for tp in powers_dividing(gpus)
+            for ep in (powers_dividing(gpus) if expert_parallel else [1])
             for sp in ((0, 1) if sequence_parallel and tp > 1 else (0,))
         ],
         dtype=np.int64,

@@ -9,7 +9,7 @@ import numpy as np
 
 from estimator.cells import Setting
 from estimator.costs import candidates_of
-from estimator.plans import Candidates
+from estimator.plans import Candidates, powers_dividing
 from estimator.times import Parts
 from formulation.tables import Floats, Ints
 
@@ -35,7 +35,7 @@ class EqualStages:
     def candidates(self, setting: Setting) -> Candidates:
         """Return the stages of each number of GPUs that is the whole over a power of two."""
         gpus = setting.shape.gpus
-        sizes = [gpus // 2**k for k in range(gpus.bit_length()) if gpus % 2**k == 0]
+        sizes = [gpus // stages for stages in powers_dividing(gpus)]
         return candidates_of(
             setting.graph, setting.shape, stage_gpus=sizes, sequence_parallel=False
         )

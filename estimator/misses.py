@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from estimator.cells import COARSE_LAYERS, MicroBatches, Setting, counts_of, priced
-from estimator.graph import merged
+from estimator.cells import COARSE_LAYERS, MicroBatches, Setting, coarsened, counts_of, priced
 from estimator.memory import Overflow, in_flight, overflow
 from estimator.planning.tightest import tightest_plan
-from estimator.plans import StageCosts, Training
-
-
-def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training) -> int:
-    """Return the micro-batches of a plan; where they are searched, the most there can be."""
-    if rule is None:
-        return training.micro_batches
-    if rule is MicroBatches.SEARCHED:
-        return 1 << (training.global_batch.bit_length() - 1)
-    wanted = stages if rule is MicroBatches.STAGES else 4 * stages
-    return min(wanted, training.global_batch)
+from estimator.plans import StageCosts
 
 
 def misses(
@@ -35,7 +24,7 @@ def misses(
     ``cells`` was asked for, ``known`` what it answered.
     """
     asked = sorted(set(degrees))
-    coarse = merged(setting.graph, max(COARSE_LAYERS, asked[-1]))
+    coarse = coarsened(setting.graph, max(COARSE_LAYERS, asked[-1]))
     found: dict[int, Overflow | None] = {s: None for s in asked if s not in known}
     for count, some in counts_of(list(found), setting.training, rule).items():
         here = replace(setting, graph=coarse, training=setting.training.within(count))

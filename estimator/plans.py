@@ -31,6 +31,24 @@ class Shape:
         return self.nodes * self.gpus_per_node
 
 
+def shape_of(gpus: int, node_gpus: int) -> Shape:
+    """Return the fewest nodes on which the GPUs lie in equal parts."""
+    nodes = -(-gpus // node_gpus)
+    while gpus % nodes:
+        nodes += 1
+    return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return 1, 2, 4 ... up to ``most``."""
+    return [2**k for k in range(most.bit_length())] if most > 0 else []
+
+
+def powers_dividing(count: int) -> list[int]:
+    """Return the powers of two that divide ``count``."""
+    return [power for power in powers_of_two(count) if count % power == 0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What stays as it is wherever the job runs."""
@@ -47,6 +65,10 @@ class Training:
     def micro_batch(self) -> int:
         """Return the samples of a micro-batch; the last one may have fewer."""
         return math.ceil(self.global_batch / self.micro_batches)
+
+    def at(self, global_batch: int) -> Training:
+        """Return the training at another batch, in no more micro-batches than it fills."""
+        return replace(self, global_batch=global_batch).within(self.micro_batches)
 
     def within(self, micro_batches: int) -> Training:
         """Return the training in so many micro-batches, or in as many of their size as the batch fills."""

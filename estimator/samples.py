@@ -15,15 +15,13 @@ from typing import Final
 import numpy as np
 
 from estimator.architectures.published import Published, published
-from estimator.cells import COARSE_LAYERS, Runtime, Setting
+from estimator.cells import COARSE_LAYERS, Setting, coarsened, on_sheets
 from estimator.collectives import LinkNetwork, LinkRates
-from estimator.graph import merged
 from estimator.hardware import ALL, Hardware
 from estimator.memory import States
 from estimator.planning.even import Even, even_cuts, even_plans, least_times_s
 from estimator.planning.search import latency_of
-from estimator.plans import Shape
-from estimator.rooflines import RooflineCompute
+from estimator.plans import Shape, powers_dividing
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
 from formulation.tables import Floats
@@ -48,7 +46,7 @@ def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecor
     asked = [(shape, d) for n in counts for shape in shapes(hardware, n) for d in degrees(n)]
     found: list[EstimateRecord] = []
     for model in sampled():
-        coarse = replace(model, graph=merged(model.graph, COARSE_LAYERS))
+        coarse = replace(model, graph=coarsened(model.graph, COARSE_LAYERS))
         for batch in coarse.batches:
             found += _records(coarse, batch, hardware, asked)
     return tuple(found)
@@ -71,8 +69,7 @@ def shapes(hardware: Hardware, gpus: int) -> list[Shape]:
 
 def degrees(gpus: int) -> list[int]:
     """Return the pipeline degrees: powers of two that divide ``gpus``, up to :data:`COARSE_LAYERS`."""
-    most = min(gpus, COARSE_LAYERS)
-    return [2**k for k in range(most.bit_length()) if gpus % 2**k == 0]
+    return [degree for degree in powers_dividing(gpus) if degree <= COARSE_LAYERS]
 
 
 def _records(
@@ -116,12 +113,8 @@ def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> 
     rates = LinkRates.usual(hardware)
     part = min(shape.gpus_per_node / hardware.gpus_per_node, 1.0)
     own = replace(rates, network_bytes_per_s=part * rates.network_bytes_per_s)
-    return Setting(
-        graph=model.graph, training=model.at(batch), hardware=hardware,
-        shape=shape, compute=RooflineCompute(hardware=hardware),
-        network=LinkNetwork(hardware=hardware, shape=shape, rates=own),
-        runtime=Runtime(states=States(zero=model.zero)),
-    )  # fmt: skip
+    setting = on_sheets(model.graph, model.at(batch), hardware, shape, States(zero=model.zero))
+    return replace(setting, network=LinkNetwork(hardware=hardware, shape=shape, rates=own))
 
 
 def _times_s(

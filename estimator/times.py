@@ -11,7 +11,7 @@ import numpy as np
 from estimator.calibration import Parameter, Subject
 from estimator.cells import COARSE_LAYERS, Setting, chosen, coarsened
 from estimator.costs import candidates_of, stage_costs
-from estimator.planning.options import depths, options_of
+from estimator.planning.options import options_of
 from estimator.planning.search import latency_of
 from estimator.plans import Candidates, Groups, Primitive, StageCosts
 from estimator.rooflines import DEFAULT_RATES, PARTS, Rates, RooflineCompute, RooflinePart
@@ -155,20 +155,13 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
     """Return the parts of those candidates of a coarse setting that fit somewhere."""
     whole = RooflineCompute(hardware=setting.hardware, rates=rates)
     costs = replace(setting, compute=whole).costs(candidates)
-    training, runtime = setting.training, setting.runtime
-    depth = depths(
-        costs,
-        setting.hardware.memory_bytes,
-        training.micro_batches,
-        training.schedule,
-        runtime.room,
-    )
+    depth = setting.depths(costs)
     fits = np.flatnonzero(depth > 0).astype(np.int64)
     costs = _picked(costs, fits)
     priced = [
         stage_costs(
-            setting.graph, training, setting.hardware, setting.shape, costs.candidates,
-            RooflinePart(whole=whole, part=part), _Silent(), states=runtime.states,
+            setting.graph, setting.training, setting.hardware, setting.shape, costs.candidates,
+            RooflinePart(whole=whole, part=part), _Silent(), states=setting.runtime.states,
         )
         for part in range(len(PARTS))
     ]  # fmt: skip

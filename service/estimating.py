@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -18,13 +17,11 @@ import yaml
 from estimator.architectures import files
 from estimator.architectures.published import published
 from estimator.calibration import Calibration, Measurement, Residual, Subject
-from estimator.cells import Runtime, Setting, cells, degrees_of
-from estimator.collectives.links import LinkNetwork
+from estimator.cells import Setting, cells, degrees_of, on_sheets
 from estimator.graph import Graph
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.memory import States, parameter_bytes
-from estimator.plans import Plan, Shape, Training
-from estimator.rooflines import RooflineCompute
+from estimator.plans import Plan, Shape, Training, shape_of
 from estimator.times import CellTimes
 from formulation.errors import InvalidInput, TesseraError
 from formulation.resources import EstimateRecord, Kind, MeasurementRecord, ModelSpec
@@ -49,11 +46,6 @@ class Model:
     graph: Graph
     training: Training  # at a batch of its own
     zero: int
-
-    def at(self, global_batch: int) -> Training:
-        """Return the training at another batch, in no more micro-batches than it fills."""
-        other = replace(self.training, global_batch=global_batch)
-        return other.within(self.training.micro_batches)
 
 
 def read_model(field: str, spec: ModelSpec) -> Model:
@@ -175,14 +167,6 @@ def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware
     return {kind.name: kind for kind in hardware}
 
 
-def shape_of(gpus: int, node_gpus: int) -> Shape:
-    """Return the fewest nodes on which the GPUs lie in equal parts."""
-    nodes = -(-gpus // node_gpus)
-    while gpus % nodes:
-        nodes += 1
-    return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
-
-
 def counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
     """Return the counts of GPUs at these multiples of what was requested, rising; whole ones from 1 on."""
     products = {request * multiple for request in requests for multiple in multiples}
@@ -270,12 +254,8 @@ class Estimator:
             raise AssertionError("every subject here is a Cell")
         model, hardware = self._models[subject.workload], self._hardware[subject.gpu_type]
         shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
-        return Setting(
-            graph=model.graph, training=model.at(subject.global_batch), hardware=hardware,
-            shape=shape, compute=RooflineCompute(hardware=hardware),
-            network=LinkNetwork(hardware=hardware, shape=shape),
-            runtime=Runtime(states=States(zero=model.zero)),
-        )  # fmt: skip
+        training = model.training.at(subject.global_batch)
+        return on_sheets(model.graph, training, hardware, shape, States(zero=model.zero))
 
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
         """Return one measurement for each Cell that the model of times can speak of."""
@@ -311,27 +291,28 @@ def described(plan: Plan) -> str:
 
 def measured_cells(measurements: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
     """Return one record for each Cell and shape, the median of its runs, in order of the latest run."""
-    runs: dict[MeasurementRecord, list[float]] = defaultdict(list)
+    return [replace(cell, iter_time_s=median(times)) for cell, times in _runs(measurements).items()]
+
+
+def _runs(measurements: Iterable[MeasurementRecord]) -> dict[MeasurementRecord, list[float]]:
+    """Return the iteration times of each Cell and shape, a record without a time; the latest comes last."""
+    runs: dict[MeasurementRecord, list[float]] = {}
     for one in measurements:
         cell = replace(one, iter_time_s=0.0)
-        runs[cell] = [*runs.pop(cell, []), one.iter_time_s]  # the latest comes last
-    return [replace(cell, iter_time_s=median(times)) for cell, times in runs.items()]
+        runs[cell] = [*runs.pop(cell, []), one.iter_time_s]
+    return runs
 
 
 def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[EstimateRecord]:
     """Return what was measured as estimates; single runs differ by the noise that calibration assumes."""
-    count: dict[MeasurementRecord, int] = defaultdict(int)
-    for one in measurements:
-        count[replace(one, iter_time_s=0.0)] += 1
     return [
         EstimateRecord(
             workload=r.workload, gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes,
-            pipeline_degree=r.pipeline_degree, plan=r.plan, iter_time_s=r.iter_time_s,
-            source=Source.MEASURED, sd=Residual().noise_sd / math.sqrt(runs),
-            provenance=f"median of {runs} {'run' if runs == 1 else 'runs'} here",
+            pipeline_degree=r.pipeline_degree, plan=r.plan, iter_time_s=median(times),
+            source=Source.MEASURED, sd=Residual().noise_sd / math.sqrt(len(times)),
+            provenance=f"median of {len(times)} {'run' if len(times) == 1 else 'runs'} here",
         )
-        for r in measured_cells(measurements)
-        for runs in (count[replace(r, iter_time_s=0.0)],)
+        for r, times in _runs(measurements).items()
     ]  # fmt: skip
 
 

@@ -16,12 +16,10 @@ import numpy as np
 
 from benchmarks.estimation.section import Section
 from estimator.architectures.published import Published, find
-from estimator.cells import Runtime, Setting, cells
-from estimator.collectives.links import LinkNetwork
+from estimator.cells import Setting, cells, on_sheets
 from estimator.hardware import ALL, Hardware
 from estimator.memory import States
-from estimator.plans import Shape
-from estimator.rooflines import RooflineCompute
+from estimator.plans import shape_of
 
 MODELS: Final = (("bert", "1.3B"), ("moe", "2.4B"), ("wide_resnet", "2B"))
 COUNTS: Final = (2, 4, 8, 16, 32)
@@ -64,11 +62,6 @@ def _plans(published: Published, hardware: Hardware, gpus: int) -> int:
 
 def setting_of(published: Published, batch: int, hardware: Hardware, gpus: int) -> Setting:
     """Return a model on this many GPUs on the fewest nodes, by data sheets."""
-    nodes = max(1, gpus // hardware.gpus_per_node)
-    shape = Shape(nodes=nodes, gpus_per_node=gpus // nodes)
-    return Setting(
-        graph=published.graph, training=published.at(batch), hardware=hardware, shape=shape,
-        compute=RooflineCompute(hardware=hardware),
-        network=LinkNetwork(hardware=hardware, shape=shape),
-        runtime=Runtime(states=States(zero=published.zero)),
-    )  # fmt: skip
+    shape = shape_of(gpus, hardware.gpus_per_node)
+    states = States(zero=published.zero)
+    return on_sheets(published.graph, published.at(batch), hardware, shape, states)

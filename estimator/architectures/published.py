@@ -9,7 +9,7 @@ of its artifact (``models.csv``), see ``estimator/README.md``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
@@ -46,8 +46,7 @@ class Published:
 
     def at(self, global_batch: int) -> Training:
         """Return the training at another batch, in no more micro-batches than it fills."""
-        other = replace(self.training, global_batch=global_batch)
-        return other.within(self.training.micro_batches)
+        return self.training.at(global_batch)
 
 
 def find(model: str, params: str) -> Published:

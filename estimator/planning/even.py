@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.costs import powers_of_two
 from estimator.graph import Graph, balanced_ends
 from estimator.memory import Room, limit_bytes, memory_bytes
 from estimator.planning.options import least_in_each
 from estimator.planning.search import Latency
-from estimator.plans import Candidates, Schedule, StageCosts, Training
+from estimator.plans import Candidates, Schedule, StageCosts, Training, powers_dividing
 from formulation.tables import Floats, Ints
 
 Even = tuple[int, int]
@@ -78,7 +77,7 @@ def even_cuts(loads: Sequence[Floats], degrees: Iterable[int]) -> dict[int, list
 
 def _settings(gpus: int) -> list[tuple[int, int, int]]:
     """Return (dp, tp, ep) of a stage: powers of two that divide its GPUs."""
-    split = [degree for degree in powers_of_two(gpus) if gpus % degree == 0]
+    split = powers_dividing(gpus)
     return [(gpus // tp, tp, ep) for tp in split for ep in split]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.memory import Room, limit_bytes, memory_bytes
-from estimator.plans import Candidates, Schedule, Stage, StageCosts
+from estimator.plans import Candidates, Schedule, Stage, StageCosts, powers_of_two
 from formulation.errors import TesseraError
 from formulation.tables import Bools, Floats, Ints
 
@@ -104,13 +104,9 @@ def stages_at(candidates: Candidates, rows: Ints) -> tuple[Stage, ...]:
     )  # fmt: skip
 
 
-def powers_of_two(most: int) -> Ints:
-    """Return 1, 2, 4 ... up to ``most``."""
-    return 2 ** np.arange(int(most).bit_length(), dtype=np.int64)
-
-
-def every_stage(layers: int, sizes: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return start, end and GPUs of each stretch of layers on each number of GPUs."""
+def every_stage(layers: int, gpus: int) -> tuple[Ints, Ints, Ints]:
+    """Return start, end and GPUs of each stretch of layers on each power of two up to ``gpus``."""
+    sizes = powers_of_two(gpus)
     first, last = np.triu_indices(layers)
     count = len(first)
     return (

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.planning.chain import suffixes, walk
-from estimator.planning.options import NoPlan, Options, every_stage, options, powers_of_two
+from estimator.planning.options import NoPlan, Options, every_stage, options
+from estimator.plans import powers_of_two
 from formulation.tables import Floats, Ints, ranges
 
 NEAR = 0.5
@@ -64,7 +65,7 @@ def nearest_powers(share: Floats, gpus: int) -> Ints:
         NoPlan: fewer GPUs than stages.
     """
     count = len(share)
-    sizes = powers_of_two(gpus)
+    sizes = np.array(powers_of_two(gpus), dtype=np.int64)
     at = np.arange(count, dtype=np.int64)
     one = options(np.repeat(at, len(sizes)), np.repeat(at + 1, len(sizes)), np.tile(sizes, count))
     value = (share[one.start] - one.gpus) ** 2
@@ -192,7 +193,7 @@ def _least_bias_of_cheapest(
 
 def _all_stages(load: Floats, gpus: int) -> tuple[Options, Floats]:
     """Return every stage on every power of two, and the GPUs that each deserves, shape (K,)."""
-    every = options(*every_stage(len(load), powers_of_two(gpus)))
+    every = options(*every_stage(len(load), gpus))
     return every, stage_shares(load, gpus, every.start, every.end)
 
 

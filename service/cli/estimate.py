@@ -5,19 +5,28 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import Progress
 
-from estimator.cells import MicroBatches, Planner, Runtime, Setting, cells, degrees_of
-from estimator.collectives import LinkNetwork, TableNetwork, Tables, read_curves
+from estimator.cells import (
+    COARSE_LAYERS,
+    MicroBatches,
+    Planner,
+    Setting,
+    cells,
+    degrees_of,
+    micro_batches_of,
+    on_sheets,
+)
+from estimator.collectives import TableNetwork, Tables, read_curves
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
-from estimator.misses import micro_batches_of, misses
-from estimator.plans import Compute, Network, Shape
+from estimator.misses import misses
+from estimator.plans import Shape, shape_of
 from estimator.profiling.compute import ProfiledCompute
 from estimator.profiling.records import ProfileRecord, load
 from estimator.rooflines import RooflineCompute
@@ -31,7 +40,6 @@ from service.cli.importing import read_rows
 from service.cli.modelling import Model, with_model
 from service.cli.options import numbers
 from service.cli.render import err, note
-from service.estimating import shape_of
 from service.importing.writing import profiles_csv
 
 MOST_GPUS: Final = 512
@@ -66,18 +74,16 @@ class Sources:
 
     def setting(self, model: Model, hardware: Hardware, shape: Shape) -> Setting:
         """Return where a model runs."""
-        compute: Compute = RooflineCompute(hardware=hardware)
+        setting = on_sheets(model.graph, model.training, hardware, shape, model.states)
         if self.records:
-            compute = ProfiledCompute(records=self.records, fallback=compute)
-        network: Network = LinkNetwork(hardware=hardware, shape=shape)
-        if self.tables is not None:
-            network = TableNetwork(
-                tables=self.tables, hardware=hardware, shape=shape, network=self.network
-            )
-        return Setting(
-            graph=model.graph, training=model.training, hardware=hardware, shape=shape,
-            compute=compute, network=network, runtime=Runtime(states=model.states),
-        )  # fmt: skip
+            compute = ProfiledCompute(records=self.records, fallback=setting.compute)
+            setting = replace(setting, compute=compute)
+        if self.tables is None:
+            return setting
+        network = TableNetwork(
+            tables=self.tables, hardware=hardware, shape=shape, network=self.network
+        )
+        return replace(setting, network=network)
 
     def check(self, model: Model) -> None:
         """Say how much of the model was measured. Raises InvalidInput: nothing."""
@@ -120,7 +126,7 @@ def estimate(
     nodes: Annotated[int | None, _option(
         "On so many nodes; by default as few as there can be.", min=1, max=limits.MAX_GPUS)] = None,
     stages: Annotated[str, _option(
-        "Pipeline degrees; by default powers of two up to the GPUs, above 64 GPUs up to 16.",
+        f"Pipeline degrees; by default powers of two up to the GPUs and {COARSE_LAYERS}.",
         metavar="N,N...")] = "",
     every: Annotated[bool, _option(
         "All GPU types (of the catalogue or, if given, the file), at half, all and twice the GPUs.",

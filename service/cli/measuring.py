@@ -8,7 +8,7 @@ from typing import Any
 
 from estimator.collectives import CommRecord
 from estimator.graph import Graph, Untraceable
-from estimator.plans import Primitive, Shape
+from estimator.plans import Primitive, Shape, powers_dividing
 from estimator.profiling.collectives import Bench, machine, measure
 from estimator.profiling.records import ProfileRecord, load, save
 from estimator.profiling.stages import Source, profile_stage
@@ -100,14 +100,10 @@ def collectives(
 
 def _groups(there: Shape) -> list[Shape]:
     """Return all groups of powers of two that tile the devices."""
-
-    def powers(most: int) -> list[int]:
-        return [2**k for k in range(most.bit_length()) if most % 2**k == 0]
-
     shapes = (
         Shape(nodes=n, gpus_per_node=g)
-        for n in powers(there.nodes)
-        for g in powers(there.gpus_per_node)
+        for n in powers_dividing(there.nodes)
+        for g in powers_dividing(there.gpus_per_node)
     )
     return [shape for shape in shapes if shape.gpus > 1]
 

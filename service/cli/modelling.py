@@ -97,7 +97,7 @@ def asked(
     else:
         graph = None
     made = _published(model, batch) if graph is None else _own(model, batch, graph)
-    training = _training_of(made.training, batch, checkpointing, state_bytes)
+    training = _training_of(made.training, checkpointing, state_bytes)
     count, rule = _micro_batches(micro_batches, training)
     return replace(
         made, training=replace(training, micro_batches=count), rule=rule,
@@ -156,12 +156,11 @@ def size_of(parameters: float) -> str:
 
 
 def _training_of(
-    training: Training, batch: int, checkpointing: bool | None, state_bytes: float | None
+    training: Training, checkpointing: bool | None, state_bytes: float | None
 ) -> Training:
-    changed = replace(training, global_batch=batch)
     if checkpointing is not None:
-        changed = replace(changed, checkpointing=checkpointing)
-    return changed if state_bytes is None else replace(changed, state_bytes=state_bytes)
+        training = replace(training, checkpointing=checkpointing)
+    return training if state_bytes is None else replace(training, state_bytes=state_bytes)
 
 
 def _micro_batches(text: str, training: Training) -> tuple[int, MicroBatches | None]:

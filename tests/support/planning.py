@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from estimator.planning.options import Options, every_stage, options, powers_of_two
+from estimator.planning.options import Options, every_stage, options
 from estimator.plans import Candidates, StageCosts
 from formulation.tables import Ints
 
@@ -29,7 +29,7 @@ def every_plan(option: Options, gpus: int, stages: int) -> Iterator[tuple[int, .
 
 def every_candidate(layers: int, gpus: int) -> Candidates:
     """Return every stretch of layers on every power of two, in every split of GPUs into dp and tp."""
-    start, end, size = every_stage(layers, powers_of_two(gpus))
+    start, end, size = every_stage(layers, gpus)
     splits = np.array([int(n).bit_length() for n in size])
     row = np.repeat(np.arange(len(size)), splits)
     dp = 2 ** (np.arange(len(row)) - np.repeat(np.cumsum(splits) - splits, splits))
@@ -62,4 +62,4 @@ def random_depth(count: int, rng: np.random.Generator) -> Ints:
 
 def all_stages(layers: int, gpus: int) -> Options:
     """Return every stretch of layers on every power of two; all fit."""
-    return options(*every_stage(layers, powers_of_two(gpus)))
+    return options(*every_stage(layers, gpus))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator.hardware import GIB
+from estimator.plans import shape_of
 from formulation.errors import InvalidInput
 from formulation.resources import Kind, MeasurementRecord, ModelSpec
 from formulation.snapshot import GpuType, Source, Workload
@@ -26,7 +27,6 @@ from service.estimating import (
     measured_estimates,
     model_of,
     read_model,
-    shape_of,
 )
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import to_model
@@ -150,7 +150,7 @@ def test_a_hugging_face_configuration_is_a_model() -> None:
 def test_a_users_model_comes_before_a_published_one_of_its_name() -> None:
     own = replace(MINE, model="bert", params="1.3B", micro_batches=4)
     assert len(model_of("w", BERT, [own]).graph) < len(model_of("w", BERT, []).graph)
-    assert model_of("w", BERT, [own]).at(2).micro_batches == 2
+    assert model_of("w", BERT, [own]).training.at(2).micro_batches == 2
 
 
 def test_an_unknown_model_is_an_error_that_says_what_to_do() -> None:

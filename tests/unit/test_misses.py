@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from estimator.architectures.published import find
-from estimator.cells import MicroBatches, Setting, cells, degrees_of
+from estimator.cells import MicroBatches, Setting, cells, degrees_of, micro_batches_of
 from estimator.collectives import LinkNetwork
 from estimator.hardware import A10, A100, Hardware
 from estimator.memory import Room, States
-from estimator.misses import micro_batches_of, misses
+from estimator.misses import misses
 from estimator.plans import Schedule, Shape, Training
 from estimator.rooflines import RooflineCompute
 from tests.support.estimates import a_graph, a_layer
