@@ -62,8 +62,8 @@ class Parts:
         )
 
 
-class Planner(Protocol):
-    """How a runtime comes to its plans."""
+class Chooser(Protocol):
+    """How a runtime comes to the plan that it runs: the pipeline degree among several, too."""
 
     def candidates(self, setting: Setting) -> Candidates:
         """Return the stages that its plans may be made of."""
@@ -105,7 +105,7 @@ class CellTimes:
         setting_of: Callable[[Subject], Setting],
         degrees_of: Callable[[Subject], Sequence[int]],
         rates: Mapping[str, Rates] = DEFAULT_RATES,
-        planner: Planner | None = None,
+        chooser: Chooser | None = None,
         parameters: Sequence[Parameter] = PARAMETERS,
     ) -> None:
         """Take where a subject runs, and among which pipeline degrees its plan is chosen.
@@ -113,7 +113,7 @@ class CellTimes:
         A setting's graph may be coarse already; its compute is replaced by a roofline at ``rates``.
         """
         self._setting_of, self._degrees_of, self._rates = setting_of, degrees_of, rates
-        self._planner = planner or BestPlan()
+        self._chooser = chooser or BestPlan()
         self._parameters = tuple(parameters)
         self._parts: dict[Subject, Parts] = {}
 
@@ -134,7 +134,7 @@ class CellTimes:
             if not len(parts.depth):
                 continue
             at = log_values[i]
-            plans = self._planner.plans(parts, np.exp(at), self._degrees_of(subject))
+            plans = self._chooser.plans(parts, np.exp(at), self._degrees_of(subject))
             if plans:
                 found = [_log_time(parts, rows, at) for _, rows in plans]
                 share = np.array([likely for likely, _ in plans])
@@ -147,7 +147,7 @@ class CellTimes:
         if subject not in self._parts:
             setting = self._setting_of(subject)
             coarse = replace(setting, graph=coarsened(setting.graph, COARSE_LAYERS))
-            self._parts[subject] = parts_of(coarse, self._rates, self._planner.candidates(coarse))
+            self._parts[subject] = parts_of(coarse, self._rates, self._chooser.candidates(coarse))
         return self._parts[subject]
 
 

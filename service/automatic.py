@@ -27,7 +27,7 @@ from service.estimating import (
     no_known_type,
     unknown_model,
 )
-from service.periodic import PAGE, TICK_S, TICKS_A_LEASE
+from service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
 from service.ports import Clock, Store, Writer
 from service.rpc.calls import Calls
 
@@ -327,7 +327,7 @@ class AutomaticCells:
         """Look at the clusters that were woken; None: at all."""
         facts = {"action": "estimating_failed"}
         try:
-            chosen = sorted(woken) if woken is not None else await self._calls.run(self._clusters)
+            chosen = sorted(woken) if woken is not None else await self._every_cluster()
         except TesseraError as error:
             log.warning("nothing is estimated: %s", error, extra=facts)
             return
@@ -338,6 +338,9 @@ class AutomaticCells:
                 log.warning("nothing is estimated for %s: %s", cluster, error, extra=facts)
             except Exception:  # the outermost guard of this task: it must outlive any mistake
                 log.exception("nothing is estimated for %s", cluster, extra=facts)
+
+    async def _every_cluster(self) -> list[str]:
+        return [record.name for record in await self._calls.run(clusters_of, self._store)]
 
     async def _one(self, cluster: str) -> None:
         lease_s = TICK_S * TICKS_A_LEASE
@@ -353,9 +356,3 @@ class AutomaticCells:
         except KeyError:
             return False
         return True
-
-    def _clusters(self) -> list[str]:
-        found: list[str] = []
-        while page := self._store.list_clusters(found[-1] if found else "", PAGE):
-            found += [record.name for record in page]
-        return found

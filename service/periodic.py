@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from formulation.errors import Conflict, TesseraError
+from formulation.resources import ClusterRecord
 from service.loop import RoundLoop
 from service.ports import Clock, Store
 from service.roundoptions import RoundOptions
@@ -23,6 +24,14 @@ TICKS_A_LEASE: Final = 3
 """Another replica takes over when a lease was not renewed for so many ticks."""
 
 PAGE: Final = 1000
+
+
+def clusters_of(store: Store) -> list[ClusterRecord]:
+    """Return all clusters, page by page."""
+    found: list[ClusterRecord] = []
+    while page := store.list_clusters(found[-1].name if found else "", PAGE):
+        found += page
+    return found
 
 
 class PeriodicRounds:
@@ -61,7 +70,8 @@ class PeriodicRounds:
 
     async def tick(self) -> None:
         """Renew the leases and begin the rounds that are due. Raises what the store raises."""
-        for cluster, last_round in await self._calls.run(self._clusters):
+        for record in await self._calls.run(clusters_of, self._store):
+            cluster, last_round = record.name, record.last_round
             now_s = self._clock.monotonic_s()
             seen, since_s = self._last.get(cluster, (last_round, now_s - self._period_s))
             if seen != last_round:
@@ -113,11 +123,3 @@ class PeriodicRounds:
             log.warning("no round for %s: %s", cluster, error, extra=facts)
         except Exception:  # likewise
             log.exception("no round for %s", cluster, extra=facts)
-
-    def _clusters(self) -> list[tuple[str, int]]:
-        """Return all clusters with the number of their last round."""
-        found, after = [], ""
-        while page := self._store.list_clusters(after, PAGE):
-            found += [(record.name, record.last_round) for record in page]
-            after = page[-1].name
-        return found

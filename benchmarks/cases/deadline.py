@@ -145,22 +145,10 @@ def deadline(
     did not keep: none may be. JCT gains are over jobs that both finished, throughput is normalised.
     The cluster is a sixteenth of Arena's 1,280 GPUs, for the 101 jobs of the trace's first 300 rounds.
 
-    Aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never below 0. At commit
-    f3d441c0d94f the gain was 1.77 and no promise was broken; the margin was -0.21 at tightness 1, -0.16 at
-    1.2, -0.13 at 1.5, -0.12 at 2, and 0 beyond, in each case against EDF. Of the others none did better than
-    look-ahead anywhere. EDF promises nothing, starts short jobs first and never starts many of the long ones
-    (at tightness 1 it met 46 of the 50 least and 36,101 GPU-hours; look-ahead 24 and 41,391): a long job is
-    promised when it comes if it fits, and its room is missing later. So the margin has no bound.
-
-    ``planned`` promises nothing either (``deadlines = planned``), and starts from EDF;
-    ``planned_worst_margin_vs_any`` is its margin. At commit 7a00894, with ``--rounds 600 --jobs-share 0.5
-    --seed 3 --seeds 3`` (140 jobs each; it was made with the jobs of seeds 1 and 2), it met 0.762, 0.850,
-    0.936 and 1 of the deadlines at tightness 1, 1.2, 1.5 and 2, EDF 0.752, 0.831, 0.910 and 0.979; beyond,
-    both met all. With none of the seeds it was below EDF at any tightness. Jobs restarted 2.0 times, under
-    EDF 1.3 times.
-
-    CP-SAT's search for more promises is off (``--search``): it found none at tightness 1, 1.2 and 2 of the
-    default sweep, and took five times as long.
+    Aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never below 0; what was
+    reached, and why look-ahead's margin has no bound, is in ``benchmarks/README.md``. ``planned`` promises
+    nothing (``deadlines = planned``) and starts from EDF; ``planned_worst_margin_vs_any`` is its margin.
+    CP-SAT's search for more promises is off (``--search``): it found hardly any, in five times the time.
     """
     base = Work(
         trace=default_trace(trace), profiles=str(profiles or ""), gpus_share=gpus_share,

@@ -155,7 +155,7 @@ class Remembered:
 
 def times_of(data: Path) -> TimeModel:
     """Return the model: Alpa's plans of equal stages, tables of collectives."""
-    return Remembered(CellTimes(_Settings(data), lambda _: COUNTS, planner=EqualStages()))
+    return Remembered(CellTimes(_Settings(data), lambda _: COUNTS, chooser=EqualStages()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from estimator.hardware import A40
 from estimator.pipeline import Overlap, Transfers
 from estimator.plans import Shape, Training
 from estimator.rooflines import RooflineCompute
-from estimator.times import PARAMETERS, BestPlan, CellTimes, Parts, Planner
+from estimator.times import PARAMETERS, BestPlan, CellTimes, Chooser, Parts
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 GRAPH = a_graph(*[a_layer(weights=w) for w in (1e7, 1e7, 2e7, 2e7, 4e7, 4e7, 8e7, 8e7)])
@@ -42,8 +42,8 @@ def a_setting(subject: Subject, graph: Graph = GRAPH, memory: int = 48_000_000_0
     )  # fmt: skip
 
 
-def times(planner: Planner | None = None, memory: int = 48_000_000_000) -> CellTimes:
-    return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, planner=planner)
+def times(planner: Chooser | None = None, memory: int = 48_000_000_000) -> CellTimes:
+    return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, chooser=planner)
 
 
 def plans(
@@ -118,7 +118,7 @@ def test_by_default_the_time_is_that_of_the_best_plan() -> None:
 
 
 @pytest.mark.parametrize("planner", [BestPlan(), EqualStages(softness=1e-6)])
-def test_gradients_are_those_of_the_times(planner: Planner) -> None:
+def test_gradients_are_those_of_the_times(planner: Chooser) -> None:
     model, at = times(planner), np.zeros((1, len(PARAMETERS)))
     (value,), (gradient,) = model.log_times([a_subject()], at)
     assert 0.9 < gradient.sum() < 1.01  # the optimizer's update has no factor
