@@ -15,7 +15,7 @@ from formulation.tables import Ints
 from solvers.answers import after_one_run, is_answer, objective_of
 from solvers.base import Budget, SolverFailed
 
-_STATUS: Final = {  # by PuLP's (status, sol_status)
+STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
     (pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible): SolveStatus.FEASIBLE,
     (pulp.LpStatusInfeasible, pulp.LpSolutionInfeasible): SolveStatus.INFEASIBLE,
@@ -65,7 +65,7 @@ class Cbc:
             model.solve(command)
         except pulp.PulpSolverError as error:
             raise SolverFailed(self.name, str(error)) from error
-        status = _STATUS.get((model.status, model.sol_status))
+        status = STATUS.get((model.status, model.sol_status))
         if status is None:
             raise SolverFailed(self.name, f"status {model.status}, {model.sol_status}")
         if status not in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):

@@ -39,7 +39,7 @@ def _about_no_other_solver(record: logging.LogRecord) -> bool:
 
 cp: Final = _cvxpy()
 
-_STATUS: Final = {
+STATUS: Final = {
     cp.OPTIMAL: SolveStatus.OPTIMAL,
     cp.OPTIMAL_INACCURATE: SolveStatus.FEASIBLE,  # the time ended with an answer at hand
     cp.INFEASIBLE: SolveStatus.INFEASIBLE,
@@ -120,7 +120,7 @@ def _run(model: Any, budget: Budget) -> SolveStatus:
         if budget.expired() or math.isfinite(remaining_s):
             return SolveStatus.UNKNOWN  # CVXPY's word for "out of time without an answer"
         raise SolverFailed(Convex.name, str(error)) from error
-    status = _STATUS.get(model.status)
+    status = STATUS.get(model.status)
     if status is None:
         raise SolverFailed(Convex.name, f"status {model.status}")
     return status

@@ -15,6 +15,7 @@ from formulation.tables import Ints
 from solvers.answers import answer, objective_of, trivial_bound, usable_hint, without_answer
 from solvers.base import Budget, SolverFailed
 from solvers.cpsat import constraints, objective, variables
+from solvers.cpsat.solver import STATUS, solver_of
 from solvers.fixing import Core, core_of, losses
 from solvers.prices import Priced, price
 
@@ -30,13 +31,6 @@ FIRST_WORK: Final = 0.1
 """Deterministic seconds for the first core; a core that resists is widened rather than fought."""
 GROWTH: Final = 2
 """By how much each next core, and the work allowed for it, are larger."""
-
-_STATUS: Final = {
-    cp_model.OPTIMAL: SolveStatus.OPTIMAL,
-    cp_model.FEASIBLE: SolveStatus.FEASIBLE,
-    cp_model.INFEASIBLE: SolveStatus.INFEASIBLE,
-    cp_model.UNKNOWN: SolveStatus.UNKNOWN,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,7 +156,7 @@ def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Nativ
         variables.hint_choice(model, x, known)
     solver = _solver(budget, limit)
     native = solver.solve(model)
-    status = _STATUS.get(native)
+    status = STATUS.get(native)
     if status is None:
         raise SolverFailed(CpSat.name, f"status {solver.status_name(native)}")
     work = float(solver.response_proto.deterministic_time)
@@ -178,13 +172,8 @@ def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Nativ
 
 
 def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = budget.workers
-    solver.parameters.random_seed = budget.seed
+    solver = solver_of(budget)
     solver.parameters.linearization_level = 2  # without all cuts, cores of 500 columns take seconds
     solver.parameters.relative_gap_limit = budget.gap
     solver.parameters.max_deterministic_time = limit
-    remaining_s = budget.remaining_s()
-    if math.isfinite(remaining_s):
-        solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
     return solver

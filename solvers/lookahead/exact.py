@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,6 +12,7 @@ from ortools.sat.python import cp_model
 from formulation.lookahead import Picks
 from formulation.tables import Bools, Ints
 from solvers.base import Budget, SolverFailed
+from solvers.cpsat.solver import solver_of
 from solvers.lookahead.integers import Whole
 
 ENDED: Final = (cp_model.OPTIMAL, cp_model.INFEASIBLE)
@@ -203,14 +203,10 @@ def _hint(
 
 
 def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
-    solver = cp_model.CpSolver()
+    solver = solver_of(budget)
     solver.parameters.num_workers = 1
-    solver.parameters.random_seed = budget.seed
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = limit
-    remaining_s = budget.remaining_s()
-    if math.isfinite(remaining_s):
-        solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
     return solver
 
 

@@ -14,13 +14,7 @@ from formulation.tables import Ints
 from solvers.answers import after_one_run, is_answer
 from solvers.base import Budget, SolverFailed
 from solvers.cpsat import constraints, objective, variables
-
-_STATUS = {
-    cp_model.OPTIMAL: SolveStatus.OPTIMAL,
-    cp_model.FEASIBLE: SolveStatus.FEASIBLE,
-    cp_model.INFEASIBLE: SolveStatus.INFEASIBLE,
-    cp_model.UNKNOWN: SolveStatus.UNKNOWN,
-}
+from solvers.cpsat.solver import STATUS, solver_of
 
 
 def _unheard(_objective: float) -> None:
@@ -54,14 +48,9 @@ class StockCpSat:
         constraints.must_run_jobs_run(model, x, problem)
         constraints.capacity(model, x, problem)
         objective.maximise_value(model, x, problem, 0)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = budget.workers
-        solver.parameters.random_seed = budget.seed
+        solver = solver_of(budget)
         solver.parameters.relative_gap_limit = budget.gap
-        remaining_s = budget.remaining_s()
-        if math.isfinite(remaining_s):
-            solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
-        status = _STATUS.get(solver.solve(model, _Heard(self._on_answer)))
+        status = STATUS.get(solver.solve(model, _Heard(self._on_answer)))
         if status is None:
             raise SolverFailed(self.name, f"status {solver.status_name()}")
         if status not in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):

@@ -272,7 +272,7 @@ def test_a_status_without_a_meaning_here_is_an_error(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules = {"cp-sat": cpsat_model, "cbc": cbc, "cvxpy": convex}
-    monkeypatch.setattr(modules[name], "_STATUS", {})
+    monkeypatch.setattr(modules[name], "STATUS", {})
     with pytest.raises(SolverFailed, match=name):
         registry.solver(name).solve(a_problem([[(5, {0: 1})]]), ALWAYS)
 

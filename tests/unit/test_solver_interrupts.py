@@ -1,0 +1,33 @@
+"""Whoever solved before, Ctrl-C still reaches this program and not the solver's library alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.registry import ROOT
+from solvers import registry
+
+SOLVE_AND_INTERRUPT = """
+import math, signal, sys
+from solvers import registry
+from solvers.base import Budget
+from tests.support.builders import a_random_problem
+
+problem = a_random_problem(seed=1, jobs=12)
+for name in sys.argv[1:]:
+    registry.solver(name).solve(problem, Budget(remaining_s=lambda: math.inf, gap=0.0))
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print(name, flush=True)
+"""
+
+
+def test_an_interrupt_is_still_one_after_any_solver() -> None:
+    names = [*registry.names(), *registry.rivals()]
+    done = subprocess.run(
+        [sys.executable, "-c", SOLVE_AND_INTERRUPT, *names],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == names, done.stderr
