@@ -1,0 +1,71 @@
+"""The independent checker of network plans."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.check import Violation
+from formulation.network.contention import Contention
+from formulation.network.plan import NetworkPlan
+
+
+def network_violations(contention: Contention, plan: NetworkPlan) -> list[Violation]:
+    """Return every rule that the plan breaks: paths are candidates, levels exist, no link serves the less
+    urgent of two jobs first."""
+    count = len(contention.jobs)
+    if not (len(plan.priority) == len(plan.level) == count) or sorted(plan.order.tolist()) != list(
+        range(count)
+    ):
+        return [Violation(rule="one level a job", detail=f"not one for each of {count} jobs")]
+    found = []
+    most = np.diff(contention.candidate_start)
+    if len(plan.chosen) != len(most):
+        return [
+            Violation(
+                rule="one path a bundle", detail=f"{len(plan.chosen)} for {len(most)} bundles"
+            )
+        ]
+    for bundle in np.flatnonzero((plan.chosen < 0) | (plan.chosen >= most)).tolist():
+        detail = f"bundle {bundle} takes path {plan.chosen[bundle]} of {most[bundle]}"
+        found.append(Violation(rule="own path", detail=detail))
+    for job in np.flatnonzero((plan.level < 0) | (plan.level >= plan.levels)).tolist():
+        detail = f"{contention.jobs[job]} has level {plan.level[job]} of {plan.levels}"
+        found.append(Violation(rule="level exists", detail=detail))
+    return found or _inversions(contention, plan)
+
+
+def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
+    """Return links where a job is served before a more urgent one; one finding for each pair."""
+    users: dict[int, set[int]] = {}
+    for job in range(len(contention.jobs)):
+        for link in _links_of(contention, plan, job):
+            users.setdefault(link, set()).add(job)
+    rank = np.empty(len(contention.jobs), dtype=np.int64)
+    rank[plan.order] = np.arange(len(contention.jobs))
+    found: dict[tuple[int, int], Violation] = {}
+    for link, jobs in users.items():
+        on_link = np.array(sorted(jobs, key=lambda j: int(rank[j])), dtype=np.int64)
+        least = np.minimum.accumulate(plan.level[on_link])
+        for at in np.flatnonzero(plan.level[on_link][1:] > least[:-1]).tolist():
+            low = int(on_link[: at + 1][np.argmin(plan.level[on_link[: at + 1]])])
+            pair = low, int(on_link[at + 1])
+            names = [contention.jobs[j] for j in pair]
+            found.setdefault(
+                pair,
+                Violation(
+                    rule="no inversion",
+                    detail=f"link {link}: {names[1]} goes before {names[0]}, which is more urgent",
+                ),
+            )
+    return list(found.values())
+
+
+def _links_of(contention: Contention, plan: NetworkPlan, job: int) -> set[int]:
+    c = contention
+    fixed = slice(*c.fixed_start[job : job + 2])
+    links = set(c.fixed_link[fixed][c.fixed_bytes[fixed] > 0].tolist())
+    for bundle in range(*c.bundle_start[job : job + 2]):
+        if c.bundle_bytes[bundle] > 0:
+            path = c.candidate[c.candidate_start[bundle] + plan.chosen[bundle]]
+            links.update(c.path_link[slice(*c.path_start[path : path + 2])].tolist())
+    return links

@@ -1,0 +1,175 @@
+"""All jobs of a network: what each sends, which paths it may choose, and what that loads on links.
+
+Indices are flat (CSR): the bundles of job j are ``bundle_start[j] : bundle_start[j + 1]``, and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.tables import Bools, Floats, Ints, ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contention:
+    """The jobs that train, J of them, over E links. A bundle is traffic that takes one path (a queue pair).
+
+    Links that a job loads whatever is chosen are its fixed ones; a bundle's candidates differ in the rest.
+    """
+
+    jobs: tuple[str, ...]
+    work_flop: Floats  # (J,) of one iteration, all GPUs
+    compute_s: Floats  # (J,)
+    start_s: Floats  # (J,) when communication may begin, from the iteration's start
+    gpus: Ints  # (J,)
+    fixed_start: Ints  # (J + 1,)
+    fixed_link: Ints  # (F,)
+    fixed_bytes: Floats  # (F,) of one iteration
+    fixed_delay_s: Floats  # (J,) of one iteration, whatever path is chosen
+    bundle_start: Ints  # (J + 1,)
+    bundle_bytes: Floats  # (B,) of one iteration
+    bundle_messages: Ints  # (B,) in sequence in one iteration
+    candidate_start: Ints  # (B + 1,) each bundle has at least one
+    candidate: Ints  # (C,) a path
+    path_start: Ints  # (P + 1,)
+    path_link: Ints  # in order
+    path_delay_s: Floats  # (P,) of one message
+    link_bytes_per_s: Floats  # (E,)
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning; all that follows counts on it."""
+        jobs = len(self.jobs)
+        for name in ("work_flop", "compute_s", "start_s", "fixed_delay_s"):
+            values = getattr(self, name)
+            wrong = np.flatnonzero(~((values >= 0) & np.isfinite(values)))
+            if len(values) != jobs or len(wrong):
+                at = f" of {self.jobs[wrong[0]]}" if len(wrong) else ""
+                raise InvalidInput(name, f"{at} must be a number of at least 0 for each job")
+        if (self.start_s > self.compute_s).any() or (self.compute_s <= 0).any():
+            raise InvalidInput("start_s", "must be at most compute_s, and that above 0")
+        if not (self.link_bytes_per_s > 0).all():
+            raise InvalidInput("link_bytes_per_s", "must be above 0")
+        for name in ("fixed_bytes", "bundle_bytes"):
+            values = getattr(self, name)
+            if not ((values >= 0) & np.isfinite(values)).all():
+                raise InvalidInput(name, "must be numbers of at least 0")
+        if len(self.bundle_bytes) and np.diff(self.candidate_start).min() < 1:
+            raise InvalidInput("candidate_start", "leaves a bundle without a path")
+
+    @property
+    def bundle_job(self) -> Ints:
+        """Return the job of each bundle, (B,)."""
+        return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.bundle_start))
+
+    def with_background(self, share: Floats | float) -> Contention:
+        """Return the same where other traffic (storage) takes ``share`` of each link, in [0, 1)."""
+        taken = np.broadcast_to(np.asarray(share, dtype=np.float64), self.link_bytes_per_s.shape)
+        if not ((taken >= 0) & (taken < 1)).all():
+            raise InvalidInput("share", "must lie in [0, 1)")
+        return replace(self, link_bytes_per_s=self.link_bytes_per_s * (1 - taken))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Demand:
+    """Jobs and the links that they load once paths are chosen; what engines and rivals work on.
+
+    ``busy_s`` is M / B: seconds that one iteration needs of the link at full bandwidth. Links of a job rise.
+    """
+
+    work_flop: Floats  # (J,)
+    compute_s: Floats  # (J,)
+    start_s: Floats  # (J,)
+    delay_s: Floats  # (J,) part of comm_s that needs no bandwidth
+    link_start: Ints  # (J + 1,)
+    link: Ints  # (N,)
+    busy_s: Floats  # (N,) above 0
+    links: int  # of the network
+
+    @property
+    def jobs(self) -> int:
+        """Return the number of jobs."""
+        return len(self.work_flop)
+
+    @property
+    def job(self) -> Ints:
+        """Return the job of each (job, link) entry, (N,)."""
+        return np.repeat(np.arange(self.jobs, dtype=np.int64), np.diff(self.link_start))
+
+    @property
+    def comm_s(self) -> Floats:
+        """Return t_j: seconds of communication when alone, (J,); 0: no traffic (Crux 3.1)."""
+        slowest = np.zeros(self.jobs)
+        np.maximum.at(slowest, self.job, self.busy_s)
+        return slowest + self.delay_s
+
+    @property
+    def alone_s(self) -> Floats:
+        """Return an iteration's length when alone, (J,)."""
+        comm_s = self.comm_s
+        return np.where(
+            comm_s > 0, np.maximum(self.compute_s, self.start_s + comm_s), self.compute_s
+        )
+
+    @property
+    def intensity(self) -> Floats:
+        """Return GPU intensity W / t, flop/s, (J,); inf: no traffic (Crux eq. 2)."""
+        comm_s = self.comm_s
+        return np.divide(self.work_flop, comm_s, out=np.full(self.jobs, np.inf), where=comm_s > 0)
+
+    @property
+    def offered(self) -> Floats:
+        """Return the load that jobs would offer each link when alone, seconds a second, (links,)."""
+        duty = self.busy_s / self.alone_s[self.job]
+        return np.bincount(self.link, weights=duty, minlength=self.links).astype(np.float64)
+
+    def contended(self) -> Bools:
+        """Return which jobs share a link with another, (J,)."""
+        users = np.bincount(self.link, minlength=self.links)
+        found = np.zeros(self.jobs, dtype=np.bool_)
+        found[self.job[users[self.link] > 1]] = True
+        return found
+
+    def among(self, jobs: Ints) -> Demand:
+        """Return the demand of these jobs alone, in this order; links keep their numbers."""
+        counts = np.diff(self.link_start)[jobs]
+        at = ranges(self.link_start[jobs], counts)
+        return Demand(
+            work_flop=self.work_flop[jobs], compute_s=self.compute_s[jobs],
+            start_s=self.start_s[jobs], delay_s=self.delay_s[jobs],
+            link_start=np.concatenate([[0], np.cumsum(counts)]), link=self.link[at],
+            busy_s=self.busy_s[at], links=self.links,
+        )  # fmt: skip
+
+
+def demand_of(contention: Contention, chosen: Ints) -> Demand:
+    """Return what jobs load on links where bundle b takes its candidate ``chosen[b]``, counted from 0.
+
+    Raises:
+        InvalidInput: a bundle has no such candidate.
+    """
+    c = contention
+    most = np.diff(c.candidate_start)
+    if len(chosen) != len(most) or ((chosen < 0) | (chosen >= most)).any():
+        raise InvalidInput("chosen", "must name one candidate of each bundle, from 0")
+    path = c.candidate[c.candidate_start[:-1] + chosen]
+    hops = np.diff(c.path_start)[path]
+    job = np.concatenate(
+        [np.repeat(np.arange(len(c.jobs)), np.diff(c.fixed_start)), np.repeat(c.bundle_job, hops)]
+    )
+    link = np.concatenate([c.fixed_link, c.path_link[ranges(c.path_start[path], hops)]])
+    sent = np.concatenate([c.fixed_bytes, np.repeat(c.bundle_bytes, hops)])
+    count = len(c.link_bytes_per_s)
+    key, which = np.unique(job * count + link, return_inverse=True)
+    total = np.bincount(which, weights=sent, minlength=len(key))
+    key, total = key[total > 0], total[total > 0]
+    delay_s = np.zeros(len(c.jobs))
+    np.maximum.at(delay_s, c.bundle_job, c.bundle_messages * c.path_delay_s[path])
+    return Demand(
+        work_flop=c.work_flop, compute_s=c.compute_s, start_s=c.start_s,
+        delay_s=c.fixed_delay_s + delay_s,
+        link_start=np.searchsorted(key, np.arange(len(c.jobs) + 1) * count), link=key % count,
+        busy_s=total / c.link_bytes_per_s[key % count], links=count,
+    )  # fmt: skip

@@ -1,0 +1,18 @@
+"""What is decided about the network: a path for each bundle, a level for each job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from formulation.tables import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkPlan:
+    """Levels are 0 to ``levels`` - 1; the higher is served first (as in Crux, figure 13)."""
+
+    chosen: Ints  # (B,) candidate of each bundle, from 0
+    priority: Floats  # (J,) P = k I, before swaps and compression; inf: no traffic
+    order: Ints  # (J,) jobs, the most urgent first
+    level: Ints  # (J,)
+    levels: int
