@@ -103,7 +103,8 @@ class Demand:
         """Return t_j: seconds of communication when alone, (J,); 0: no traffic (Crux 3.1)."""
         slowest = np.zeros(self.jobs)
         np.maximum.at(slowest, self.job, self.busy_s)
-        return slowest + self.delay_s
+        found: Floats = slowest + self.delay_s
+        return found
 
     @property
     def alone_s(self) -> Floats:
@@ -123,7 +124,8 @@ class Demand:
     def offered(self) -> Floats:
         """Return the load that jobs would offer each link when alone, seconds a second, (links,)."""
         duty = self.busy_s / self.alone_s[self.job]
-        return np.bincount(self.link, weights=duty, minlength=self.links).astype(np.float64)
+        found: Floats = np.bincount(self.link, weights=duty, minlength=self.links)
+        return found
 
     def contended(self) -> Bools:
         """Return which jobs share a link with another, (J,)."""
