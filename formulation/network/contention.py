@@ -110,22 +110,24 @@ class Demand:
     def alone_s(self) -> Floats:
         """Return an iteration's length when alone, (J,)."""
         comm_s = self.comm_s
-        return np.where(
+        found: Floats = np.where(
             comm_s > 0, np.maximum(self.compute_s, self.start_s + comm_s), self.compute_s
         )
+        return found
 
     @property
     def intensity(self) -> Floats:
         """Return GPU intensity W / t, flop/s, (J,); inf: no traffic (Crux eq. 2)."""
         comm_s = self.comm_s
-        return np.divide(self.work_flop, comm_s, out=np.full(self.jobs, np.inf), where=comm_s > 0)
+        found = np.full(self.jobs, np.inf)
+        np.divide(self.work_flop, comm_s, out=found, where=comm_s > 0)
+        return found
 
     @property
     def offered(self) -> Floats:
         """Return the load that jobs would offer each link when alone, seconds a second, (links,)."""
         duty = self.busy_s / self.alone_s[self.job]
-        found: Floats = np.bincount(self.link, weights=duty, minlength=self.links)
-        return found
+        return np.bincount(self.link, weights=duty, minlength=self.links).astype(np.float64)
 
     def contended(self) -> Bools:
         """Return which jobs share a link with another, (J,)."""
