@@ -329,6 +329,7 @@ class DesiredGang(_message.Message):
     ITERATIONS_DONE_FIELD_NUMBER: _builtins.int
     RESTART_S_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -346,6 +347,10 @@ class DesiredGang(_message.Message):
     iterations_done: _builtins.float
     """Where to resume at the latest known point; a checkpoint may be further on."""
     restart_s: _builtins.float
+    runtime: _builtins.str
+    """What runs it. Empty: the agent's own runtime; "profile": the single-device profiler, with `command` as its
+    arguments.
+    """
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentShare]:
         """The members of the gang that lie on this agent's nodes."""
@@ -376,10 +381,11 @@ class DesiredGang(_message.Message):
         iterations_done: _builtins.float = ...,
         restart_s: _builtins.float = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
+        runtime: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "leader", b"leader", "members", b"members", "model", b"model", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "leader", b"leader", "members", b"members", "model", b"model", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

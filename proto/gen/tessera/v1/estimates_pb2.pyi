@@ -426,6 +426,8 @@ class Model(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     CHECKPOINTING_FIELD_NUMBER: _builtins.int
     ZERO_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STEP_ARGUMENTS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PUBLISHED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -449,10 +451,18 @@ class Model(_message.Message):
     """Activations inside layers are computed again in the backward pass."""
     zero: _builtins.int
     """Stage of ZeRO: what replicas divide; 0 to 3."""
+    step: _builtins.str
+    """A training step in JAX, "module:function" of `samples` (and `tp`), which profiling measures; nodes must be able to
+    import it. Empty: the model cannot be profiled. Of a published model empty, though most can be.
+    """
     parameters: _builtins.float
     """Output only."""
     published: _builtins.bool
     """Output only: it is part of this release, and not of the cluster's own."""
+    @_builtins.property
+    def step_arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the step's function, "KEY=VALUE"; at most 64."""
+
     def __init__(
         self,
         *,
@@ -466,12 +476,14 @@ class Model(_message.Message):
         state_bytes: _builtins.float = ...,
         checkpointing: _builtins.bool = ...,
         zero: _builtins.int = ...,
+        step: _builtins.str = ...,
+        step_arguments: _abc.Iterable[_builtins.str] | None = ...,
         parameters: _builtins.float = ...,
         published: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "checkpointing", b"checkpointing", "dtype", b"dtype", "flash", b"flash", "micro_batches", b"micro_batches", "model", b"model", "parameters", b"parameters", "params", b"params", "published", b"published", "sequence", b"sequence", "state_bytes", b"state_bytes", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "checkpointing", b"checkpointing", "dtype", b"dtype", "flash", b"flash", "micro_batches", b"micro_batches", "model", b"model", "parameters", b"parameters", "params", b"params", "published", b"published", "sequence", b"sequence", "state_bytes", b"state_bytes", "step", b"step", "step_arguments", b"step_arguments", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -584,3 +596,282 @@ class ListModelsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class LayerProfile(_message.Message):
+    """A kind of layer, measured on one device at samples of one GPU and a tensor degree."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    FORWARD_S_FIELD_NUMBER: _builtins.int
+    BACKWARD_S_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    REPEATS_FIELD_NUMBER: _builtins.int
+    DEVICE_S_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    layers: _builtins.int
+    """Layers of the model that are of this kind."""
+    samples: _builtins.float
+    tensor_parallel: _builtins.int
+    forward_s: _builtins.float
+    backward_s: _builtins.float
+    """Without a repeated forward pass."""
+    method: _builtins.str
+    """"kernels" (durations on the device) or "wall clock"."""
+    repeats: _builtins.int
+    device_s: _builtins.float
+    """What measuring held of the device, compilation and warm-up included."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        layers: _builtins.int = ...,
+        samples: _builtins.float = ...,
+        tensor_parallel: _builtins.int = ...,
+        forward_s: _builtins.float = ...,
+        backward_s: _builtins.float = ...,
+        method: _builtins.str = ...,
+        repeats: _builtins.int = ...,
+        device_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_s", b"backward_s", "device_s", b"device_s", "forward_s", b"forward_s", "kind", b"kind", "layers", b"layers", "method", b"method", "repeats", b"repeats", "samples", b"samples", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerProfile: _TypeAlias = LayerProfile  # noqa: Y015
+
+@_typing.final
+class AddProfilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    gpu_type: _builtins.str
+    task: _builtins.str
+    """What measured: the id of its job, or any name."""
+    source: _builtins.str
+    """What was measured: the step with its arguments."""
+    dtype: _builtins.str
+    device: _builtins.str
+    """As the device calls itself."""
+    date: _builtins.str
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def workload(self) -> Global___Workload: ...
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of libraries and driver."""
+
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerProfile]:
+        """At most 10,000; all layers of the model at each (samples, tensor degree)."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        workload: Global___Workload | None = ...,
+        gpu_type: _builtins.str = ...,
+        task: _builtins.str = ...,
+        source: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        device: _builtins.str = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        date: _builtins.str = ...,
+        layers: _abc.Iterable[Global___LayerProfile] | None = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "layers", b"layers", "parent", b"parent", "request_id", b"request_id", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddProfilesRequest: _TypeAlias = AddProfilesRequest  # noqa: Y015
+
+@_typing.final
+class AddProfilesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    added: _builtins.int
+    """Records that were not there before."""
+    def __init__(
+        self,
+        *,
+        added: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddProfilesResponse: _TypeAlias = AddProfilesResponse  # noqa: Y015
+
+@_typing.final
+class GetProfilingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    @_builtins.property
+    def workload(self) -> Global___Workload: ...
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        workload: Global___Workload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProfilingRequest: _TypeAlias = GetProfilingRequest  # noqa: Y015
+
+@_typing.final
+class Profiling(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKED_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    asked: _builtins.bool
+    """A live job, or the server's setting `profile`, asks for it."""
+    source: _builtins.str
+    """What is measured; empty: nothing can be."""
+    problem: _builtins.str
+    """Why nothing is measured, and what to do. Its estimates stay as they are."""
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfilingTask]:
+        """By GPU type."""
+
+    def __init__(
+        self,
+        *,
+        asked: _builtins.bool = ...,
+        source: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        tasks: _abc.Iterable[Global___ProfilingTask] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "problem", b"problem", "source", b"source", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Profiling: _TypeAlias = Profiling  # noqa: Y015
+
+@_typing.final
+class ProfilingTask(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ProfilingTask._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: ProfilingTask._State.ValueType  # 0
+        WAITS: ProfilingTask._State.ValueType  # 1
+        RUNS: ProfilingTask._State.ValueType  # 2
+        DONE: ProfilingTask._State.ValueType  # 3
+        """Estimates on this GPU type are made from its records."""
+        FAILED: ProfilingTask._State.ValueType  # 4
+        CANCELLED: ProfilingTask._State.ValueType  # 5
+        PLANNED: ProfilingTask._State.ValueType  # 6
+        """There is no task yet."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: ProfilingTask.State.ValueType  # 0
+    WAITS: ProfilingTask.State.ValueType  # 1
+    RUNS: ProfilingTask.State.ValueType  # 2
+    DONE: ProfilingTask.State.ValueType  # 3
+    """Estimates on this GPU type are made from its records."""
+    FAILED: ProfilingTask.State.ValueType  # 4
+    CANCELLED: ProfilingTask.State.ValueType  # 5
+    PLANNED: ProfilingTask.State.ValueType  # 6
+    """There is no task yet."""
+
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    DEVICE_SECONDS_FIELD_NUMBER: _builtins.int
+    SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
+    gpu_type: _builtins.str
+    job: _builtins.str
+    """Job id only; empty: none of this cluster's jobs."""
+    state: Global___ProfilingTask.State.ValueType
+    problem: _builtins.str
+    """Why it failed."""
+    records: _builtins.int
+    """Records that are there."""
+    device_seconds: _builtins.float
+    """What measuring them held of the device."""
+    service_gpu_seconds: _builtins.float
+    """What its job has held of GPUs so far."""
+    def __init__(
+        self,
+        *,
+        gpu_type: _builtins.str = ...,
+        job: _builtins.str = ...,
+        state: Global___ProfilingTask.State.ValueType = ...,
+        problem: _builtins.str = ...,
+        records: _builtins.int = ...,
+        device_seconds: _builtins.float = ...,
+        service_gpu_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "job", b"job", "problem", b"problem", "records", b"records", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfilingTask: _TypeAlias = ProfilingTask  # noqa: Y015

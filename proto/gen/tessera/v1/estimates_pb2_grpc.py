@@ -60,6 +60,16 @@ class EstimatesStub:
                 request_serializer=tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.AddProfiles = channel.unary_unary(
+                '/tessera.v1.Estimates/AddProfiles',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.AddProfilesRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_estimates__pb2.AddProfilesResponse.FromString,
+                _registered_method=True)
+        self.GetProfiling = channel.unary_unary(
+                '/tessera.v1.Estimates/GetProfiling',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.GetProfilingRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_estimates__pb2.Profiling.FromString,
+                _registered_method=True)
 
 
 class EstimatesServicer:
@@ -102,6 +112,21 @@ class EstimatesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddProfiles(self, request, context):
+        """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
+        now on. Records are never changed: those that this task sent before are left as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProfiling(self, request, context):
+        """Where the profiling of a workload stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EstimatesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +154,16 @@ def add_EstimatesServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'AddProfiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddProfiles,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.AddProfilesRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_estimates__pb2.AddProfilesResponse.SerializeToString,
+            ),
+            'GetProfiling': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProfiling,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.GetProfilingRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_estimates__pb2.Profiling.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +302,60 @@ class Estimates:
             '/tessera.v1.Estimates/ListModels',
             tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.SerializeToString,
             tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddProfiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/AddProfiles',
+            tessera_dot_v1_dot_estimates__pb2.AddProfilesRequest.SerializeToString,
+            tessera_dot_v1_dot_estimates__pb2.AddProfilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProfiling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/GetProfiling',
+            tessera_dot_v1_dot_estimates__pb2.GetProfilingRequest.SerializeToString,
+            tessera_dot_v1_dot_estimates__pb2.Profiling.FromString,
             options,
             channel_credentials,
             insecure,

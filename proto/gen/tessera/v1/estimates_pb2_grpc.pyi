@@ -45,6 +45,12 @@ class EstimatesStub:
     UpsertModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]
     """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]
+    AddProfiles: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.AddProfilesRequest, _estimates_pb2.AddProfilesResponse]
+    """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
+    now on. Records are never changed: those that this task sent before are left as they are.
+    """
+    GetProfiling: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.GetProfilingRequest, _estimates_pb2.Profiling]
+    """Where the profiling of a workload stands."""
 
 @_typing.type_check_only
 class EstimatesAsyncStub(EstimatesStub):
@@ -63,6 +69,12 @@ class EstimatesAsyncStub(EstimatesStub):
     UpsertModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]  # type: ignore[assignment]
     """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
     ListModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]  # type: ignore[assignment]
+    AddProfiles: _aio.UnaryUnaryMultiCallable[_estimates_pb2.AddProfilesRequest, _estimates_pb2.AddProfilesResponse]  # type: ignore[assignment]
+    """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
+    now on. Records are never changed: those that this task sent before are left as they are.
+    """
+    GetProfiling: _aio.UnaryUnaryMultiCallable[_estimates_pb2.GetProfilingRequest, _estimates_pb2.Profiling]  # type: ignore[assignment]
+    """Where the profiling of a workload stands."""
 
 class EstimatesServicer(metaclass=_abc_1.ABCMeta):
     """What workloads can run on, and how fast."""
@@ -108,5 +120,23 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.ListModelsResponse, _abc.Awaitable[_estimates_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddProfiles(
+        self,
+        request: _estimates_pb2.AddProfilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimates_pb2.AddProfilesResponse, _abc.Awaitable[_estimates_pb2.AddProfilesResponse]]:
+        """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
+        now on. Records are never changed: those that this task sent before are left as they are.
+        """
+
+    @_abc_1.abstractmethod
+    def GetProfiling(
+        self,
+        request: _estimates_pb2.GetProfilingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimates_pb2.Profiling, _abc.Awaitable[_estimates_pb2.Profiling]]:
+        """Where the profiling of a workload stands."""
 
 def add_EstimatesServicer_to_server(servicer: EstimatesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -101,6 +101,7 @@ class Job(_message.Message):
     MAX_RETRIES_FIELD_NUMBER: _builtins.int
     PINNED_GPU_TYPE_FIELD_NUMBER: _builtins.int
     AVOID_NODES_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -140,6 +141,10 @@ class Job(_message.Message):
     """Failures after which it is tried again; unset: 3."""
     pinned_gpu_type: _builtins.bool
     """The requested GPU type is a demand: the job runs there or waits. Needs `requested_gpu_type`."""
+    profile: _builtins.bool
+    """Its workload's layers are to be measured on one GPU of each type, by tasks of the least weight on GPUs that nobody
+    else wants (Estimates.GetProfiling). Until then it runs on analytic estimates.
+    """
     etag: _builtins.str
     """Output only from here on."""
     state: Global___JobState.ValueType
@@ -216,6 +221,7 @@ class Job(_message.Message):
         max_retries: _builtins.int | None = ...,
         pinned_gpu_type: _builtins.bool = ...,
         avoid_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        profile: _builtins.bool = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -235,7 +241,7 @@ class Job(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_retries", b"max_retries", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_retries", b"max_retries", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
