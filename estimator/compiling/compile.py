@@ -26,7 +26,7 @@ class Request:
     """A step as ``module:function`` with its arguments, and the devices it is divided over.
 
     ``dp`` devices share the batch, ``tp`` the tensors (and experts), by Megatron's rule
-    (:mod:`estimator.tracing.parallel`); ``zero`` divides gradients and optimizer states over ``dp``,
+    (:mod:`estimator.programs.parallel`); ``zero`` divides gradients and optimizer states over ``dp``,
     too (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
     """
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from estimator.tracing.flow import Flow
-from estimator.tracing.program import Operator, Program
+from estimator.programs.flow import Flow
+from estimator.programs.program import Operator, Program
 from estimator.tracing.trace import Traced
 
 _BLOCK = 2**20 + 7  # odd, so that rows of a matrix differ
@@ -37,10 +37,11 @@ class Piece:
 
 def piece_of(traced: Traced, layer: int) -> Piece:
     """Return one layer of a traced step."""
-    flow, program = traced.flow, traced.flow.program
+    flow, program = traced.flow, traced.program
     start = traced.ends[layer - 1] if layer else 0
     own = list(flow.active[start : traced.ends[layer]])
-    operators = [program.operators[i] for i in sorted({*own, *_free(flow, own)})]
+    indices = sorted({*own, *_free(flow, own)})
+    operators = [program.operators[i] for i in indices]
     written = {v for op in operators for v in op.writes}
     reads = dict.fromkeys(v for op in operators for v in op.reads if v not in written)
     inputs = [v for v in reads if v not in program.constants]
@@ -53,8 +54,8 @@ def piece_of(traced: Traced, layer: int) -> Piece:
 
     def run(now: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
         known = dict(program.constants) | dict(zip([*floats, *others], [*now, *rest], strict=True))
-        for op in operators:
-            results = op.run(*(known[v] for v in op.reads))
+        for index, op in zip(indices, operators, strict=True):
+            results = program.runs[index](*(known[v] for v in op.reads))
             known |= dict(zip(op.writes, results, strict=True))
         return [known[v] for v in outputs]
 
@@ -115,8 +116,8 @@ def _free(flow: Flow, own: Sequence[int]) -> set[int]:
 
 def _trained(flow: Flow, value: int) -> bool:
     """Return whether a value gets a gradient."""
-    floating = jnp.issubdtype(flow.program.avals[value].dtype, jnp.floating)
-    return bool(floating) and (bool(flow.sources.get(value)) or flow.activation(value))
+    floating = flow.program.values[value].floating
+    return floating and (bool(flow.sources.get(value)) or flow.activation(value))
 
 
 def _read_later(program: Program, flow: Flow, end: int, value: int) -> bool:

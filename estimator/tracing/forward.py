@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from estimator.graph import Untraceable
-from estimator.tracing.program import Program
+from estimator.tracing.program import JaxProgram
 from estimator.tracing.step import Step
 
 CONCRETE = (
@@ -21,7 +21,7 @@ CONCRETE = (
 )
 
 
-def program_of(step: Step) -> Program:
+def program_of(step: Step) -> JaxProgram:
     """Return the forward pass of a step as a program, nothing allocated.
 
     What is kept for the backward pass is what JAX's own partial evaluation keeps (``jax.vjp``), so that a
@@ -46,7 +46,7 @@ def program_of(step: Step) -> Program:
         return jax.vjp(loss, weights)
 
     closed = _traced(step, lambda: _vjp_jaxpr(step, forward, free, fixed))
-    program = Program()
+    program = JaxProgram()
     weights = [program.new(x.shape, x.dtype) for x in free]
     others = [program.new(x.shape, x.dtype) for x in fixed]
     batch = [program.new(x.shape, x.dtype) for x in jax.tree.leaves(step.batch)]

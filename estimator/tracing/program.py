@@ -16,7 +16,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from estimator.graph import Untraceable
-from estimator.tracing.counts import flops_of
+from estimator.programs.counts import flops_of
+from estimator.programs.program import Operator, Program, Value
 
 CALLS = {
     "jit": "jaxpr",
@@ -39,49 +40,33 @@ UNROLLED = 50_000
 """Operators that a scan may unroll to; a longer one stays a single operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One equation. ``reads`` and ``writes`` are values' numbers; ``run`` computes it."""
-
-    name: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    flops: float
-    params: dict[str, Any]
-    run: Callable[..., Sequence[Any]]
-
-
 @dataclass(slots=True)
-class Program:
-    """Operators in order over numbered values. Values without an operator are inputs or constants."""
+class JaxProgram(Program):
+    """A program that can be run: with JAX's own shapes, known values, and what computes each operator."""
 
     avals: list[jax.ShapeDtypeStruct] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
-    operators: list[Operator] = field(default_factory=list)
-    parameters: list[int] = field(default_factory=list)
-    batch: list[int] = field(default_factory=list)
-    loss: int = -1
-    residuals: list[int] = field(default_factory=list)
-    """Values that JAX's partial evaluation keeps for the backward pass."""
+    runs: list[Callable[..., Sequence[Any]]] = field(default_factory=list)
 
     def new(self, shape: Sequence[Any], dtype: Any) -> int:
-        """Return the number of a new value."""
+        """Return the number of a new value (a random key counts four bytes a word)."""
         if any(not isinstance(d, int) for d in shape):
             raise Untraceable(
                 f"a value has the dynamic shape {tuple(shape)}; give the example batch fixed integer sizes"
             )
-        self.avals.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
-        return len(self.avals) - 1
+        aval = jax.ShapeDtypeStruct(tuple(shape), dtype)
+        self.avals.append(aval)
+        key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+        return self.append(
+            Value(
+                shape=tuple(aval.shape), dtype=str(aval.dtype), itemsize=4 if key else aval.dtype.itemsize,
+                floating=bool(jnp.issubdtype(aval.dtype, jnp.inexact)),
+            )
+        )  # fmt: skip
 
-    def bytes_of(self, value: int) -> float:
-        """Return the bytes of a value (a random key counts four a word)."""
-        aval = self.avals[value]
-        itemsize = 4 if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval.dtype.itemsize
-        return float(np.prod(aval.shape, dtype=np.float64)) * itemsize
-
-    def shape(self, value: int) -> tuple[int, ...]:
-        """Return the shape of a value."""
-        return tuple(self.avals[value].shape)
+    def _add(self, operator: Operator, run: Callable[..., Sequence[Any]]) -> None:
+        self.operators.append(operator)
+        self.runs.append(run)
 
     def inline(self, closed: ClosedJaxpr, inputs: Sequence[int]) -> list[int]:
         """Append a jaxpr's operators; return the values of its outputs."""
@@ -130,16 +115,12 @@ class Program:
         ):
             return self._scan(equation.params, reads)
         writes = [self.new(v.aval.shape, v.aval.dtype) for v in equation.outvars]  # type: ignore[attr-defined]
-        self.operators.append(
+        self._add(
             Operator(
-                name,
-                tuple(reads),
-                tuple(writes),
-                equation_flops(equation),
-                equation.params,
-                _runner(equation),
-            )
-        )
+                name, tuple(reads), tuple(writes), equation_flops(equation), equation.params
+            ),
+            _runner(equation),
+        )  # fmt: skip
         return writes
 
     def _branch(self, equation: JaxprEqn, reads: list[int]) -> list[int]:
@@ -161,17 +142,15 @@ class Program:
     def _slice(self, column: int, index: int) -> int:
         aval = self.avals[column]
         out = self.new(aval.shape[1:], aval.dtype)
-        self.operators.append(
-            Operator("slice_of", (column,), (out,), 0.0, {"index": index}, lambda a: (a[index],))
+        self._add(
+            Operator("slice_of", (column,), (out,), 0.0, {"index": index}), lambda a: (a[index],)
         )
         return out
 
     def _stack(self, rows: Sequence[int]) -> int:
         aval = self.avals[rows[0]]
         out = self.new((len(rows), *aval.shape), aval.dtype)
-        self.operators.append(
-            Operator("stack_of", tuple(rows), (out,), 0.0, {}, lambda *a: (jnp.stack(a),))
-        )
+        self._add(Operator("stack_of", tuple(rows), (out,), 0.0, {}), lambda *a: (jnp.stack(a),))
         return out
 
 

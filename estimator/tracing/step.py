@@ -8,8 +8,6 @@ be for large models; only shapes and types are looked at.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import jax
 
 from estimator.graph import Untraceable
+from estimator.programs.targets import check_call, function_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +54,8 @@ def load_step(target: str, arguments: Mapping[str, Any] | None = None) -> Step:
     Raises:
         Untraceable: not of that form, not there, or it returns something else.
     """
-    module_name, colon, function_name = target.partition(":")
-    if not colon or not module_name or not function_name:
-        raise Untraceable(f"{target!r} is no step; write it as module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise Untraceable(
-            f"{target}: module {module_name} cannot be imported ({error}); install it or set PYTHONPATH"
-        ) from error
-    make = getattr(module, function_name, None)
-    if not callable(make):
-        raise Untraceable(
-            f"{target}: {module_name} has no function {function_name}; check its name"
-        )
-    given = dict(arguments or {})
-    try:
-        inspect.signature(make).bind(**given)
-    except TypeError as error:
-        raise Untraceable(f"{target}({', '.join(given)}) cannot be called: {error}") from error
+    make, given = function_of(target), dict(arguments or {})
+    check_call(target, make, given)
     made = make(**given)
     if isinstance(made, Step):
         return made

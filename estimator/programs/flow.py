@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.tracing.counts import ALIAS
-from estimator.tracing.program import Program
+from estimator.programs.counts import ALIAS
+from estimator.programs.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Flow:
 
 def flow_of(program: Program) -> Flow:
     """Return the flow of a program."""
-    count = len(program.avals)
+    count = len(program.values)
     from_batch, root = [False] * count, list(range(count))
     for value in program.batch:
         from_batch[value] = True

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.tracing.counts import ALIAS, ALONE, HEAVY, is_reduction
-from estimator.tracing.flow import Flow
-from estimator.tracing.program import Operator
+from estimator.programs.counts import ALIAS, ALONE, HEAVY, is_reduction
+from estimator.programs.flow import Flow
+from estimator.programs.program import Operator
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from itertools import pairwise
 
-from estimator.tracing.counts import HEAVY
-from estimator.tracing.flow import Flow
-from estimator.tracing.program import Operator
+from estimator.programs.counts import HEAVY
+from estimator.programs.flow import Flow
+from estimator.programs.program import Operator
 
 LONG = 12
 """Products between two cuts, above which narrower places are looked for: attention has 6, a T5 block 14."""
@@ -80,7 +80,7 @@ def kind_of(flow: Flow, start: int, end: int) -> str:
     for index in flow.active[start:end]:
         op = flow.program.operators[index]
         shapes = [
-            (flow.program.shape(v), str(flow.program.avals[v].dtype), flow.activation(v))
+            (flow.program.shape(v), flow.program.values[v].dtype, flow.activation(v))
             for v in (*op.reads, *op.writes)
         ]
         digest.update(repr((op.name, shapes, op.flops)).encode())

@@ -1,0 +1,60 @@
+"""A forward pass as one flat list of operators over numbered values.
+
+Operators are named as JAX's primitives are, and a few of ours; what traces something else translates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Shape and type of a value. ``floating``: it can have a gradient, and counts as a parameter."""
+
+    shape: Dims
+    dtype: str
+    itemsize: int
+    floating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator. ``reads`` and ``writes`` are values' numbers."""
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: float
+    params: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Program:
+    """Operators in order over numbered values. Values without an operator are inputs or constants."""
+
+    values: list[Value] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    loss: int = -1
+    residuals: list[int] = field(default_factory=list)
+    """Values that are kept for the backward pass where nothing is computed again."""
+
+    def append(self, value: Value) -> int:
+        """Return the number of a new value."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def bytes_of(self, value: int) -> float:
+        """Return the bytes of a value."""
+        what = self.values[value]
+        return float(math.prod(what.shape)) * what.itemsize
+
+    def shape(self, value: int) -> Dims:
+        """Return the shape of a value."""
+        return self.values[value].shape

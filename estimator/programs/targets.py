@@ -1,0 +1,48 @@
+"""What a user names as ``module:function``, found and called."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from estimator.graph import Untraceable
+
+
+def function_of(target: str) -> Callable[..., Any]:
+    """Return the function that ``module:function`` names.
+
+    Raises:
+        Untraceable: not of that form, or not there.
+    """
+    module_name, colon, function_name = target.partition(":")
+    if not colon or not module_name or not function_name:
+        raise Untraceable(f"{target!r} is no step; write it as module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Untraceable(
+            f"{target}: module {module_name} cannot be imported ({error}); install it or set PYTHONPATH"
+        ) from error
+    make = getattr(module, function_name, None)
+    if not callable(make):
+        raise Untraceable(
+            f"{target}: {module_name} has no function {function_name}; check its name"
+        )
+    found: Callable[..., Any] = make
+    return found
+
+
+def check_call(target: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise Untraceable if the function cannot be called with these keyword arguments."""
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        raise Untraceable(f"{target}({', '.join(given)}) cannot be called: {error}") from error
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Return whether the function has a parameter of that name, or any."""
+    parameters = inspect.signature(make).parameters.values()
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
