@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 
+from db import profiling
 from db.documents import dumps, reason_plain
 from db.rows import cluster_id
 from db.tables import LIVE
@@ -28,7 +30,8 @@ CHANNEL = "tessera_estimating"
 LATEST = 200
 """Measurements that are learned from."""
 
-_READING = ("sequence", "dtype", "flash", "micro_batches", "state_bytes", "checkpointing", "zero")
+_READING = ("sequence", "dtype", "flash", "micro_batches", "state_bytes", "checkpointing", "zero", "step",
+            "step_arguments")  # fmt: skip
 
 _PUT_MODELS = sa.text("""
 INSERT INTO models (cluster_id, model, params, architecture, reading)
@@ -63,26 +66,28 @@ _WANTED = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_agg(DISTINCT j.requested_gpus ORDER BY j.requested_gpus) AS requests,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
-        WHERE e.workload_id = w.id AND e.derived AND e.source = {int(Source.ANALYTIC)}) AS counts
+        WHERE e.workload_id = w.id AND e.derived AND e.source > {int(Source.MEASURED)}) AS counts,
+    bool_or(j.profile) AS profile
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND j.{LIVE} AND (w.derived_from <> '' OR NOT EXISTS (
     SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of db.tables
 
+# source 0 is measured, the others are computed
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
      sd, derived)
 SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8)
-WHERE r.k < 2 OR NOT EXISTS (
+WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd
-WHERE e.derived AND excluded.source <= e.source
+WHERE e.derived AND (e.source > 0 OR excluded.source = 0)
 """)
 
 _DERIVED_FROM = sa.text("""
@@ -142,10 +147,12 @@ def estimation(connection: sa.Connection, cluster: str) -> Estimation:
         wanted=tuple(
             Wanted(
                 workload=_workload(r), requests=tuple(r.requests), counts=tuple(r.counts),
-                derived_from=r.derived_from,
+                derived_from=r.derived_from, profile=r.profile,
             )
             for r in connection.execute(_WANTED, of)
         ),
+        profiles=profiling.profiles(connection, of["cluster"]),
+        profiling=profiling.tasks(connection, of["cluster"]),
     )  # fmt: skip
 
 
@@ -156,7 +163,8 @@ def derive(
     """Keep estimates that the service made; return how many were new or took another's place.
 
     What users wrote stays: no row of theirs is changed, and where they have a row for a count of GPUs of a
-    type nothing analytic is added beside it. Of the service's own rows none gives way to a worse source.
+    type nothing but what was measured is added beside it. Of the service's own rows a measured one gives way
+    to a measured one only; computed ones, analytic or profiled, are what was computed last.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type.
@@ -208,9 +216,15 @@ def notify(connection: sa.Connection, cluster: str) -> None:
 
 def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
     return [
-        ModelSpec(model=r.model, params=r.params, architecture=r.architecture, **r.reading)
+        ModelSpec(
+            model=r.model, params=r.params, architecture=r.architecture, **_reading(r.reading)
+        )
         for r in connection.execute(_MODELS, {"cluster": cluster})
     ]
+
+
+def _reading(stored: dict[str, Any]) -> dict[str, Any]:
+    return stored | {"step_arguments": tuple(stored.get("step_arguments", ()))}
 
 
 def _workload(row: sa.Row[tuple[object, ...]]) -> Workload:

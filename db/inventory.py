@@ -45,7 +45,7 @@ _DROP_OWN = tuple(
 DELETE FROM {table} x USING gpu_types t
 WHERE t.id = x.gpu_type_id AND t.cluster_id = :cluster AND t.name = ANY(:names)
 """)  # noqa: S608 - constants only
-    for table in ("estimates", "measurements")
+    for table in ("estimates", "measurements", "profiles")
 )
 
 _DERIVE_ANEW = sa.text("""

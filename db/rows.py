@@ -166,7 +166,7 @@ def job_spec(row: Row) -> JobSpec:
         avoid_nodes=tuple(row["avoid_nodes"]), tenant=row["tenant"], queue=row["queue"],
         weight=row["weight"], guaranteed=row["guaranteed"], movable=row["movable"],
         deadline_s=row["deadline_s"], restart_s=row["restart_s"], labels=row["labels"],
-        command=tuple(row["command"]), max_retries=row["max_retries"],
+        command=tuple(row["command"]), max_retries=row["max_retries"], profile=row["profile"],
     )  # fmt: skip
 
 

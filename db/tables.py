@@ -205,6 +205,7 @@ jobs = sa.Table(
     sa.Column("labels", JSONB, nullable=False),
     sa.Column("command", JSONB, nullable=False),
     _count("max_retries", None),
+    _flag("profile"),  # its workload's layers are to be measured
     _text("state", default=JobState.QUEUED.value),
     _count("version", 1),
     _count("generation", 0),
@@ -275,6 +276,37 @@ measurements = sa.Table(
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s < 'Infinity'", name="iter_time"),
     sa.Index(None, "workload_id"),
+    sa.Index(None, "gpu_type_id"),
+)  # fmt: skip
+
+profiles = sa.Table(  # measured layers; rows are added and never changed
+    "profiles", metadata,
+    _key(),
+    _ref("workload_id", "workloads.id"),
+    _ref("gpu_type_id", "gpu_types.id"),
+    _text("task"),  # who measured, by name: outlives the job
+    _text("source"),  # what was measured: a step with its arguments
+    _text("kind"),
+    _count("layers", None),  # of the model that are of this kind
+    _real("samples"),
+    _count("tp", None),
+    _text("dtype"),
+    _real("forward_s"),
+    _real("backward_s"),
+    _text("method"),
+    _count("repeats", None),
+    _real("device_s"),  # what measuring held of the device
+    _text("device"),
+    sa.Column("versions", JSONB, nullable=False),
+    _text("date"),
+    _moment("added_at"),
+    sa.UniqueConstraint("workload_id", "gpu_type_id", "task", "source", "kind", "samples", "tp",
+                        name="uq_profiles_layer"),
+    sa.CheckConstraint("layers > 0 AND tp > 0 AND repeats > 0", name="counts"),
+    sa.CheckConstraint("samples > 0 AND samples < 'Infinity'", name="samples"),
+    sa.CheckConstraint("forward_s > 0 AND forward_s < 'Infinity' AND backward_s >= 0"
+                       " AND backward_s < 'Infinity'", name="times"),
+    sa.CheckConstraint("device_s >= 0 AND device_s < 'Infinity'", name="device"),
     sa.Index(None, "gpu_type_id"),
 )  # fmt: skip
 

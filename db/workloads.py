@@ -65,7 +65,7 @@ SELECT id FROM workloads WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 _GIVE_WAY = sa.text(f"""
 DELETE FROM estimates e
 USING json_to_recordset(CAST(:rows AS json)) AS r(w bigint, t bigint, g bigint)
-WHERE e.derived AND e.source = {int(Source.ANALYTIC)}
+WHERE e.derived AND e.source > {int(Source.MEASURED)}
     AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id AND j.cell_type_id = r.t
         AND j.cell_gpus = r.g AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
@@ -186,7 +186,7 @@ def upsert_estimates(
 ) -> int:
     """Create or replace estimates; of two of one Cell and shape the later counts.
 
-    Analytic ones that the service derived for the same GPUs give way, but for those that jobs run on.
+    Computed ones that the service derived for the same GPUs give way, but for those that jobs run on.
 
     Raises:
         InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.

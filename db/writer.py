@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import estimating, inventory, pins, workloads
+from db import estimating, inventory, pins, profiling, workloads
 from db import tenants as settings
 from db.documents import dumps
 from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
@@ -25,6 +25,7 @@ from formulation.resources import (
     ModelSpec,
     NodeRecord,
     NodeSpec,
+    ProfileRow,
     TenantSpec,
 )
 from formulation.snapshot import GpuType, Workload
@@ -33,7 +34,7 @@ UPDATABLE = frozenset(
     {
         "iterations", "requested_gpus", "requested_type", "tenant", "queue", "weight",
         "guaranteed", "movable", "deadline_s", "restart_s", "labels", "command", "max_retries",
-        "pinned_type", "avoid_nodes",
+        "pinned_type", "avoid_nodes", "profile",
     }
 )  # fmt: skip
 """Fields of a job that may change after it was submitted; its name and its workload may not."""
@@ -41,13 +42,13 @@ UPDATABLE = frozenset(
 _JOB_COLUMNS = """
     name text, workload_id bigint, iterations bigint, requested_gpus bigint, requested_type text,
     pinned_type boolean, tenant text, queue bigint, weight float8, guaranteed boolean, movable boolean,
-    deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint
+    deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint, profile boolean
 """
 
 _SUBMIT = sa.text(f"""
 INSERT INTO jobs (cluster_id, name, workload_id, iterations, requested_gpus, requested_type,
     pinned_type, tenant, queue, weight, guaranteed, movable, deadline_s, restart_s, labels, command,
-    max_retries)
+    max_retries, profile)
 SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({_JOB_COLUMNS})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
@@ -184,6 +185,12 @@ class PostgresWriter:
     ) -> int:
         """Keep estimates that the service made, where users wrote none."""
         return estimating.derive(self._connection, cluster, estimates, derived_from)
+
+    def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
+        """Keep measured layers; return how many were not there before."""
+        added = profiling.add(self._connection, cluster, rows)
+        estimating.notify(self._connection, cluster)
+        return added
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
         """Say why workloads have no estimates."""

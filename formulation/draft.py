@@ -112,8 +112,8 @@ class Draft:
 
     @cached_property
     def promisable(self) -> Bools:
-        """Return which jobs' promises can be kept, bool[jobs]: all that are not waived."""
-        out = np.ones(len(self.current), dtype=np.bool_)
+        """Return which jobs' promises can be kept, bool[jobs]: not those waived, nor a profiling task's."""
+        out = ~self.snapshot.profiling()
         out[list(self.waived)] = False
         return out
 

@@ -9,7 +9,10 @@ from formulation.decisions import CHANGES_GPUS, Decision
 from formulation.goals import GoalResult
 from formulation.lifecycle import JobState
 from formulation.reasons import Reason
-from formulation.snapshot import NO_LEGS, GpuType, Legs, Snapshot, Source, Workload
+from formulation.snapshot import NO_LEGS, PROFILING, GpuType, Legs, Snapshot, Source, Workload
+
+PROFILER = "profile"
+"""The runtime of profiling tasks; "" is the agent's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,12 @@ class JobSpec:
     labels: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     max_retries: int = 3
+    profile: bool = False  # its workload's layers are to be measured, on one GPU of each type
+
+    @property
+    def runtime(self) -> str:
+        """Return what runs it: ``PROFILER`` for a profiling task."""
+        return PROFILER if self.workload.model == PROFILING else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +191,43 @@ class ModelSpec:
     state_bytes: float = 16.0  # of a parameter with its gradient and optimizer states
     checkpointing: bool = False
     zero: int = 0  # stage of ZeRO
+    step: str = ""  # JAX step that profiling measures, module:function; "": none
+    step_arguments: tuple[str, ...] = ()  # of its function, "key=value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRow:
+    """A kind of layer of a workload, as a task measured it on one device of a GPU type."""
+
+    workload: Workload
+    gpu_type: str
+    task: str  # who measured
+    source: str  # what was measured: a step with its arguments
+    kind: str
+    layers: int  # of the model that are of this kind
+    samples: float
+    tp: int
+    dtype: str
+    forward_s: float
+    backward_s: float
+    method: str
+    repeats: int
+    device_s: float  # what measuring held of the device
+    device: str
+    versions: tuple[tuple[str, str], ...]  # by name
+    date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingJob:
+    """A profiling task as it stands. ``service_gpu_s``: what it has held of GPUs."""
+
+    name: str
+    workload: Workload
+    gpu_type: str
+    state: JobState
+    last_error: str
+    service_gpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +260,7 @@ class Wanted:
     requests: tuple[int, ...]  # GPU counts that its jobs ask for, rising
     counts: tuple[int, ...]  # GPU counts that the service's own analytic estimates have, rising
     derived_from: str  # digest of what its estimates were computed from; "": there are none
+    profile: bool = False  # one of its jobs asks for profiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +271,8 @@ class Estimation:
     models: tuple[ModelSpec, ...]  # by (model, params)
     measurements: tuple[MeasurementRecord, ...]  # the latest, oldest first
     wanted: tuple[Wanted, ...]  # in order of submission
+    profiles: tuple[ProfileRow, ...] = ()  # of workloads with live jobs, oldest first
+    profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

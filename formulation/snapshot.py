@@ -56,6 +56,10 @@ class GpuType:
     watts: float = 0.0  # of one busy GPU; 0: not known
 
 
+PROFILING = "tessera.profiling"
+"""Model of the workloads of profiling tasks: jobs of the service's own, for GPUs that nobody else wants."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What is trained; jobs of one workload share their estimates."""
@@ -318,6 +322,11 @@ class Snapshot:
         """Return the samples of one iteration of each job, int64[jobs]."""
         batch = np.array([w.global_batch for w in self.workloads], dtype=np.int64)
         return batch[self.jobs.workload] if len(batch) else np.zeros(0, np.int64)
+
+    def profiling(self) -> Bools:
+        """Return which jobs are profiling tasks, bool[jobs]."""
+        tasks = np.array([w.model == PROFILING for w in self.workloads], dtype=np.bool_)
+        return tasks[self.jobs.workload] if tasks.any() else np.zeros(len(self.jobs), np.bool_)
 
     def disturbed(self) -> Bools:
         """Return, bool[jobs], which jobs own a GPU (held or reserved) of an unschedulable node."""

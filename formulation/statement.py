@@ -14,7 +14,7 @@ from formulation.goals import Goal, Linear
 from formulation.objectives import goals_of, with_needs
 from formulation.policy import Policy
 from formulation.problem import Problem, Row
-from formulation.promises import PHYSICAL, PROMISES, Rule
+from formulation.promises import PHYSICAL, PROMISES, PUBLISHED, Rule
 from formulation.reasons import Reason
 from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Ints
@@ -71,7 +71,7 @@ def offered(
 ) -> Draft:
     """Return every column that its job can physically run: nothing has been promised or judged yet."""
     draft = first_draft(snapshot, policy, admission, every_cell=every_cell, waived=waived)
-    for rule in PHYSICAL:
+    for rule in PUBLISHED if every_cell else PHYSICAL:
         draft = rule(draft)
     return draft
 

@@ -19,6 +19,7 @@ from formulation.resources import (
     NodeRecord,
     NodeSpec,
     ObservedGang,
+    ProfileRow,
     Request,
     RoundCommit,
     RoundRecord,
@@ -117,9 +118,17 @@ class Writer(Protocol):
     ) -> int:
         """Keep estimates that the service made; return how many were new or took another's place.
 
-        No estimate of a user is changed, nothing analytic is added beside one, and none of the service's
-        own gives way to a worse source. ``derived_from`` has the digest of what a workload's estimates were
-        computed from; nothing is said of why it has none any more.
+        No estimate of a user is changed, nothing computed is added beside one, and no measured one of the
+        service's own gives way to a computed one. ``derived_from`` has the digest of what a workload's
+        estimates were computed from; nothing is said of why it has none any more.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type.
+        """
+        ...
+
+    def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
+        """Keep measured layers; return how many were not there before. They are never changed.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.

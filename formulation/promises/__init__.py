@@ -15,6 +15,7 @@ from formulation.promises.deadlines import deadlines_are_kept
 from formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
 from formulation.promises.launched import launched_jobs_run
 from formulation.promises.pins import avoided_nodes, pinned_type
+from formulation.promises.profiling import profiling_waits
 from formulation.promises.queues import (
     guaranteed_jobs_within_quota_start,
     long_waits_are_reserved,
@@ -31,6 +32,9 @@ Rule = Callable[[Draft], Draft]
 
 PHYSICAL: Final[tuple[Rule, ...]] = (pinned_type, avoided_nodes)
 """What no policy can do otherwise: where a job may run at all."""
+
+PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, profiling_waits)
+"""The same where a published policy decides."""
 
 PROMISES: Final[tuple[Rule, ...]] = (
     guaranteed_jobs_are_as_fast_as_requested,

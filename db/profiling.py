@@ -1,0 +1,97 @@
+"""Layers measured on one device: rows that are added and never changed; and the tasks that measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from db.documents import dumps
+from db.rows import SERVICE_GPU_S, cluster_id
+from db.tables import LIVE
+from db.workloads import ensure, require_types
+from formulation.lifecycle import JobState
+from formulation.resources import ProfileRow, ProfilingJob
+from formulation.snapshot import PROFILING, Workload
+
+_ADD = sa.text("""
+INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype, forward_s,
+    backward_s, method, repeats, device_s, device, versions, date)
+SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
+    workload_id bigint, gpu_type_id bigint, task text, source text, kind text, layers bigint,
+    samples float8, tp bigint, dtype text, forward_s float8, backward_s float8, method text,
+    repeats bigint, device_s float8, device text, versions jsonb, date text)
+ON CONFLICT ON CONSTRAINT uq_profiles_layer DO NOTHING
+""")
+
+_PROFILES = sa.text(f"""
+SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, p.task, p.source, p.kind, p.layers, p.samples,
+    p.tp, p.dtype, p.forward_s, p.backward_s, p.method, p.repeats, p.device_s, p.device, p.versions, p.date
+FROM profiles p JOIN workloads w ON w.id = p.workload_id JOIN gpu_types t ON t.id = p.gpu_type_id
+WHERE w.cluster_id = :cluster
+    AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
+ORDER BY p.id
+""")  # noqa: S608 - a constant of db.tables
+
+_TASKS = sa.text(f"""
+SELECT j.name, w.model, w.params, w.global_batch, j.requested_type, j.state, j.last_error,
+    {SERVICE_GPU_S} AS held_gpu_s
+FROM workloads w JOIN jobs j ON j.workload_id = w.id
+WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
+""")  # noqa: S608 - a constant of db.rows
+
+
+def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:
+    """Keep measured layers; return how many were not there before.
+
+    What a task has sent of a layer stays as it was.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type.
+    """
+    key = cluster_id(connection, cluster)
+    types = require_types(connection, key, {r.gpu_type for r in rows})
+    ids = ensure(connection, key, {r.workload for r in rows})
+    plain = [
+        {
+            "workload_id": ids[r.workload], "gpu_type_id": types[r.gpu_type].id, "task": r.task,
+            "source": r.source, "kind": r.kind, "layers": r.layers, "samples": r.samples, "tp": r.tp,
+            "dtype": r.dtype, "forward_s": r.forward_s, "backward_s": r.backward_s,
+            "method": r.method, "repeats": r.repeats, "device_s": r.device_s, "device": r.device,
+            "versions": dict(r.versions), "date": r.date,
+        }
+        for r in rows
+    ]  # fmt: skip
+    return connection.execute(_ADD, {"rows": dumps(plain)}).rowcount if plain else 0
+
+
+def profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
+    """Return the measured layers of workloads with live jobs, oldest first."""
+    return tuple(
+        ProfileRow(
+            workload=_workload(r), gpu_type=r.gpu_type, task=r.task, source=r.source, kind=r.kind,
+            layers=r.layers, samples=r.samples, tp=r.tp, dtype=r.dtype, forward_s=r.forward_s,
+            backward_s=r.backward_s, method=r.method, repeats=r.repeats, device_s=r.device_s,
+            device=r.device, versions=tuple(sorted(r.versions.items())), date=r.date,
+        )
+        for r in connection.execute(_PROFILES, {"cluster": cluster})
+    )  # fmt: skip
+
+
+def tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
+    """Return the tasks that measure, ended ones too, in order of submission."""
+    return tuple(
+        ProfilingJob(
+            name=r.name,
+            workload=_workload(r),
+            gpu_type=r.requested_type,
+            state=JobState(r.state),
+            last_error=r.last_error,
+            service_gpu_s=r.held_gpu_s,
+        )
+        for r in connection.execute(_TASKS, {"cluster": cluster, "model": PROFILING})
+    )
+
+
+def _workload(row: sa.Row[tuple[object, ...]]) -> Workload:
+    return Workload(model=row.model, params=row.params, global_batch=row.global_batch)

@@ -1,0 +1,20 @@
+"""Profiling tasks beside published policies, which know no job that is worth next to nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.reasons import Reason, ReasonCode
+
+_WAITS = Reason(
+    code=ReasonCode.NOT_CHOSEN,
+    message="a published policy decides, which would give a profiling task GPUs as it gives them to any job",
+    next_step="wait for a round that follows an objective, or profile by hand: `tessera profile`",
+)
+
+
+def profiling_waits(draft: Draft) -> Draft:
+    """Leave profiling tasks without columns; what runs of them gives its GPU back."""
+    tasks = np.flatnonzero(draft.snapshot.profiling() & draft.has_columns)
+    return draft.without(dict.fromkeys(tasks.tolist(), _WAITS))
