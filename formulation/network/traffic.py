@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,10 +73,88 @@ class Traffic:
             )
 
 
-def ranks(gpus: int, stages: int, dp: int, tp: int) -> Ints:
-    """Return rank[stage, replica, part], int64[stages, dp, tp]: parts of a tensor lie next to each other."""
-    if stages * dp * tp != gpus:
-        raise InvalidInput(
-            "gpus", f"{stages} stages of {dp} x {tp} GPUs are {stages * dp * tp}, not {gpus}"
-        )
-    return np.arange(gpus, dtype=np.int64).reshape(stages, dp, tp)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTraffic:
+    """What the GPUs of one stage of a plan send in one iteration: ``dp`` replicas of ``tp`` parts, experts
+    divided over ``ep`` neighbours.
+
+    Bytes that a GPU sends to each partner, with the messages in sequence: to the next in the ring of its
+    tensor group, in that of its replicas and in that of the GPUs that hold the same experts; to each other
+    GPU of its expert group; and to its partner in the next stage, which sends as much back.
+    """
+
+    dp: int
+    tp: int
+    ep: int = 1
+    tensor: tuple[float, int] = (0.0, 0)
+    data: tuple[float, int] = (0.0, 0)
+    expert_data: tuple[float, int] = (0.0, 0)
+    expert: tuple[float, int] = (0.0, 0)
+    handed: tuple[float, int] = (0.0, 0)
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs."""
+        return self.dp * self.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellTraffic:
+    """One iteration of a Cell under its plan; :meth:`traffic` says who sends to whom.
+
+    Ranks: stages in order, in a stage replicas in order, a replica's tensor parts next to each other, so that
+    what is sent most often has the shortest way.
+    """
+
+    work_flop: float
+    compute_s: float
+    start_s: float
+    stages: tuple[StageTraffic, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a plan without stages, or groups that do not divide a stage."""
+        if not self.stages:
+            raise InvalidInput("stages", "are empty; a plan has at least one")
+        for k, stage in enumerate(self.stages):
+            if min(stage.dp, stage.tp, stage.ep) < 1 or stage.gpus % stage.ep:
+                raise InvalidInput(f"stages[{k}]", "has degrees below 1, or experts on odd GPUs")
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs."""
+        return sum(stage.gpus for stage in self.stages)
+
+    def traffic(self) -> Traffic:
+        """Return the exchanges of the job's ranks; those without partners or bytes are left out."""
+        firsts = [sum(stage.gpus for stage in self.stages[:k]) for k in range(len(self.stages))]
+        exchanges: list[Exchange] = []
+        for stage, first in zip(self.stages, firsts, strict=True):
+            exchanges += _inside(stage, first)
+        for k, (stage, after) in enumerate(pairwise(self.stages)):
+            most = max(stage.gpus, after.gpus)  # the smaller stage's GPUs have several partners
+            left = firsts[k] + np.arange(most) * stage.gpus // most
+            right = firsts[k + 1] + np.arange(most) * after.gpus // most
+            sent = stage.handed[0] * stage.gpus / most, stage.handed[1]
+            exchanges += _exchange(Pattern.CHAIN, np.stack([left, right], axis=1), sent)
+        return Traffic(
+            work_flop=self.work_flop, compute_s=self.compute_s, start_s=self.start_s,
+            exchanges=tuple(exchanges),
+        )  # fmt: skip
+
+
+def _inside(stage: StageTraffic, first: int) -> Iterator[Exchange]:
+    """Yield what is sent within a stage whose first rank is ``first``."""
+    rank = first + np.arange(stage.gpus, dtype=np.int64)
+    rings = (
+        (rank.reshape(stage.dp, stage.tp), stage.tensor),
+        (rank.reshape(stage.dp, stage.tp).T, stage.data),
+        (rank.reshape(-1, stage.ep).T, stage.expert_data),
+    )
+    for members, sent in rings:
+        yield from _exchange(Pattern.RING, members, sent)
+    yield from _exchange(Pattern.ALL, rank.reshape(-1, stage.ep), stage.expert)
+
+
+def _exchange(pattern: Pattern, members: Ints, sent: tuple[float, int]) -> Iterator[Exchange]:
+    if members.shape[1] > 1 and sent[0] > 0:
+        yield Exchange(pattern=pattern, members=members, sent_bytes=sent[0], messages=sent[1])

@@ -1,0 +1,132 @@
+"""What a plan sends between GPUs in one iteration, and when: for the network, where jobs meet on links.
+
+The groups and collectives are those that :mod:`estimator.costs` prices; here they are bytes. A collective of
+V bytes in a ring of n sends 2 V (n - 1) / n from each member to the next for an all-reduce, V (n - 1) / n for
+a reduce-scatter or an all-gather, in as many messages as it has steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from estimator.cells import COARSE_LAYERS, Setting, coarsened
+from estimator.costs import messages
+from estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
+from estimator.plans import Candidates, Plan, Stage, StageCosts
+from formulation.errors import InvalidInput
+from formulation.network.traffic import CellTraffic, StageTraffic
+
+Sent = tuple[float, int]
+
+
+def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
+    """Return one iteration of ``plan``, a plan of ``estimator.cells.cells`` for this setting.
+
+    Compute is the plan's pipeline without any communication. Gradients can leave once the last backward pass
+    has begun, everything else as soon as there are activations, so communication as a whole may begin at the
+    mean of the two moments, by bytes.
+
+    Raises:
+        InvalidInput: the plan does not run here (more replicas than samples, a degree above a limit).
+    """
+    coarse = replace(
+        setting,
+        graph=coarsened(setting.graph, max(COARSE_LAYERS, len(plan.stages))),
+        training=setting.training.within(plan.micro_batches),
+    )
+    training = coarse.training
+    stages = tuple(
+        _stage(coarse, stage, last=k + 1 == len(plan.stages)) for k, stage in enumerate(plan.stages)
+    )
+    passes = training.forwards + 2  # a backward pass costs two forward ones
+    compute_s, last_backward_s = _compute_s(coarse, plan.stages)
+    if not np.isfinite(compute_s):
+        raise InvalidInput("plan", f"does not run here: {plan.stages}")
+    gradients = sum(s.gpus * (s.data[0] + s.expert_data[0]) for s in stages)
+    others = sum(
+        s.gpus * (s.tensor[0] + s.expert[0] * (s.ep - 1) + 2 * s.handed[0]) for s in stages
+    )
+    share = gradients / (gradients + others) if gradients + others else 0.0
+    return CellTraffic(
+        work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,
+        compute_s=compute_s, start_s=share * (compute_s - last_backward_s), stages=stages,
+    )  # fmt: skip
+
+
+def _compute_s(setting: Setting, stages: Sequence[Stage]) -> tuple[float, float]:
+    """Return seconds of the pipeline without communication, and of its longest backward pass and update."""
+    costs = setting.costs(_candidates(stages))
+    quiet = _quiet(costs)
+    pipelines = pipelines_of(quiet, np.arange(len(stages), dtype=np.int64)[None])
+    free = Overlap(transfers=Transfers.FREE)
+    whole_s = float(iteration_s(pipelines, setting.training.micro_batches, free)[0])
+    return whole_s, float((costs.backward_s + costs.update_s).max())
+
+
+def _quiet(costs: StageCosts) -> StageCosts:
+    none = np.zeros(len(costs.candidates))
+    return replace(costs, comm_s=none, send_s=none, receive_s=none, sync_s=none)
+
+
+def _candidates(stages: Sequence[Stage]) -> Candidates:
+    def column(name: str) -> list[int]:
+        return [getattr(stage, name) for stage in stages]
+
+    return Candidates(
+        start=np.array(column("start"), dtype=np.int64), end=np.array(column("end"), dtype=np.int64),
+        dp=np.array(column("dp"), dtype=np.int64), tp=np.array(column("tp"), dtype=np.int64),
+        ep=np.array(column("ep"), dtype=np.int64), sp=np.array(column("sp"), dtype=np.bool_),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """How often an iteration does what a micro-batch does."""
+
+    micro_batches: int
+    passes: int  # forward, repeated forward and backward
+
+
+def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
+    graph, training, zero = setting.graph, setting.training, setting.runtime.states.zero
+    layers = slice(stage.start, stage.end)
+    width = graph.element_bytes
+    samples = float(np.ceil(training.micro_batch / stage.dp))
+    count = _Times(training.micro_batches, training.forwards + 1)
+    each = count.micro_batches * count.passes
+    reduced = float(graph.reduced[layers].sum()) * width * samples
+    in_turn = int(messages(graph)[layers][graph.reduced[layers] > 0].sum())
+    exchanged = float(graph.exchanged[layers].sum()) * width * samples / stage.tp
+    boundary = float(graph.boundary[stage.end - 1]) * width * samples / stage.tp
+    own = width * float(graph.weights[layers].sum() / stage.tp + graph.shared_weights[layers].sum())
+    experts = width * float(graph.expert_weights[layers].sum()) / stage.ep
+    return StageTraffic(
+        dp=stage.dp, tp=stage.tp, ep=stage.ep,
+        tensor=_ring(reduced, stage.tp, 2 * each, in_turn),
+        data=_gradients(own, stage.dp, zero, count),
+        expert_data=_gradients(experts, stage.gpus // stage.ep, zero, count),
+        expert=(each * exchanged / stage.ep, 2 * each if exchanged else 0),
+        handed=(0.0, 0) if last else (count.micro_batches * boundary, count.micro_batches),
+    )  # fmt: skip
+
+
+def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> Sent:
+    """Return what a ring of ``size`` sends in ``rounds`` rounds, each of ``in_turn`` messages a step."""
+    if size < 2 or payload_bytes <= 0:
+        return 0.0, 0
+    return rounds * payload_bytes * (size - 1) / size, rounds * in_turn * (size - 1)
+
+
+def _gradients(payload_bytes: float, size: int, zero: int, count: _Times) -> Sent:
+    """Return what replicas send of gradients and weights under a ZeRO stage (ZeRO, section 7)."""
+    match zero:
+        case 0 | 1:
+            rounds = 2  # all-reduce, or reduce-scatter and all-gather
+        case 2:
+            rounds = count.micro_batches + 1
+        case _:
+            rounds = count.micro_batches * (1 + count.passes)
+    return _ring(payload_bytes, size, rounds)
