@@ -1,0 +1,407 @@
+"""The fluid engine's loops: links that can fill, jobs that can meet on them, and the events of such a group.
+
+A job that sends at speed x takes ``share * x`` of a link, ``share`` = busy_s / (comm_s - delay_s), at most 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+
+from formulation.tables import Bools, Floats, Ints
+from solvers.kernels.jit import jitted
+
+WAITING, SENDING, DONE = 0, 1, 2
+"""What a job's communication does: it has not begun or its delay runs; data moves; it is over."""
+
+ROUNDING = 1e-12
+"""A share of a link no larger than this is none."""
+
+Times: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+"""compute_s, start_s, delay_s and seconds of sending at full speed, (jobs,) each."""
+
+Uses: TypeAlias = tuple[Ints, Ints, Floats]
+"""use_start (jobs + 1,), link (uses,) and share (uses,) of each job's links."""
+
+Groups: TypeAlias = tuple[Ints, Ints, Ints]
+"""group_start (groups + 1,), member (jobs,) and first_link (groups + 1,): jobs and links of each group."""
+
+Window: TypeAlias = tuple[float, float, float]
+"""When counting begins and ends, and how far apart the times of one moment lie at most; seconds."""
+
+Noise: TypeAlias = tuple[float, int]
+"""Standard deviation of the logarithm of compute's factor, and the seed."""
+
+
+@jitted
+def tight(uses: Uses, links: int) -> Bools:
+    """Return which uses matter, bool[uses]: those of links that can fill before another one forbids it.
+
+    A link cannot fill where the shares of its users add up to 1 at most, and another forbids it where that
+    one has all its users with shares as large.
+    """
+    use_start, link, share = uses
+    total = np.zeros(links)
+    for u in range(len(link)):
+        total[link[u]] += share[u]
+    user_start = np.zeros(links + 1, np.int64)
+    for u in range(len(link)):
+        if total[link[u]] > 1.0 + ROUNDING:
+            user_start[link[u] + 1] += 1
+    for e in range(links):
+        user_start[e + 1] += user_start[e]
+    user, part = np.empty(user_start[links], np.int64), np.empty(user_start[links])
+    at = user_start[:-1].copy()
+    for j in range(len(use_start) - 1):
+        for u in range(use_start[j], use_start[j + 1]):
+            e = link[u]
+            if total[e] > 1.0 + ROUNDING:
+                user[at[e]], part[at[e]] = j, share[u]
+                at[e] += 1
+    kept = np.zeros(links, np.bool_)
+    for e in range(links):
+        kept[e] = total[e] > 1.0 + ROUNDING
+    for e in range(links):
+        if kept[e]:
+            first = user[user_start[e]]
+            for u in range(use_start[first], use_start[first + 1]):
+                if link[u] != e and kept[link[u]] and _covers(user_start, user, part, link[u], e):
+                    kept[e] = False
+                    break
+    out = np.empty(len(link), np.bool_)
+    for u in range(len(link)):
+        out[u] = kept[link[u]]
+    return out
+
+
+@jitted
+def _covers(user_start: Ints, user: Ints, part: Floats, one: int, other: int) -> bool:
+    """Return whether link ``one`` has each user of ``other`` with a share as large."""
+    at, end = user_start[one], user_start[one + 1]
+    if end - at < user_start[other + 1] - user_start[other]:
+        return False
+    for k in range(user_start[other], user_start[other + 1]):
+        while at < end and user[at] < user[k]:
+            at += 1
+        if at == end or user[at] != user[k] or part[at] < part[k]:
+            return False
+    return True
+
+
+@jitted
+def grouped(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return groups of jobs that links join, directly or through others, and links numbered by group.
+
+    That is group_start, member, first_link and the new number of each use's link. Groups come in order of
+    their first job; jobs of a group rise.
+    """
+    jobs = len(use_start) - 1
+    above, seen = np.arange(jobs), np.full(links, -1, np.int64)
+    for j in range(jobs):
+        for u in range(use_start[j], use_start[j + 1]):
+            if seen[link[u]] < 0:
+                seen[link[u]] = j
+            else:
+                one, other = _root(above, seen[link[u]]), _root(above, j)
+                above[max(one, other)] = min(one, other)
+    group, groups = np.empty(jobs, np.int64), 0
+    for j in range(jobs):
+        root = _root(above, j)
+        if root == j:
+            group[j] = groups
+            groups += 1
+        else:
+            group[j] = group[root]
+    group_start = np.zeros(groups + 1, np.int64)
+    for j in range(jobs):
+        group_start[group[j] + 1] += 1
+    for g in range(groups):
+        group_start[g + 1] += group_start[g]
+    at, member = group_start[:-1].copy(), np.empty(jobs, np.int64)
+    for j in range(jobs):
+        member[at[group[j]]] = j
+        at[group[j]] += 1
+    first_link, number = np.zeros(groups + 1, np.int64), np.full(links, -1, np.int64)
+    renamed, count = np.empty(len(link), np.int64), 0
+    for g in range(groups):
+        for m in range(group_start[g], group_start[g + 1]):
+            for u in range(use_start[member[m]], use_start[member[m] + 1]):
+                if number[link[u]] < 0:
+                    number[link[u]] = count
+                    count += 1
+                renamed[u] = number[link[u]]
+        first_link[g + 1] = count
+    return group_start, member, first_link, renamed
+
+
+@jitted
+def _root(above: Ints, job: int) -> int:
+    while above[job] != job:
+        above[job] = above[above[job]]
+        job = above[job]
+    return job
+
+
+@jitted
+def rates(
+    times: Times, uses: Uses, groups: Groups, level: Ints, begin_s: Floats, window: Window,
+    noise: Noise, iterations: Floats, comm: Floats,
+) -> int:  # fmt: skip
+    """Add what each job computes (iterations) and communicates (seconds at full speed) in the window.
+
+    Return how many events that took.
+    """
+    group_start, member, first_link = groups
+    events = 0
+    for g in range(len(group_start) - 1):
+        first, end = group_start[g], group_start[g + 1]
+        if end - first == 1 and noise[0] == 0.0:
+            alone(times, member[first], begin_s[member[first]], window, iterations, comm)
+        else:
+            who = by_level(member[first:end], level)
+            room = np.empty(first_link[g + 1] - first_link[g])
+            events += played(
+                times, uses, who, level, first_link[g], room, begin_s, window, noise, iterations,
+                comm,
+            )  # fmt: skip
+    return events
+
+
+@jitted
+def patterns(
+    times: Times, uses: Uses, groups: Groups, group: int, levels: Ints, work_flop: Floats,
+    window: Window, work: Floats,
+) -> int:  # fmt: skip
+    """Fill ``work`` with the flop that a group does in the window under each row of ``levels`` (rows, jobs).
+
+    Return how many events that took.
+    """
+    group_start, member, first_link = groups
+    jobs = member[group_start[group] : group_start[group + 1]]
+    count, events, none = len(work_flop), 0, (0.0, 0)
+    begin_s, iterations, comm = np.zeros(count), np.zeros(count), np.zeros(count)
+    room = np.empty(first_link[group + 1] - first_link[group])
+    for r in range(len(levels)):
+        for j in jobs:
+            iterations[j] = 0.0
+        if len(jobs) == 1:
+            alone(times, jobs[0], 0.0, window, iterations, comm)
+        else:
+            who = by_level(jobs, levels[r])
+            events += played(
+                times, uses, who, levels[r], first_link[group], room, begin_s, window, none,
+                iterations, comm,
+            )  # fmt: skip
+        work[r] = 0.0
+        for j in jobs:
+            work[r] += work_flop[j] * iterations[j]
+    return events
+
+
+@jitted
+def by_level(jobs: Ints, level: Ints) -> Ints:
+    """Return the jobs, the highest level first and of one level in their order."""
+    out = jobs.copy()
+    for i in range(1, len(out)):
+        job, at = out[i], i
+        while at > 0 and level[out[at - 1]] < level[job]:
+            out[at] = out[at - 1]
+            at -= 1
+        out[at] = job
+    return out
+
+
+@jitted
+def alone(
+    times: Times, job: int, begin_s: float, window: Window, iterations: Floats, comm: Floats
+) -> None:
+    """Add what a job does in the window that meets nobody."""
+    compute_s, start_s = times[0][job], times[1][job]
+    comm_s = times[2][job] + times[3][job]
+    period_s = max(compute_s, start_s + comm_s) if comm_s > 0.0 else compute_s
+    for sign, at_s in ((-1.0, window[0]), (1.0, window[1])):
+        since_s = max(0.0, at_s - begin_s)
+        whole = math.floor(since_s / period_s)
+        part_s = since_s - whole * period_s
+        iterations[job] += sign * (whole + min(max(part_s / compute_s, 0.0), 1.0))
+        comm[job] += sign * (whole * comm_s + min(max(part_s - start_s, 0.0), comm_s))
+
+
+@jitted
+def overlap(one_s: float, other_s: float, window: Window) -> float:
+    """Return how long the time from ``one_s`` to ``other_s`` lies in the window."""
+    return max(0.0, min(other_s, window[1]) - max(one_s, window[0]))
+
+
+@jitted
+def factor(noise: Noise, job: int, iteration: int) -> float:
+    """Return what compute is multiplied by: log-normal of mean 1; a seed's are the same whatever happens."""
+    if noise[0] == 0.0:
+        return 1.0
+    state = np.uint64(noise[1]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(job)
+    state = mixed(state) + np.uint64(iteration)
+    one, other = mixed(state), mixed(state ^ np.uint64(0xD1B54A32D192ED03))
+    radius = math.sqrt(-2.0 * math.log((np.float64(one >> np.uint64(11)) + 1.0) / 2.0**53))
+    angle = 2.0 * math.pi * np.float64(other >> np.uint64(11)) / 2.0**53
+    return math.exp(noise[0] * radius * math.cos(angle) - noise[0] ** 2 / 2.0)
+
+
+@jitted
+def mixed(state: np.uint64) -> np.uint64:
+    """Return the number's bits scattered (the finaliser of splitmix64)."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+@jitted
+def played(
+    times: Times, uses: Uses, who: Ints, level: Ints, first_link: int, room: Floats,
+    begin_s: Floats, window: Window, noise: Noise, iterations: Floats, comm: Floats,
+) -> int:  # fmt: skip
+    """Play the events of jobs that can meet, ``who`` (the highest level first), until the window ends.
+
+    A job's next event is the one that its communication waits for: it may begin to send (``WAITING``), it has
+    sent (``SENDING``), or compute ends (``DONE``, so that the iteration does). Between events speeds are
+    constant; what a job has left to send is brought up to date when its speed changes. Return the events.
+    """
+    compute_s, start_s, delay_s, send_s = times
+    n, events, iteration = len(who), 0, np.zeros(len(who), np.int64)
+    state, stretch = np.zeros(n, np.int64), np.ones(n)
+    began, event, since = np.empty(n), np.empty(n), np.zeros(n)
+    left, speed = np.zeros(n), np.zeros(n)
+    fresh, weight = np.zeros(n), np.empty(len(room))
+    for i in range(n):
+        j = who[i]
+        stretch[i] = factor(noise, j, 0)
+        began[i] = begin_s[j]
+        event[i] = began[i] + start_s[j] * stretch[i] + delay_s[j]
+    while True:
+        now = np.inf
+        for i in range(n):
+            now = min(now, event[i])
+        if now >= window[1]:
+            break
+        limit, top = now + window[2], n
+        for i in range(n):
+            if event[i] > limit:
+                continue
+            events += 1
+            j, at = who[i], event[i]
+            if state[i] == SENDING:
+                comm[j] += speed[i] * overlap(since[i], at, window)
+                state[i], speed[i], top = DONE, 0.0, min(top, i)
+                event[i] = began[i] + compute_s[j] * stretch[i]
+            if state[i] == DONE and event[i] <= limit:
+                ended = began[i] + compute_s[j] * stretch[i]
+                spent = overlap(began[i], ended, window)
+                iterations[j] += spent / (compute_s[j] * stretch[i])
+                iteration[i] += 1
+                stretch[i] = factor(noise, j, iteration[i])
+                state[i], began[i] = WAITING, max(at, ended)
+                event[i] = began[i] + start_s[j] * stretch[i] + delay_s[j]
+            if state[i] == WAITING and event[i] <= limit:
+                comm[j] += overlap(event[i] - delay_s[j], event[i], window)
+                if send_s[j] > 0.0:
+                    state[i], left[i], since[i] = SENDING, send_s[j], event[i]
+                    event[i], top = np.inf, min(top, i)
+                else:
+                    state[i], event[i] = DONE, began[i] + compute_s[j] * stretch[i]
+        if top < n:
+            top = shared_out(uses, who, level, first_link, top, state, speed, fresh, room, weight)
+            for i in range(top, n):
+                if state[i] == SENDING and (fresh[i] != speed[i] or event[i] == np.inf):
+                    j, from_s = who[i], since[i]
+                    comm[j] += speed[i] * overlap(from_s, now, window)
+                    left[i] = max(0.0, left[i] - speed[i] * max(0.0, now - from_s))
+                    since[i], speed[i] = max(now, from_s), fresh[i]
+                    event[i] = np.inf
+                    if speed[i] > 0.0:
+                        event[i] = since[i] + left[i] / speed[i]
+    for i in range(n):
+        j, ended = who[i], began[i] + compute_s[who[i]] * stretch[i]
+        iterations[j] += overlap(began[i], ended, window) / (compute_s[j] * stretch[i])
+        if state[i] == SENDING:
+            comm[j] += speed[i] * overlap(since[i], window[1], window)
+        elif state[i] == WAITING:
+            comm[j] += overlap(event[i] - delay_s[j], event[i], window)
+    return events
+
+
+@jitted
+def shared_out(
+    uses: Uses, who: Ints, level: Ints, first_link: int, top: int, state: Ints, speed: Floats,
+    fresh: Floats, room: Floats, weight: Floats,
+) -> int:  # fmt: skip
+    """Fill ``fresh`` with the speed of each that sends, from the level of place ``top`` down.
+
+    Return the first place of that level; those before it keep their ``speed``. Level by level the speeds
+    rise together until a link fills: max-min fair.
+    """
+    use_start, link, share = uses
+    n = len(who)
+    while top > 0 and level[who[top - 1]] == level[who[top]]:
+        top -= 1
+    room[:] = 1.0
+    for i in range(top):
+        if state[i] == SENDING and speed[i] > 0.0:
+            for u in range(use_start[who[i]], use_start[who[i] + 1]):
+                room[link[u] - first_link] -= share[u] * speed[i]
+    first = top
+    while first < n:
+        end, senders, last = first, 0, first
+        while end < n and level[who[end]] == level[who[first]]:
+            if state[end] == SENDING:
+                senders, last = senders + 1, end
+            end += 1
+        if senders == 1:
+            found = 1.0
+            for u in range(use_start[who[last]], use_start[who[last] + 1]):
+                found = min(found, room[link[u] - first_link] / share[u])
+            fresh[last] = found if found > ROUNDING else 0.0
+            for u in range(use_start[who[last]], use_start[who[last] + 1]):
+                room[link[u] - first_link] -= share[u] * fresh[last]
+        elif senders > 1:
+            fill(uses, who, first_link, first, end, state, fresh, room, weight)
+        first = end
+    return top
+
+
+@jitted
+def fill(
+    uses: Uses, who: Ints, first_link: int, first: int, end: int, state: Ints, fresh: Floats,
+    room: Floats, weight: Floats,
+) -> None:  # fmt: skip
+    """Raise the speeds of a level's senders together; those on a full link stay where they are.
+
+    The level is places ``first`` to ``end``. What they take leaves ``room``; ``weight`` is scratch.
+    """
+    use_start, link, share = uses
+    rising, height = 0, 0.0
+    for i in range(first, end):
+        if state[i] == SENDING:
+            fresh[i] = -1.0  # it rises
+            rising += 1
+    while rising > 0:
+        weight[:] = 0.0
+        for i in range(first, end):
+            if state[i] == SENDING and fresh[i] < 0.0:
+                for u in range(use_start[who[i]], use_start[who[i] + 1]):
+                    weight[link[u] - first_link] += share[u]
+        step = 1.0 - height
+        for e in range(len(room)):
+            if weight[e] > 0.0:
+                step = min(step, max(0.0, room[e]) / weight[e])
+        height += step
+        for e in range(len(room)):
+            room[e] -= weight[e] * step
+        for i in range(first, end):
+            if state[i] == SENDING and fresh[i] < 0.0:
+                held = height >= 1.0 - ROUNDING
+                for u in range(use_start[who[i]], use_start[who[i] + 1]):
+                    held = held or room[link[u] - first_link] <= ROUNDING
+                if held:
+                    fresh[i] = height if height > ROUNDING else 0.0
+                    rising -= 1
