@@ -18,6 +18,7 @@ import numpy as np
 
 from formulation.cells import Cells, Shapes
 from formulation.errors import InvalidInput
+from formulation.network.facts import Standing, Traffics
 from formulation.problem import Problem, Row
 from formulation.snapshot import (
     Allocations,
@@ -42,7 +43,7 @@ _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
         Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Nodes, Prices, Problem, Quotas, Row,
-        Shapes, Snapshot, Solution, Tenants, Workload,
+        Shapes, Snapshot, Solution, Standing, Tenants, Traffics, Workload,
     )
 }  # fmt: skip
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
@@ -53,9 +54,12 @@ def _plain_float(value: float) -> float | str:
 
 
 def _unknown(value: Any) -> frozenset[str]:
-    """Return the columns that say nothing: without them what is written is as before there were any."""
+    """Return the fields that say nothing: without them what is written is as before there were any."""
     if isinstance(value, Estimates) and bool(np.isnan(value.sd).all()):
         return frozenset({"sd"})
+    if isinstance(value, Snapshot):
+        network = ("topology", "traffic", "standing")
+        return frozenset(name for name in network if not len(getattr(value, name)))
     return frozenset()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
+from formulation.network.facts import NO_STANDING, NO_TRAFFIC, Standing, Traffics
 from formulation.tables import Bools, Floats, Ints, Table
 
 BEST_FOUND = 0
@@ -250,6 +251,10 @@ class Snapshot:
     avoids: Avoids = NO_AVOIDS
     legs: Legs = NO_LEGS
     prices: Prices = NO_PRICES
+    topology: str = ""
+    """The cluster's network, formulation.network.document as canonical JSON; "": not described."""
+    traffic: Traffics = NO_TRAFFIC
+    standing: Standing = NO_STANDING
 
     def __post_init__(self) -> None:
         """Check that every index points somewhere and every number has a meaning."""
@@ -273,6 +278,10 @@ class Snapshot:
             ("legs", "job", 0, len(self.jobs)),
             ("legs", "gpu_type", 0, types),
             ("legs", "plan", 0, max(1, len(self.plans))),
+            ("traffic", "workload", 0, works),
+            ("traffic", "gpu_type", 0, types),
+            ("traffic", "plan", 0, len(self.plans)),
+            ("standing", "job", 0, len(self.jobs)),
         ):
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -62,15 +64,18 @@ class Traffic:
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
-        if not 0 <= self.work_flop < math.inf:
-            raise InvalidInput("work_flop", f"is {self.work_flop}; it must be at least 0")
-        if not 0 < self.compute_s < math.inf:
-            raise InvalidInput("compute_s", f"is {self.compute_s}; it must be above 0")
-        if not 0 <= self.start_s <= self.compute_s:
-            raise InvalidInput(
-                "start_s",
-                f"is {self.start_s}; it must lie between 0 and compute_s ({self.compute_s})",
-            )
+        _check_times(self.work_flop, self.compute_s, self.start_s)
+
+
+def _check_times(work_flop: float, compute_s: float, start_s: float) -> None:
+    if not 0 <= work_flop < math.inf:
+        raise InvalidInput("work_flop", f"is {work_flop}; it must be at least 0")
+    if not 0 < compute_s < math.inf:
+        raise InvalidInput("compute_s", f"is {compute_s}; it must be above 0")
+    if not 0 <= start_s <= compute_s:
+        raise InvalidInput(
+            "start_s", f"is {start_s}; it must lie between 0 and compute_s ({compute_s})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,7 @@ class CellTraffic:
         """Refuse a plan without stages, or groups that do not divide a stage."""
         if not self.stages:
             raise InvalidInput("stages", "are empty; a plan has at least one")
+        _check_times(self.work_flop, self.compute_s, self.start_s)
         for k, stage in enumerate(self.stages):
             if min(stage.dp, stage.tp, stage.ep) < 1 or stage.gpus % stage.ep:
                 raise InvalidInput(f"stages[{k}]", "has degrees below 1, or experts on odd GPUs")
@@ -123,6 +129,19 @@ class CellTraffic:
     def gpus(self) -> int:
         """Return the number of GPUs."""
         return sum(stage.gpus for stage in self.stages)
+
+    def to_json(self) -> str:
+        """Return it as a line that ``cell_traffic`` reads; amounts that are none are left out."""
+        stages = [
+            {
+                f.name: getattr(stage, f.name)
+                for f in fields(stage)
+                if getattr(stage, f.name) != f.default
+            }
+            for stage in self.stages
+        ]
+        plain = {"work_flop": self.work_flop, "compute_s": self.compute_s, "start_s": self.start_s}
+        return json.dumps(plain | {"stages": stages}, separators=(",", ":"), allow_nan=False)
 
     def traffic(self) -> Traffic:
         """Return the exchanges of the job's ranks; those without partners or bytes are left out."""
@@ -140,6 +159,27 @@ class CellTraffic:
             work_flop=self.work_flop, compute_s=self.compute_s, start_s=self.start_s,
             exchanges=tuple(exchanges),
         )  # fmt: skip
+
+
+def cell_traffic(text: str) -> CellTraffic:
+    """Return what ``CellTraffic.to_json`` wrote.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
+    try:
+        plain = json.loads(text)
+        stages = tuple(StageTraffic(**_stage(stage)) for stage in plain.pop("stages"))
+        return CellTraffic(**{key: float(plain[key]) for key in plain}, stages=stages)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("traffic", f"is not the traffic of a Cell: {error}") from error
+
+
+def _stage(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: (float(value[0]), int(value[1])) if isinstance(value, list) else int(value)
+        for key, value in plain.items()
+    }
 
 
 def _inside(stage: StageTraffic, first: int) -> Iterator[Exchange]:

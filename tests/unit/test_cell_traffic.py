@@ -14,7 +14,7 @@ from estimator.memory import States
 from estimator.plans import Plan, Shape, Stage
 from estimator.traffic import traffic_of
 from formulation.errors import InvalidInput
-from formulation.network.traffic import CellTraffic, Pattern, StageTraffic
+from formulation.network.traffic import CellTraffic, Pattern, StageTraffic, cell_traffic
 
 A100 = next(kind for kind in CATALOGUE if kind.name == "a100")
 BERT = published()["bert", "1.3B"]
@@ -100,6 +100,30 @@ def test_ranks_lie_in_stages_replicas_and_parts() -> None:
         (Pattern.CHAIN, 3.0): [[0, 4], [1, 5], [2, 6], [3, 7]],
         (Pattern.RING, 5.0): [[4, 5], [6, 7]],
     }
+
+
+def test_what_was_written_reads_back() -> None:
+    setting = a_setting()
+    for plan in cells(setting, [1, 2, 4]).values():
+        found = traffic_of(setting, plan)
+        assert cell_traffic(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"work_flop":1,"compute_s":1,"start_s":2,"stages":[{"dp":1,"tp":1}]}',
+        '{"work_flop":1,"compute_s":1,"start_s":0,"stages":[{"dp":1,"tp":1,"data":[1]}]}',
+        '{"work_flop":1,"compute_s":1,"start_s":0,"stages":[{"dp":1,"tp":1,"what":1}]}',
+        '{"work_flop":NaN,"compute_s":1,"start_s":0,"stages":[{"dp":1,"tp":1}]}',
+    ],
+)
+def test_what_is_no_traffic_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        cell_traffic(text)
 
 
 def test_a_smaller_stage_sends_the_same_to_several_partners_in_parts() -> None:
