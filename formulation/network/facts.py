@@ -12,12 +12,13 @@ from formulation.tables import Ints, Table
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traffics(Table):
-    """What Cells send in one iteration, sorted by (workload, type, gpus, degree, plan)."""
+    """What Cells send in one iteration, in the order of the snapshot's estimates."""
 
     INDEX: ClassVar[str] = "traffic"
     workload: Ints  # index into Snapshot.workloads
     gpu_type: Ints
     gpus: Ints
+    nodes: Ints
     pipeline_degree: Ints
     plan: Ints  # index into Snapshot.plans
     document: tuple[str, ...]  # of formulation.network.traffic.CellTraffic, as JSON
@@ -37,6 +38,6 @@ class Standing(Table):
 
 _NONE = np.zeros(0, np.int64)
 NO_TRAFFIC = Traffics(
-    workload=_NONE, gpu_type=_NONE, gpus=_NONE, pipeline_degree=_NONE, plan=_NONE, document=()
+    workload=_NONE, gpu_type=_NONE, gpus=_NONE, nodes=_NONE, pipeline_degree=_NONE, plan=_NONE, document=()
 )  # fmt: skip
 NO_STANDING = Standing(job=_NONE, generation=_NONE, rank=_NONE, level=_NONE, tag=_NONE)
