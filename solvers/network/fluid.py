@@ -22,7 +22,7 @@ from solvers.network.kernels import fluid as kernel
 MOMENT = 1e-9
 """Events closer than this share of the shortest iteration come at one moment."""
 
-_MOST_CODED = 15  # jobs whose ranks fit into an int64: 15^15 < 2^63
+_MOST_CODED = 39  # pairs of jobs, each above, below or beside, that an int64 can name: 3^39 < 2^63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,8 +44,8 @@ def simulate(
     """Return the rates over [``warm_s``, ``warm_s`` + ``horizon_s``]; all begin at 0.
 
     ``level`` int64[jobs], any integers: the higher is served first. ``offset_s`` float64[jobs]: when each
-    job's first iteration begins. ``noise``: standard deviation of the logarithm of what multiplies each iteration's
-    compute_s and start_s (mean 1); equal seeds draw equal factors for a job's n-th iteration.
+    job's first iteration begins. ``noise``: standard deviation of the logarithm of the factor (mean 1) of
+    each iteration's compute_s and start_s; equal seeds draw equal factors for a job's n-th iteration.
 
     Raises:
         InvalidInput: shapes or numbers that have no meaning.
@@ -70,7 +70,7 @@ def simulate(
 def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0) -> Floats:
     """Return the flop a second under each row of ``levels``, (R,); as ``simulate`` has them.
 
-    Jobs that cannot meet are played apart, and once for all rows that order them alike.
+    Jobs that cannot meet are played apart, and once for all rows that order those alike that meet.
 
     Raises:
         InvalidInput: shapes or numbers that have no meaning.
@@ -86,7 +86,8 @@ def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
     work_flop = fixed(demand.work_flop)
     group_start, member, _ = ready.groups
     for g in range(len(group_start) - 1):
-        distinct, which = _distinct(rows[:, member[group_start[g] : group_start[g + 1]]])
+        jobs = member[group_start[g] : group_start[g + 1]]
+        distinct, which = _distinct(rows[:, jobs], *_pairs(ready.uses, jobs))
         work = np.empty(len(distinct))
         kernel.patterns(
             ready.times, ready.uses, ready.groups, g, fixed(rows[distinct]), work_flop, window, work
@@ -131,15 +132,28 @@ def _window(demand: Demand, horizon_s: float, warm_s: float) -> kernel.Window:
     return float(warm_s), end_s, max(apart_s, 4 * float(np.spacing(end_s)))
 
 
-def _distinct(levels: Ints) -> tuple[Ints, Ints]:
-    """Return rows of which no two order the jobs alike, and for each row which of them does as it does."""
+def _pairs(uses: kernel.Uses, jobs: Ints) -> tuple[Ints, Ints]:
+    """Return the places in ``jobs`` of each two that meet on a link; none where they are too many to name."""
+    use_start, link, _ = uses
+    if len(jobs) * (len(jobs) - 1) // 2 > _MOST_CODED:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    on = [set(link[use_start[j] : use_start[j + 1]].tolist()) for j in jobs.tolist()]
+    meet = [(a, b) for b in range(len(on)) for a in range(b) if not on[a].isdisjoint(on[b])]
+    found = np.array(meet, dtype=np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _distinct(levels: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
+    """Return rows of which no two do the same, and for each row which of them does as it does.
+
+    Two do where they put each pair that meets, (``one``, ``other``), into the same relation: who meets nobody
+    of a level notices it through those alone that it meets.
+    """
     count, jobs = levels.shape
-    if jobs == 1:
-        return np.zeros(1, np.int64), np.zeros(count, np.int64)
-    if jobs > _MOST_CODED:
+    if jobs > 1 and len(one) == 0:
         every = np.arange(count, dtype=np.int64)
         return every, every
-    above = (levels[:, :, None] > levels[:, None, :]).sum(axis=2)
-    code = above @ (jobs ** np.arange(jobs, dtype=np.int64))
+    relation = np.sign(levels[:, one] - levels[:, other]) + 1
+    code = relation @ (3 ** np.arange(len(one), dtype=np.int64))
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first.astype(np.int64), which.astype(np.int64)
