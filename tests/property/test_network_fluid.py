@@ -1,0 +1,245 @@
+"""Laws of the fluid engine, and an exact second engine in fractions that it must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.tables import Ints
+from solvers.network.fluid import simulate, works
+from tests.support.networks import FluidJob, a_demand
+
+NEAR = 1e-7
+
+
+@dataclass
+class _Exact:
+    """A job as the second engine sees it; all times are fractions."""
+
+    job: FluidJob
+    level: int
+    compute: Fraction = Fraction(0)  # left of this iteration
+    wait: Fraction = Fraction(0)  # until data may move
+    send: Fraction = Fraction(0)  # seconds at full speed left
+    iterations: Fraction = Fraction(0)
+    carried: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        self.busy = {e: Fraction(b) for e, b in self.job.busy_s.items()}
+        self.full = max(self.busy.values(), default=Fraction(0))
+        self.c = Fraction(self.job.compute_s)
+        self.begin()
+
+    def begin(self) -> None:
+        start_s = self.job.compute_s if self.job.start_s is None else self.job.start_s
+        self.compute, self.send = self.c, self.full
+        self.wait = Fraction(start_s) + Fraction(self.job.delay_s)
+
+    @property
+    def sends(self) -> bool:
+        return self.wait == 0 and self.send > 0
+
+
+def _speeds(jobs: Sequence[_Exact]) -> dict[int, Fraction]:
+    """Return max-min fair speeds, level by level, from nothing but their definition."""
+    room: dict[int, Fraction] = {e: Fraction(1) for job in jobs for e in job.busy}
+    speed: dict[int, Fraction] = {}
+    for level in sorted({job.level for job in jobs}, reverse=True):
+        rising = [i for i, job in enumerate(jobs) if job.level == level and job.sends]
+        height = Fraction(0)
+        while rising:
+            take = {
+                e: sum(
+                    (jobs[i].busy.get(e, Fraction(0)) / jobs[i].full for i in rising), Fraction(0)
+                )
+                for e in room
+            }
+            step = min([Fraction(1) - height] + [room[e] / t for e, t in take.items() if t > 0])
+            height += step
+            for e, t in take.items():
+                room[e] -= t * step
+            held = [i for i in rising if height == 1 or any(room[e] == 0 for e in jobs[i].busy)]
+            assert held
+            speed.update(dict.fromkeys(held, height))
+            rising = [i for i in rising if i not in held]
+    return speed
+
+
+def _exactly(jobs: Sequence[FluidJob], level: Sequence[int], horizon: Fraction) -> list[_Exact]:
+    """Play the jobs in exact arithmetic, everything recomputed at each event."""
+    all_ = [_Exact(job=job, level=at) for job, at in zip(jobs, level, strict=True)]
+    now = Fraction(0)
+    while now < horizon:
+        speed = _speeds(all_)
+        steps = [horizon - now]
+        for i, one in enumerate(all_):
+            steps += [left for left in (one.compute, one.wait) if left > 0]
+            if speed.get(i, 0) > 0:
+                steps.append(one.send / speed[i])
+        step = min(steps)
+        now += step
+        for i, one in enumerate(all_):
+            one.iterations += min(step, one.compute) / one.c
+            one.compute = max(Fraction(0), one.compute - step)
+            one.carried += speed.get(i, Fraction(0)) * step
+            if one.sends:
+                one.send -= speed.get(i, Fraction(0)) * step
+            one.wait = max(Fraction(0), one.wait - step)
+            if one.compute == 0 and one.wait == 0 and one.send == 0:
+                one.begin()
+    return all_
+
+
+quarters = st.integers(1, 12).map(lambda n: n / 4)
+
+
+@st.composite
+def fluid_jobs(draw: st.DrawFn, links: int = 3, least_links: int = 0) -> FluidJob:
+    compute_s = draw(quarters)
+    return FluidJob(
+        work=draw(st.integers(1, 50)),
+        compute_s=compute_s,
+        start_s=compute_s * draw(st.sampled_from([0.0, 0.5, 1.0])),
+        delay_s=draw(st.sampled_from([0.0, 0.0, 0.25])),
+        busy_s=draw(
+            st.dictionaries(
+                st.integers(0, links - 1), quarters, min_size=least_links, max_size=links
+            )
+        ),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 4) -> tuple[list[FluidJob], list[int]]:
+    jobs = draw(st.lists(fluid_jobs(), min_size=1, max_size=most))
+    return jobs, [draw(st.integers(0, 2)) for _ in jobs]
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases(), horizon=st.integers(1, 160).map(lambda n: Fraction(n, 8)))
+def test_rates_are_those_of_an_exact_engine_in_fractions(
+    case: tuple[list[FluidJob], list[int]], horizon: Fraction
+) -> None:
+    jobs, level = case
+    run = simulate(a_demand(*jobs), _ints(level), horizon_s=float(horizon))
+    for i, one in enumerate(_exactly(jobs, level, horizon)):
+        assert run.iterations[i] * float(horizon) == pytest.approx(float(one.iterations), abs=NEAR)
+        if one.job.delay_s == 0:
+            assert run.comm[i] * float(horizon) == pytest.approx(float(one.carried), abs=NEAR)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=st.lists(fluid_jobs(links=1, least_links=1), min_size=1, max_size=6),
+    data=st.data(),
+    horizon_s=st.integers(1, 500),
+)
+def test_on_one_link_what_intensity_carries_is_the_work_done_but_for_an_iteration_each(
+    jobs: list[FluidJob], data: st.DataObject, horizon_s: int
+) -> None:
+    """Theorem 1 of Crux in its finite form, whatever the levels."""
+    level = _ints([data.draw(st.integers(0, 3)) for _ in jobs])
+    demand = a_demand(*jobs)
+    run = simulate(demand, level, horizon_s=horizon_s)
+    carried = float(demand.intensity @ run.comm) * horizon_s
+    done = run.work_per_s(demand) * horizon_s
+    assert abs(carried - done) <= demand.work_flop.sum() * (1 + NEAR)
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=cases(most=6), horizon_s=st.integers(1, 60))
+def test_no_link_carries_more_than_it_can(
+    case: tuple[list[FluidJob], list[int]], horizon_s: int
+) -> None:
+    jobs, level = case
+    jobs = [replace(job, delay_s=0.0) for job in jobs]
+    demand = a_demand(*jobs, links=3)
+    run = simulate(demand, _ints(level), horizon_s=horizon_s)
+    share = demand.busy_s / demand.comm_s[demand.job]
+    load = np.bincount(demand.link, weights=share * run.comm[demand.job], minlength=3)
+    assert (load <= 1 + NEAR).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=cases(most=6))
+def test_a_job_of_a_higher_level_never_notices_lower_ones(
+    case: tuple[list[FluidJob], list[int]],
+) -> None:
+    jobs, level = case
+    demand, levels = a_demand(*jobs, links=3), _ints(level)
+    above = np.flatnonzero(levels >= 1)
+    run = simulate(demand, levels, horizon_s=37.0)
+    without = simulate(demand.among(above), levels[above], horizon_s=37.0)
+    assert run.iterations[above] == pytest.approx(without.iterations, abs=NEAR)
+    assert run.comm[above] == pytest.approx(without.comm, abs=NEAR)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_no_sender_can_go_faster_without_slowing_one_of_its_level_or_above(
+    data: st.DataObject,
+) -> None:
+    """All send from the start on, for a while in which nothing ends: ``comm`` is the speed."""
+    count = data.draw(st.integers(1, 6))
+    level = _ints([data.draw(st.integers(0, 2)) for _ in range(count)])
+    jobs = [
+        FluidJob(
+            start_s=0.0,
+            busy_s=data.draw(st.dictionaries(st.integers(0, 4), quarters, min_size=1, max_size=4)),
+        )
+        for _ in range(count)
+    ]
+    demand = a_demand(*jobs, links=5)
+    speed = simulate(demand, level, horizon_s=0.125).comm
+    share = demand.busy_s / demand.comm_s[demand.job]
+    for j in np.flatnonzero(speed < 1 - NEAR):
+        held = False
+        for u in range(demand.link_start[j], demand.link_start[j + 1]):
+            users = demand.link == demand.link[u]
+            counts = users & (level[demand.job] >= level[j])
+            full = (share * speed[demand.job])[counts].sum() >= 1 - NEAR
+            same = demand.job[users & (level[demand.job] == level[j])]
+            held = held or (full and speed[j] >= speed[same].max() - NEAR)
+        assert held, f"job {j} at {speed[j]} has no link that holds it"
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(most=5), data=st.data())
+def test_many_assignments_at_once_do_what_each_does_apart(
+    case: tuple[list[FluidJob], list[int]], data: st.DataObject
+) -> None:
+    jobs, level = case
+    rows = [level] + [
+        [data.draw(st.integers(0, 3)) for _ in jobs] for _ in range(data.draw(st.integers(0, 12)))
+    ]
+    demand = a_demand(*jobs)
+    found = works(demand, np.array(rows, dtype=np.int64), horizon_s=20.0, warm_s=3.0)
+    apart = [
+        simulate(demand, _ints(row), horizon_s=20.0, warm_s=3.0).work_per_s(demand) for row in rows
+    ]
+    assert found == pytest.approx(apart, rel=NEAR)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(most=5), cut=st.integers(1, 30))
+def test_two_windows_in_a_row_add_up_to_one(
+    case: tuple[list[FluidJob], list[int]], cut: int
+) -> None:
+    jobs, level = case
+    demand, levels = a_demand(*jobs), _ints(level)
+    whole = simulate(demand, levels, horizon_s=40.0)
+    first = simulate(demand, levels, horizon_s=cut)
+    second = simulate(demand, levels, horizon_s=40.0 - cut, warm_s=cut)
+    for name in ("iterations", "comm"):
+        parts = getattr(first, name) * cut + getattr(second, name) * (40.0 - cut)
+        assert parts == pytest.approx(getattr(whole, name) * 40.0, abs=NEAR)
