@@ -8,6 +8,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from db import inventory
+from db.network import decision_from
 from db.rows import JOBS_KEYED, SILENT_S, allocation_record, cluster_id, job_spec, shares_of
 from db.turn import Change, Turn
 from formulation.errors import NotAllowed, NotFound
@@ -55,6 +56,18 @@ JOIN allocations l ON l.node_id = n.id AND l.hold = 'held'
 JOIN jobs j ON j.id = l.job_id AND j.state IN ('starting', 'running')
 WHERE n.agent_id = :agent
     AND l.job_id NOT IN (SELECT r.job_id FROM allocations r WHERE r.hold = 'reserved')
+""")
+
+_NETWORK = sa.text("""
+SELECT s.job_id, j.name, s.generation, s.rank, s.level, s.tag, s.document
+FROM standings s JOIN jobs j ON j.id = s.job_id AND j.generation = s.generation
+WHERE s.job_id = ANY(:ids)
+""")
+
+_LEVELS = sa.text("""
+SELECT p.levels FROM networks n
+JOIN network_plans p ON p.cluster_id = n.cluster_id AND p.number = n.last_plan
+WHERE n.cluster_id = :cluster
 """)
 
 _DEAD = sa.text(f"""
@@ -141,6 +154,10 @@ def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
     me = require_agent(connection, cluster, agent, None)
     ids = list(connection.execute(_DESIRED, {"agent": me.id}).scalars())
     shares = shares_of(connection, ids)
+    network = {
+        row["job_id"]: decision_from(row)
+        for row in connection.execute(_NETWORK, {"ids": ids}).mappings()
+    }
     gangs = []
     for row in connection.execute(JOBS_KEYED, {"ids": ids}).mappings():
         allocation = allocation_record(row, shares[row["id"]])
@@ -149,10 +166,11 @@ def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
         gangs.append(
             DesiredGang(
                 spec=job_spec(row), generation=row["generation"], allocation=allocation,
-                iterations_done=row["iterations_done"],
+                iterations_done=row["iterations_done"], network=network.get(row["id"]),
             )
         )  # fmt: skip
-    return Desired(revision=me.revision, gangs=tuple(gangs))
+    levels = connection.execute(_LEVELS, {"cluster": me.cluster_id}).scalar()
+    return Desired(revision=me.revision, gangs=tuple(gangs), network_levels=levels or 0)
 
 
 def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list[int]:

@@ -22,7 +22,7 @@ from formulation.resources import (
     ModelSpec,
     Wanted,
 )
-from formulation.snapshot import GpuType, Source, Workload
+from formulation.snapshot import PROFILING, GpuType, Source, Workload
 
 CHANNEL = "tessera_estimating"
 """Where the name of a cluster is sent when a workload may have become one to estimate."""
@@ -69,7 +69,7 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(Source.MEASURED)}) AS counts,
     bool_or(j.profile) AS profile
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
-WHERE w.cluster_id = :cluster AND j.{LIVE} AND (w.derived_from <> '' OR NOT EXISTS (
+WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE} AND (w.derived_from <> '' OR NOT EXISTS (
     SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of db.tables
@@ -78,15 +78,16 @@ GROUP BY w.id ORDER BY min(j.id)
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, derived)
+     sd, traffic, derived)
 SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
-    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8)
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
+    x text)
 WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
-    sd = excluded.sd
+    sd = excluded.sd, traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
 WHERE e.derived AND (e.source > 0 OR excluded.source = 0)
 """)
 
@@ -187,7 +188,13 @@ def derive(
     }
     plain = [
         dict(zip("wtgndp", where, strict=True))
-        | {"s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance, "u": e.sd}
+        | {
+            "s": str(e.iter_time_s),
+            "k": int(e.source),
+            "v": e.provenance,
+            "u": e.sd,
+            "x": e.traffic,
+        }
         for where, e in sorted(rows.items(), key=lambda item: item[0])
     ]
     kept = connection.execute(_DERIVE, {"rows": dumps(plain)}).rowcount if plain else 0

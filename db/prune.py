@@ -31,6 +31,11 @@ _STATEMENTS = {
         WHERE h.id = ranked.id AND ranked.place > :keep_events
             AND h.at < now() - make_interval(secs => :older_than_s)
     """),
+    "network_plans": sa.text("""
+        DELETE FROM network_plans p USING networks n
+        WHERE n.cluster_id = p.cluster_id AND p.number <= n.last_plan - :keep_rounds
+            AND p.planned_at < now() - make_interval(secs => :older_than_s)
+    """),
     "measurements": sa.text("""
         DELETE FROM measurements m USING (
             SELECT x.id, row_number() OVER (PARTITION BY w.cluster_id ORDER BY x.changed_at DESC) AS place
@@ -46,9 +51,9 @@ def prune(connection: sa.Connection, older_than_s: float, keep_rounds: int) -> d
     """Delete what is older than ``older_than_s``; return how many rows of each kind.
 
     Request ids; rounds with their decisions, but never the last ``keep_rounds`` of a cluster nor the one
-    that jobs' reasons come from; ended jobs with their histories, once their GPUs are free; of the jobs that
-    stay, entries of the history that are neither young nor among the latest ``KEEP_EVENTS``; measurements
-    beyond those that are learned from.
+    that jobs' reasons come from; network plans likewise; ended jobs with their histories, once their GPUs
+    are free; of the jobs that stay, entries of the history that are neither young nor among the latest
+    ``KEEP_EVENTS``; measurements beyond those that are learned from.
     """
     values = {
         "older_than_s": older_than_s, "keep_rounds": keep_rounds, "keep_events": KEEP_EVENTS,

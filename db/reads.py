@@ -39,7 +39,8 @@ _JOB = sa.text("SELECT id FROM jobs WHERE cluster_id = :cluster AND name = :name
 
 _ESTIMATES = sa.text("""
 SELECT e.id, w.model, w.params, w.global_batch, t.name AS gpu_type, e.gpus, e.nodes,
-    e.pipeline_degree, p.name AS plan, e.iter_time_s, e.source, e.provenance, e.sd
+    e.pipeline_degree, p.name AS plan, e.iter_time_s, e.source, e.provenance, e.sd,
+    e.traffic
 FROM estimates e JOIN workloads w ON w.id = e.workload_id
 JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
 WHERE w.cluster_id = :cluster AND e.id > :after
@@ -124,6 +125,7 @@ def list_estimates(
             gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes, pipeline_degree=r.pipeline_degree,
             plan=r.plan, iter_time_s=r.iter_time_s, source=Source(r.source),
             provenance=r.provenance, sd=r.sd,
+            traffic=r.traffic,
         )
         for r in rows[:limit]
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import requests
+from db import network, requests
 from db.copy import NULL, escaped, write_rows
 from db.documents import (
     allocation_from,
@@ -159,6 +159,8 @@ def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
     turn.lock([row.job for row in promises] + [change.job for change in changes])
     turn.apply(changes)
     record_promises(connection, promises)
+    if commit.network is not None and not commit.network.violations:
+        network.record(turn, commit.network, "round", commit.summary.seconds.get("network", 0.0))
     turn.end()
     records = tuple(decision_record(snapshot, d, skips.get(i, "")) for i, d in enumerate(decisions))
     summary = _summary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from db.copy import read_columns
 from db.rows import SERVICE_GPU_S
 from db.tables import LIVE
 from formulation.errors import NotFound
+from formulation.network.facts import Standing, Traffics
 from formulation.snapshot import (
     STATES,
     Allocations,
@@ -157,6 +159,26 @@ _LEG_COLUMNS = {
 }  # fmt: skip
 
 
+_TOPOLOGY = sa.text("SELECT topology FROM networks WHERE cluster_id = :cluster")
+
+_TRAFFIC = sa.text(f"""
+SELECT e.workload_id AS workload, e.gpu_type_id AS gpu_type, e.gpus, e.nodes, e.pipeline_degree,
+    e.plan_id AS plan, e.traffic AS document
+FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = :cluster
+    AND e.traffic <> '' AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
+""")  # noqa: S608 - constants only
+
+_STANDING = """
+SELECT s.job_id, s.generation, s.rank, s.level, s.tag
+FROM standings s JOIN jobs j ON j.id = s.job_id
+WHERE j.cluster_id = {cluster} ORDER BY j.id
+"""
+
+_STANDING_COLUMNS = {
+    "job": "int8", "generation": "int8", "rank": "int8", "level": "int8", "tag": "int8",
+}  # fmt: skip
+
+
 def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     """Return the cluster's snapshot; nodes not heard for ``silence_s`` are not schedulable.
 
@@ -213,7 +235,45 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
         tenants=tenants, quotas=quotas,
         avoids=Avoids(job=job_at.of(avoids["job"]), node=node_at.of(avoids["node"])),
         legs=Legs(**legs), prices=_prices(connection, cluster.id, cluster.decided_round),
+        **_network(connection, cluster.id, (job_at, workload_at, type_at, plan_at)),
     )  # fmt: skip
+
+
+class _Network(TypedDict, total=False):
+    topology: str
+    traffic: Traffics
+    standing: Standing
+
+
+def _network(
+    connection: sa.Connection, cluster: int, at: tuple[_Index, _Index, _Index, _Index]
+) -> _Network:
+    """Return what a snapshot holds of the network; nothing where none is described."""
+    topology = connection.execute(_TOPOLOGY, {"cluster": cluster}).scalar()
+    if topology is None:
+        return {}
+    job_at, workload_at, type_at, plan_at = at
+    rows = connection.execute(_TRAFFIC, {"cluster": cluster}).all()
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 7
+    keys = [np.array(column, np.int64) for column in columns[:-1]]
+    keys[0], keys[1], keys[5] = workload_at.of(keys[0]), type_at.of(keys[1]), plan_at.of(keys[5])
+    order = np.lexsort(
+        [keys[k] for k in (3, 5, 4, 2, 1, 0)]
+    )  # as estimates are; the last counts first
+    workload, gpu_type, gpus, nodes, degree, plan = (key[order] for key in keys)
+    s = read_columns(connection, _STANDING.format(cluster=cluster), _STANDING_COLUMNS)
+    here = job_at.of(s["job"]) >= 0
+    return {
+        "topology": topology,
+        "traffic": Traffics(
+            workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=degree,
+            plan=plan, document=tuple(columns[-1][k] for k in order.tolist()),
+        ),
+        "standing": Standing(
+            job=job_at.of(s["job"])[here], generation=s["generation"][here], rank=s["rank"][here],
+            level=s["level"][here], tag=s["tag"][here],
+        ),
+    }  # fmt: skip
 
 
 class _Index:

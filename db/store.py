@@ -6,11 +6,23 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
-from db import agents, estimating, migrate, prune, reads, requests, rounds, snapshot, tenants
+from db import (
+    agents,
+    estimating,
+    migrate,
+    network,
+    prune,
+    reads,
+    requests,
+    rounds,
+    snapshot,
+    tenants,
+)
 from db.engine import Database
 from db.observe import observe
 from db.writer import PostgresWriter
 from formulation.lifecycle import JobState
+from formulation.network.outcome import NetworkPlanRecord
 from formulation.resources import (
     ClusterRecord,
     Desired,
@@ -19,6 +31,7 @@ from formulation.resources import (
     JobEventRecord,
     JobRecord,
     ModelSpec,
+    NetworkCommit,
     NodeRecord,
     NodeSpec,
     ObservedGang,
@@ -27,6 +40,7 @@ from formulation.resources import (
     RoundRecord,
     RoundSummary,
     TenantSpec,
+    TopologyRecord,
 )
 from formulation.snapshot import Snapshot, Workload
 
@@ -164,6 +178,25 @@ class PostgresStore:
         """Return all that the cluster's estimates are computed from."""
         with self._database.read() as connection:
             return estimating.estimation(connection, cluster)
+
+    def get_topology(self, cluster: str) -> TopologyRecord:
+        """Return the cluster's network."""
+        with self._database.read() as connection:
+            return network.topology(connection, cluster)
+
+    def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
+        """Put a plan made between rounds in force."""
+        return self._database.write(lambda c: network.commit(c, plan))
+
+    def network_in_force(self, cluster: str) -> NetworkPlanRecord:
+        """Return the network plan in force."""
+        with self._database.read() as connection:
+            return network.in_force(connection, cluster)
+
+    def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
+        """Return network plans, newest first."""
+        with self._database.read() as connection:
+            return network.plans(connection, cluster, before, limit)
 
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
         """Return rounds, newest first."""

@@ -164,6 +164,7 @@ estimates = sa.Table(
     _text("provenance", default=""),
     _real("sd", nullable=True),  # of the logarithm of iter_time_s; NULL: not known
     _flag("derived"),  # the service's own, which it may replace; what users wrote it never does
+    _text("traffic", default=""),  # what its plan sends (formulation.network.traffic); "": not known
     sa.UniqueConstraint("workload_id", "gpu_type_id", "gpus", "nodes", "pipeline_degree", "plan_id",
                         name="uq_estimates_shape"),
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
@@ -398,6 +399,40 @@ decisions = sa.Table(
     _flag("opportunistic"),
     sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
                             ondelete="CASCADE"),
+)  # fmt: skip
+
+networks = sa.Table(  # of clusters whose network is described
+    "networks", metadata,
+    _ref("cluster_id", "clusters.id", primary_key=True),
+    _text("topology"),  # formulation.network.document as canonical JSON
+    _count("version", 1),
+    _count("last_plan"),
+)  # fmt: skip
+
+network_plans = sa.Table(
+    "network_plans", metadata,
+    _ref("cluster_id", "clusters.id", primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _moment("planned_at"),
+    _text("cause"),
+    _count("round", None),  # the last one then; it need not be kept any more
+    _count("levels", None),
+    _count("changed", None),
+    _real("seconds"),
+    sa.Column("notes", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    sa.CheckConstraint("number > 0 AND levels > 0 AND changed >= 0", name="counts"),
+    sa.CheckConstraint("seconds >= 0 AND seconds < 'Infinity'", name="seconds"),
+)  # fmt: skip
+
+standings = sa.Table(  # the network plan in force, by job
+    "standings", metadata,
+    _ref("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
+    _count("generation", None),  # of the allocation that it was made for
+    _count("rank", None),
+    _count("level", None),
+    _count("tag", -1),
+    sa.Column("document", JSONB, nullable=False),  # the rest of formulation.network.outcome's decision
+    sa.CheckConstraint("rank >= 0 AND level >= 0 AND tag BETWEEN -1 AND 63", name="numbers"),
 )  # fmt: skip
 
 request_ids = sa.Table(

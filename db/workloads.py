@@ -42,12 +42,14 @@ _PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster AND nam
 _UPSERT = sa.text("""
 INSERT INTO estimates
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd)
+     sd, traffic)
 SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
-    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8)
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
+    x text)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
-    sd = excluded.sd, derived = false
+    sd = excluded.sd, derived = false,
+    traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
 """)
 
 _WAIT_NO_MORE = sa.text("""
@@ -207,6 +209,7 @@ def upsert_estimates(
                plan_ids[e.plan])  # fmt: skip
         rows[key] = dict(zip("wtgndp", key, strict=True)) | {
             "s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance, "u": e.sd,
+            "x": e.traffic,
         }  # fmt: skip
     if rows:
         values = {"rows": dumps([rows[key] for key in sorted(rows)])}

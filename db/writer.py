@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import estimating, inventory, pins, profiling, workloads
+from db import estimating, inventory, network, pins, profiling, workloads
 from db import tenants as settings
 from db.documents import dumps
 from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
@@ -27,6 +27,7 @@ from formulation.resources import (
     NodeSpec,
     ProfileRow,
     TenantSpec,
+    TopologyRecord,
 )
 from formulation.snapshot import GpuType, Workload
 
@@ -191,6 +192,14 @@ class PostgresWriter:
         added = profiling.add(self._connection, cluster, rows)
         estimating.notify(self._connection, cluster)
         return added
+
+    def set_topology(self, cluster: str, document: str, version: int | None) -> TopologyRecord:
+        """Describe the cluster's network."""
+        return network.set_topology(self._connection, cluster, document, version)
+
+    def drop_topology(self, cluster: str) -> None:
+        """Forget the cluster's network and its plans."""
+        network.drop_topology(self._connection, cluster)
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
         """Say why workloads have no estimates."""

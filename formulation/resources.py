@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from formulation.decisions import CHANGES_GPUS, Decision
 from formulation.goals import GoalResult
 from formulation.lifecycle import JobState
+from formulation.network.outcome import NetworkDecision, NetworkOutcome
 from formulation.reasons import Reason
 from formulation.snapshot import NO_LEGS, PROFILING, GpuType, Legs, Snapshot, Source, Workload
 
@@ -175,6 +176,7 @@ class EstimateRecord:
     source: Source
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None: not known
+    traffic: str = ""  # of its plan, formulation.network.traffic.CellTraffic as JSON; "": not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +225,6 @@ class ProfilingJob:
     """A profiling task as it stands. ``service_gpu_s``: what it has held of GPUs."""
 
     name: str
-    workload: Workload
     gpu_type: str
     state: JobState
     last_error: str
@@ -271,7 +272,7 @@ class Estimation:
     models: tuple[ModelSpec, ...]  # by (model, params)
     measurements: tuple[MeasurementRecord, ...]  # the latest, oldest first
     wanted: tuple[Wanted, ...]  # in order of submission
-    profiles: tuple[ProfileRow, ...] = ()  # of workloads with live jobs, oldest first
+    profiles: tuple[ProfileRow, ...] = ()  # of models with live jobs, oldest first
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
 
 
@@ -343,6 +344,25 @@ class RoundCommit:
     summary: RoundSummary
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
     request: Request | None = None
+    network: NetworkOutcome | None = None  # None: the network is not described
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCommit:
+    """A network plan made between rounds, for the allocations as they were in ``snapshot``."""
+
+    snapshot: Snapshot
+    outcome: NetworkOutcome
+    cause: str  # start, end, topology
+    seconds: float  # that planning took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyRecord:
+    """A cluster's network as stored; ``document`` is canonical JSON."""
+
+    document: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +386,7 @@ class DesiredGang:
     generation: int
     allocation: AllocationRecord
     iterations_done: float
+    network: NetworkDecision | None = None  # its part in the plan in force; None: there is none yet
 
     @property
     def leader(self) -> str:
@@ -379,6 +400,7 @@ class Desired:
 
     revision: int
     gangs: tuple[DesiredGang, ...]
+    network_levels: int = 0  # of the plan in force; 0: there is none
 
 
 def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -> DecisionRecord:

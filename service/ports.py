@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from formulation.lifecycle import JobEvent, JobState
+from formulation.network.outcome import NetworkPlanRecord
 from formulation.reasons import Reason
 from formulation.resources import (
     ClusterRecord,
@@ -16,6 +17,7 @@ from formulation.resources import (
     JobRecord,
     JobSpec,
     ModelSpec,
+    NetworkCommit,
     NodeRecord,
     NodeSpec,
     ObservedGang,
@@ -25,6 +27,7 @@ from formulation.resources import (
     RoundRecord,
     RoundSummary,
     TenantSpec,
+    TopologyRecord,
 )
 from formulation.snapshot import GpuType, Snapshot, Workload
 
@@ -133,6 +136,18 @@ class Writer(Protocol):
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
         """
+        ...
+
+    def set_topology(self, cluster: str, document: str, version: int | None) -> TopologyRecord:
+        """Describe the cluster's network (canonical JSON); a version of 0 means that there is none yet.
+
+        Raises:
+            NotFound: the cluster. StaleEtag.
+        """
+        ...
+
+    def drop_topology(self, cluster: str) -> None:
+        """Forget the network and its plans. Raises NotFound: the cluster, or its network."""
         ...
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
@@ -249,6 +264,29 @@ class Store(Rounds, Protocol):
 
     def estimation(self, cluster: str) -> Estimation:
         """Return all that the cluster's estimates are computed from. Raises NotFound."""
+        ...
+
+    def get_topology(self, cluster: str) -> TopologyRecord:
+        """Return the cluster's network. Raises NotFound: the cluster, or its network."""
+        ...
+
+    def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
+        """Put a plan made between rounds in force; None: it changes nothing.
+
+        Decisions for allocations that have gone meanwhile are left out.
+
+        Raises:
+            RoundSuperseded: a round was committed since; its own plan stands.
+            NotFound: the cluster, or its network.
+        """
+        ...
+
+    def network_in_force(self, cluster: str) -> NetworkPlanRecord:
+        """Return the network plan in force, by rank. Raises NotFound: the cluster, its network, a plan."""
+        ...
+
+    def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
+        """Return plans before ``before`` (0: all) without decisions, newest first. Raises NotFound."""
         ...
 
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:

@@ -21,8 +21,8 @@ class Route:
 class NetworkDecision:
     """One running job's part in a network plan.
 
-    ``rank`` 0 is the most urgent; of ``level`` the higher is served first. ``tag`` is the DSCP code point that
-    its packets carry as long as its allocation lasts; what the fabric does with a tag can change, a live
+    ``rank`` 0 is the most urgent; of ``level`` the higher is served first. ``tag`` is the DSCP code point
+    that its packets carry as long as its allocation lasts; what the fabric does with a tag can change, a live
     connection's tag cannot. ``meets`` are jobs with which it shares a link, ``note`` says why it has no part
     in the network.
     """

@@ -1,0 +1,87 @@
+"""Networks of clusters, what plans send, and network plans."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def _whole(name: str, default: str | None = None) -> sa.Column[int]:
+    default_sql = None if default is None else sa.text(default)
+    return sa.Column(name, sa.BigInteger(), server_default=default_sql, nullable=False)
+
+
+def _name(name: str, default: str | None = None) -> sa.Column[str]:
+    default_sql = None if default is None else sa.text(default)
+    return sa.Column(name, sa.Text(collation="C"), server_default=default_sql, nullable=False)
+
+
+def upgrade() -> None:
+    """Apply. No network is described yet, and nobody said what plans send."""
+    op.add_column("estimates", _name("traffic", "''"))
+    op.create_table(
+        "networks",
+        _whole("cluster_id"),
+        _name("topology"),
+        _whole("version", "1"),
+        _whole("last_plan", "0"),
+        sa.ForeignKeyConstraint(
+            ["cluster_id"], ["clusters.id"], name=op.f("fk_networks_cluster_id")
+        ),
+        sa.PrimaryKeyConstraint("cluster_id", name=op.f("pk_networks")),
+    )
+    op.create_table(
+        "network_plans",
+        _whole("cluster_id"),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column(
+            "planned_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("now()"),
+            nullable=False,
+        ),
+        _name("cause"),
+        _whole("round"),
+        _whole("levels"),
+        _whole("changed"),
+        sa.Column("seconds", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.Column("notes", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["cluster_id"], ["clusters.id"], name=op.f("fk_network_plans_cluster_id")
+        ),
+        sa.PrimaryKeyConstraint("cluster_id", "number", name=op.f("pk_network_plans")),
+        sa.CheckConstraint(
+            "number > 0 AND levels > 0 AND changed >= 0", name=op.f("ck_network_plans_counts")
+        ),
+        sa.CheckConstraint(
+            "seconds >= 0 AND seconds < 'Infinity'", name=op.f("ck_network_plans_seconds")
+        ),
+    )  # fmt: skip
+    op.create_table(
+        "standings",
+        _whole("job_id"),
+        _whole("generation"),
+        _whole("rank"),
+        _whole("level"),
+        _whole("tag", "-1"),
+        sa.Column("document", postgresql.JSONB(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_standings_job_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_standings")),
+        sa.CheckConstraint(
+            "rank >= 0 AND level >= 0 AND tag BETWEEN -1 AND 63", name=op.f("ck_standings_numbers")
+        ),
+    )
+
+
+def downgrade() -> None:
+    """Undo. Topologies are lost; agents keep the priorities that they were told last."""
+    op.drop_table("standings")
+    op.drop_table("network_plans")
+    op.drop_table("networks")
+    op.drop_column("estimates", "traffic")

@@ -1,0 +1,226 @@
+"""Networks of clusters: their topology, the plan in force, and the plans before it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.documents import dumps
+from db.rows import cluster_id
+from db.turn import Turn
+from formulation.errors import NotFound, RoundSuperseded, StaleEtag
+from formulation.network.outcome import (
+    NetworkDecision,
+    NetworkOutcome,
+    NetworkPlanRecord,
+    Route,
+)
+from formulation.resources import NetworkCommit, TopologyRecord
+
+_NETWORK = sa.text("SELECT topology, version, last_plan FROM networks WHERE cluster_id = :cluster")
+
+_PUT = sa.text("""
+INSERT INTO networks AS n (cluster_id, topology) VALUES (:cluster, :topology)
+ON CONFLICT (cluster_id) DO UPDATE SET topology = excluded.topology, version = n.version + 1
+    WHERE n.topology <> excluded.topology
+RETURNING version
+""")
+
+_DROP = tuple(
+    sa.text(statement)
+    for statement in (
+        "DELETE FROM standings s USING jobs j WHERE j.id = s.job_id AND j.cluster_id = :cluster",
+        "DELETE FROM network_plans WHERE cluster_id = :cluster",
+        "DELETE FROM networks WHERE cluster_id = :cluster",
+    )
+)
+
+_NUMBER = sa.text("""
+UPDATE networks SET last_plan = last_plan + 1 WHERE cluster_id = :cluster RETURNING last_plan
+""")
+
+_STANDINGS = sa.text("""
+SELECT j.id, j.name, j.generation AS now, s.generation, s.rank, s.level, s.tag, s.document
+FROM jobs j LEFT JOIN standings s ON s.job_id = j.id
+WHERE j.cluster_id = :cluster AND (j.name = ANY(:names) OR s.job_id IS NOT NULL)
+""")
+
+_PUT_STANDINGS = sa.text("""
+INSERT INTO standings (job_id, generation, rank, level, tag, document)
+SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS
+    r(job bigint, generation bigint, rank bigint, level bigint, tag bigint, document jsonb)
+ON CONFLICT (job_id) DO UPDATE SET generation = excluded.generation, rank = excluded.rank,
+    level = excluded.level, tag = excluded.tag, document = excluded.document
+""")
+
+_FORGET = sa.text("DELETE FROM standings WHERE job_id = ANY(:jobs)")
+
+_PUT_PLAN = sa.text("""
+INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds, notes)
+SELECT :cluster, :number, :cause, c.last_round, :levels, :changed, :seconds, CAST(:notes AS jsonb)
+FROM clusters c WHERE c.id = :cluster
+""")
+
+_PLANS = sa.text("""
+SELECT number, extract(epoch FROM planned_at)::float8 AS planned_s, cause, round, levels, changed,
+    seconds, notes
+FROM network_plans WHERE cluster_id = :cluster AND (:before = 0 OR number < :before)
+ORDER BY number DESC LIMIT :limit
+""")
+
+_EPOCH = sa.text("SELECT epoch, last_round FROM clusters WHERE id = :cluster")
+
+_IN_FORCE = sa.text("""
+SELECT j.name, s.generation, s.rank, s.level, s.tag, s.document
+FROM standings s JOIN jobs j ON j.id = s.job_id AND j.generation = s.generation
+WHERE j.cluster_id = :cluster ORDER BY s.rank, j.id
+""")
+
+
+def topology(connection: sa.Connection, cluster: str) -> TopologyRecord:
+    """Return the cluster's network. Raises NotFound."""
+    found = connection.execute(_NETWORK, {"cluster": cluster_id(connection, cluster)})
+    row = found.one_or_none()
+    if row is None:
+        raise NotFound(f"clusters/{cluster}/topology")
+    return TopologyRecord(document=row.topology, version=row.version)
+
+
+def set_topology(
+    connection: sa.Connection, cluster: str, document: str, version: int | None
+) -> TopologyRecord:
+    """Describe the cluster's network; the version rises only if it changed. Raises NotFound, StaleEtag."""
+    turn = Turn.take(connection, cluster)
+    stored = connection.execute(_NETWORK, {"cluster": turn.cluster}).one_or_none()
+    if version is not None and version != (stored.version if stored is not None else 0):
+        now = f"is at {stored.version}" if stored is not None else "does not exist"
+        raise StaleEtag(
+            f"the topology of {cluster} {now}, not at etag {version}; read it again and retry"
+        )
+    connection.execute(_PUT, {"cluster": turn.cluster, "topology": document})
+    turn.changed = stored is None or stored.topology != document
+    turn.end()
+    return topology(connection, cluster)
+
+
+def drop_topology(connection: sa.Connection, cluster: str) -> None:
+    """Forget the network and its plans; jobs go on as they are. Raises NotFound."""
+    topology(connection, cluster)
+    turn = Turn.take(connection, cluster)
+    for statement in _DROP:
+        connection.execute(statement, {"cluster": turn.cluster})
+    turn.changed = True
+    turn.end()
+
+
+def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord | None:
+    """Put a plan made between rounds in force; None: it changes nothing.
+
+    Raises:
+        RoundSuperseded: a round was committed since; its own plan stands.
+        NotFound: the cluster, or its network.
+    """
+    turn = Turn.take(connection, plan.snapshot.cluster)
+    now = connection.execute(_EPOCH, {"cluster": turn.cluster}).one()
+    if now.epoch != plan.snapshot.epoch:
+        raise RoundSuperseded(f"clusters/{turn.name}/rounds/{now.last_round}")
+    topology(connection, turn.name)
+    number = record(turn, plan.outcome, plan.cause, plan.seconds)
+    turn.end()
+    return None if number is None else plans(connection, turn.name, number + 1, 1)[0]
+
+
+def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> int | None:
+    """Write the standings that differ, and the plan; return its number, None if nothing differs.
+
+    Decisions for allocations that have gone are left out, standings without a decision are forgotten.
+    """
+    connection, decided = turn.connection, {d.job: d for d in outcome.decisions}
+    values = {"cluster": turn.cluster, "names": list(decided)}
+    stored = connection.execute(_STANDINGS, values).mappings().all()
+    rows, gone = [], []
+    for row in stored:
+        decision = decided.get(row["name"])
+        if decision is None or decision.generation != row["now"]:
+            gone += [row["id"]] if row["generation"] is not None else []
+            continue
+        plain = _plain(decision, outcome.levels)
+        if plain != {key: row[key] for key in plain}:
+            rows.append({"job": row["id"], **plain})
+    if not rows and not gone:
+        return None
+    connection.execute(_FORGET, {"jobs": gone})
+    connection.execute(_PUT_STANDINGS, {"rows": dumps(rows)})
+    number = connection.execute(_NUMBER, {"cluster": turn.cluster}).scalar_one()
+    connection.execute(
+        _PUT_PLAN,
+        {"cluster": turn.cluster, "number": number, "cause": cause, "levels": outcome.levels,
+         "changed": len(rows), "seconds": seconds, "notes": dumps(list(outcome.notes))},
+    )  # fmt: skip
+    turn.changed = True
+    return int(number)
+
+
+def plans(
+    connection: sa.Connection, cluster: str, before: int, limit: int
+) -> list[NetworkPlanRecord]:
+    """Return plans before ``before`` (0: all) without their decisions, newest first. Raises NotFound."""
+    values = {"cluster": cluster_id(connection, cluster), "before": before, "limit": limit}
+    return [
+        NetworkPlanRecord(**{**row, "notes": tuple(row["notes"])})
+        for row in connection.execute(_PLANS, values).mappings()
+    ]
+
+
+def in_force(connection: sa.Connection, cluster: str) -> NetworkPlanRecord:
+    """Return the plan in force with its decisions. Raises NotFound: the cluster, or there is none yet."""
+    found = plans(connection, cluster, 0, 1)
+    if not found:
+        topology(connection, cluster)
+        raise NotFound(f"clusters/{cluster}/networkPlans/-")
+    last = found[0]
+    rows = connection.execute(_IN_FORCE, {"cluster": cluster_id(connection, cluster)}).mappings()
+    decisions = tuple(map(decision_from, rows))
+    return NetworkPlanRecord(
+        number=last.number, planned_s=last.planned_s, cause=last.cause, round=last.round,
+        levels=last.levels, changed=last.changed, seconds=last.seconds, notes=last.notes,
+        decisions=decisions,
+    )  # fmt: skip
+
+
+def _plain(decision: NetworkDecision, levels: int) -> dict[str, Any]:
+    """Return a decision as columns of ``standings``."""
+    document = {
+        "priority": _number(decision.priority), "intensity": _number(decision.intensity),
+        "meets": list(decision.meets), "note": decision.note, "levels": levels,
+        "routes": [
+            {"source": r.source, "target": r.target, "via": list(r.via), "sent_bytes": r.sent_bytes}
+            for r in decision.routes
+        ],
+    }  # fmt: skip
+    return {
+        "generation": decision.generation, "rank": decision.rank, "level": decision.level,
+        "tag": decision.tag, "document": document,
+    }  # fmt: skip
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def decision_from(row: sa.RowMapping) -> NetworkDecision:
+    """Return the decision of a row of ``standings`` with its job's name."""
+    document = row["document"]
+    return NetworkDecision(
+        job=row["name"], generation=row["generation"], rank=row["rank"], level=row["level"],
+        tag=row["tag"], priority=float(document["priority"]),
+        intensity=float(document["intensity"]), meets=tuple(document["meets"]),
+        note=document["note"],
+        routes=tuple(
+            Route(source=r["source"], target=r["target"], via=tuple(r["via"]),
+                  sent_bytes=r["sent_bytes"])
+            for r in document["routes"]
+        ),
+    )  # fmt: skip
