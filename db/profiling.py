@@ -29,12 +29,13 @@ SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, p.task, p.source, 
     p.tp, p.dtype, p.forward_s, p.backward_s, p.method, p.repeats, p.device_s, p.device, p.versions, p.date
 FROM profiles p JOIN workloads w ON w.id = p.workload_id JOIN gpu_types t ON t.id = p.gpu_type_id
 WHERE w.cluster_id = :cluster
-    AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
+    AND EXISTS (SELECT FROM workloads o JOIN jobs j ON j.workload_id = o.id
+        WHERE o.cluster_id = w.cluster_id AND o.model = w.model AND o.params = w.params AND j.{LIVE})
 ORDER BY p.id
 """)  # noqa: S608 - a constant of db.tables
 
 _TASKS = sa.text(f"""
-SELECT j.name, w.model, w.params, w.global_batch, j.requested_type, j.state, j.last_error,
+SELECT j.name, j.requested_type, j.state, j.last_error,
     {SERVICE_GPU_S} AS held_gpu_s
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
@@ -66,7 +67,7 @@ def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> 
 
 
 def profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
-    """Return the measured layers of workloads with live jobs, oldest first."""
+    """Return the measured layers of models with live jobs, oldest first."""
     return tuple(
         ProfileRow(
             workload=_workload(r), gpu_type=r.gpu_type, task=r.task, source=r.source, kind=r.kind,
@@ -83,7 +84,6 @@ def tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
     return tuple(
         ProfilingJob(
             name=r.name,
-            workload=_workload(r),
             gpu_type=r.requested_type,
             state=JobState(r.state),
             last_error=r.last_error,

@@ -75,7 +75,10 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setting:
-    """A job on GPUs of one type: all that its Cells there depend on. ``graph`` may be coarse already."""
+    """A job on GPUs of one type: all that its Cells there depend on. ``graph`` may be coarse already.
+
+    ``timed``: ``compute`` was measured on such a GPU, so what other jobs taught of kernels does not touch it.
+    """
 
     graph: Graph
     training: Training
@@ -84,6 +87,7 @@ class Setting:
     compute: Compute
     network: Network
     runtime: Runtime = field(default_factory=Runtime)
+    timed: bool = False
 
     def costs(self, candidates: Candidates) -> StageCosts:
         """Return what candidate stages cost here."""

@@ -47,10 +47,15 @@ class Parts:
         return self.costs.candidates
 
     def at(self, factors: Floats, rows: Ints | None = None) -> StageCosts:
-        """Return the costs, of some rows or all, at factors in the order of :data:`PARAMETERS`."""
+        """Return the costs, of some rows or all, at factors in the order of :data:`PARAMETERS`.
+
+        Kernels that were measured are as measured, whatever the factors on kernels.
+        """
         costs = self.costs if rows is None else _picked(self.costs, rows)
         kernels = slice(None) if rows is None else rows
         compute, (collectives, transfers) = factors[: len(PARTS)], factors[len(PARTS) :]
+        if self.setting.timed:
+            compute = np.ones(len(PARTS))
         return replace(
             costs,
             forward_s=compute @ self.forward_s[:, kernels],
@@ -152,12 +157,22 @@ class CellTimes:
 
 
 def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidates) -> Parts:
-    """Return the parts of those candidates of a coarse setting that fit somewhere."""
+    """Return the parts of those candidates of a coarse setting that fit somewhere.
+
+    Measured kernels have no parts: all of them counts as the first.
+    """
     whole = RooflineCompute(hardware=setting.hardware, rates=rates)
-    costs = replace(setting, compute=whole).costs(candidates)
+    costs = (setting if setting.timed else replace(setting, compute=whole)).costs(candidates)
     depth = setting.depths(costs)
     fits = np.flatnonzero(depth > 0).astype(np.int64)
     costs = _picked(costs, fits)
+    if setting.timed:
+        none = np.zeros((len(PARTS) - 1, len(fits)))
+        return Parts(
+            setting=setting, costs=costs, depth=depth[fits],
+            forward_s=np.vstack([costs.forward_s, none]),
+            backward_s=np.vstack([costs.backward_s, none]),
+        )  # fmt: skip
     priced = [
         stage_costs(
             setting.graph, setting.training, setting.hardware, setting.shape, costs.candidates,

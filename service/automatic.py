@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from estimator.hardware import Hardware
-from formulation.errors import TesseraError
+from formulation.errors import AlreadyExists, TesseraError
 from formulation.reasons import Reason, ReasonCode
-from formulation.resources import EstimateRecord, Estimation, MeasurementRecord, Wanted
+from formulation.resources import EstimateRecord, Estimation, JobSpec, MeasurementRecord, Wanted
 from formulation.snapshot import Workload
 from service.estimating import (
     MAX_GPUS,
@@ -29,6 +29,7 @@ from service.estimating import (
 )
 from service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
 from service.ports import Clock, Store, Writer
+from service.profiling import Options, Profile, missing_tasks, nominal
 from service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
@@ -47,15 +48,15 @@ class Deriving:
     """Derives the estimates that a cluster's live jobs want and that no user gave. Blocks.
 
     For one thread at a time. ``multiples`` of what jobs request are estimated; with ``learns`` measurements
-    correct the estimates.
+    correct the estimates. ``profiling``: what is measured where jobs ask for it, by tasks that are made here.
     """
 
     def __init__(
         self, store: Store, hardware: Mapping[str, Hardware], multiples: Sequence[float], *,
-        learns: bool = True,
+        learns: bool = True, profiling: Options | None = None,
     ) -> None:  # fmt: skip
         self._store, self._hardware, self._multiples = store, hardware, multiples
-        self._learns = learns
+        self._learns, self._profiling = learns, profiling or Options()
         self._said: dict[tuple[str, Workload], Reason] = {}
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
@@ -75,6 +76,7 @@ class Deriving:
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
         self._keep_measured(cluster, measurements)
+        self._make_tasks(cluster, known)
         done = 0
         for task in self._tasks(cluster, known, measurements):
             if task.wanted.derived_from and woken():
@@ -111,6 +113,19 @@ class Deriving:
         )  # fmt: skip
         self._kept[cluster] = measurements
 
+    def _make_tasks(self, cluster: str, known: Estimation) -> None:
+        """Queue the profiling tasks that are asked for and were never made; each is made once by its name."""
+        for spec in missing_tasks(known, self._hardware, self._profiling).values():
+            facts = {"action": "profiling_asked", "cluster": cluster}
+            try:
+                self._store.write(None, partial(_queue, cluster, spec))
+            except AlreadyExists:  # another replica was first
+                continue
+            except TesseraError as error:
+                log.warning("no profiling task %s: %s", spec.name, error, extra=facts)
+                continue
+            log.info("%s is queued, for %s", spec.name, spec.labels, extra=facts)
+
     def _tasks(
         self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
     ) -> list[_Task]:
@@ -130,8 +145,8 @@ class Deriving:
                 if not wanted.derived_from:
                     reasons[workload] = self._nowhere(known, wanted)
                 continue
-            hardware = self._of(known)
-            key = fingerprint(workload, spec, asked, hardware, measurements)
+            hardware, profiles = self._of(known), _profiles(known, workload)
+            key = fingerprint(workload, spec, asked, hardware, measurements, profiles)
             if key != wanted.derived_from:
                 tasks.append(_Task(wanted=wanted, asked=asked, key=key))
                 if not wanted.derived_from:
@@ -200,7 +215,7 @@ class Deriving:
         """Return the estimates of one workload; None: cancelled."""
         workload = task.wanted.workload
         estimator = self._estimator(cluster, known, measurements)
-        estimator.know(workload, model_of("model", workload, known.models))
+        estimator.know(workload, model_of("model", workload, known.models, known.profiles))
         records = []
         for gpu_type, counts in task.asked.items():
             for gpus in counts:
@@ -214,11 +229,11 @@ class Deriving:
     ) -> Estimator:
         """Return what has learned from the measurements: from memory where nothing has changed."""
         hardware, cells = self._of(known), measured_cells(measurements)
-        key = (hardware, cells, known.models)
+        key = (hardware, cells, known.models, known.profiles)
         before = self._estimators.get(cluster)
         if before is not None and before[0] == key:
             return before[1]
-        models = known_models((m.workload for m in cells), known.models)
+        models = known_models((m.workload for m in cells), known.models, known.profiles)
         estimator = Estimator(hardware, models, measurements)
         self._estimators[cluster] = (key, estimator)
         return estimator
@@ -250,6 +265,19 @@ class Deriving:
 
         self._store.write(None, work)
         return kept[-1]
+
+
+def _profiles(known: Estimation, workload: Workload) -> Mapping[str, Profile]:
+    """Return what was measured of a workload, by GPU type; nothing of a model that is unknown by now."""
+    rows = [row for row in known.profiles if row.workload.model == workload.model]
+    found = known_models([workload], known.models, rows).get(workload) if rows else None
+    return found.profiles if found else {}
+
+
+def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
+    writer.derive(cluster, nominal([spec.requested_type]), {})
+    writer.submit_jobs(cluster, [spec])
+    return b""
 
 
 def _reason(workload: Workload, message: str, next_step: str) -> Reason:

@@ -15,6 +15,7 @@ from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
 from formulation.errors import InvalidInput
 from service.estimating import catalogue_of
+from service.profiling import Options
 from service.roundoptions import RoundOptions
 from service.rpc.agents import AgentTiming
 from service.rpc.convert.rounds import read_options
@@ -23,6 +24,9 @@ from solvers.registry import names as solver_names
 
 MAX_MULTIPLES: Final = 16
 """Of what a job requests, in ``estimate_counts``."""
+
+MAX_PROFILED: Final = 4096
+"""Samples, or a tensor degree, in ``profile_samples`` and ``profile_tp``."""
 
 PREFIX: Final = "TESSERA_"
 """``listen`` is TESSERA_LISTEN in the environment."""
@@ -74,6 +78,13 @@ class Config:
     """How often what is estimated is looked at again, beside whenever a job without estimates comes."""
     learn: bool = True
     """What jobs report of their iteration times corrects the estimates of like Cells."""
+    profile: bool = False
+    """Layers of every workload are measured, not only of those whose jobs ask for it: by tasks on one GPU of
+    each type, where nobody else wants it."""
+    profile_samples: str = "1, 2, 4, 8"
+    """At how many samples on the one GPU."""
+    profile_tp: str = "1"
+    """At which tensor degrees; beyond 1 only steps that take ``tp`` can be measured."""
     hardware: str = ""
     """A YAML file with GPU types beside the catalogue's (``estimator.hardware.files``); empty: none."""
     health_period_s: float = 5.0
@@ -104,6 +115,7 @@ class Config:
         self.agent_timing()
         self.round_options()
         self.estimate_multiples()
+        self.profiling()
         if not (self.insecure_any_interface or _is_local(self.listen)):
             raise InvalidInput(
                 "listen",
@@ -151,6 +163,20 @@ class Config:
                 f"must be 1 to {MAX_MULTIPLES} numbers above 0 and up to 1,024, such as 0.5, 1, 2, 4",
             )
         return found
+
+    def profiling(self) -> Options:
+        """Return what is profiled, and when. Raises InvalidInput."""
+        found = {}
+        for name in ("profile_samples", "profile_tp"):
+            texts = [text.strip() for text in getattr(self, name).split(",")]
+            if not all(t.isdecimal() and 1 <= int(t) <= MAX_PROFILED for t in texts):
+                raise InvalidInput(
+                    name, f"must be numbers from 1 to {MAX_PROFILED:,}, such as 1, 2"
+                )
+            found[name] = tuple(sorted({int(t) for t in texts}))
+        return Options(
+            always=self.profile, samples=found["profile_samples"], tp=found["profile_tp"]
+        )
 
     def catalogue(self) -> dict[str, Hardware]:
         """Return the GPU types that Cells can be estimated for. Raises InvalidInput: the file is wrong."""

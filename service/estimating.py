@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.metadata import version
 from statistics import median
+from types import MappingProxyType
 from typing import Final
 
 import yaml
@@ -22,10 +23,18 @@ from estimator.graph import Graph
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.memory import States, parameter_bytes
 from estimator.plans import Plan, Shape, Training, shape_of
+from estimator.profiling.totals import ProfiledTotals
 from estimator.times import CellTimes
 from formulation.errors import InvalidInput, TesseraError
-from formulation.resources import EstimateRecord, Kind, MeasurementRecord, ModelSpec
+from formulation.resources import (
+    EstimateRecord,
+    Kind,
+    MeasurementRecord,
+    ModelSpec,
+    ProfileRow,
+)
 from formulation.snapshot import Source, Workload
+from service.profiling import Profile, profiles_of, step_of
 
 MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""
@@ -46,6 +55,7 @@ class Model:
     graph: Graph
     training: Training  # at a batch of its own
     zero: int
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # by GPU type
 
 
 def read_model(field: str, spec: ModelSpec) -> Model:
@@ -96,12 +106,25 @@ def _mapping(field: str, text: str) -> Mapping[str, object]:
     return values
 
 
-def model_of(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Model:
+def model_of(
+    field: str, workload: Workload, own: Iterable[ModelSpec], measured: Sequence[ProfileRow] = ()
+) -> Model:
     """Return the model of a workload: a user's own, else a published one of that name.
+
+    ``measured`` are layers of any models; those of its step are its profiles.
 
     Raises:
         InvalidInput: there is none; says what to do.
     """
+    specs = tuple(own)
+    model = _model_named(field, workload, specs)
+    if not measured:
+        return model
+    step = step_of(workload, specs)
+    return replace(model, profiles=profiles_of(measured, workload, step, model.graph.dtype))
+
+
+def _model_named(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Model:
     key = (workload.model, workload.params)
     for spec in own:
         if (spec.model, spec.params) == key:
@@ -112,13 +135,15 @@ def model_of(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Model:
     return Model(graph=found.graph, training=found.training, zero=found.zero)
 
 
-def known_models(workloads: Iterable[Workload], own: Iterable[ModelSpec]) -> dict[Workload, Model]:
-    """Return the models of those workloads whose model is known."""
+def known_models(
+    workloads: Iterable[Workload], own: Iterable[ModelSpec], measured: Sequence[ProfileRow] = ()
+) -> dict[Workload, Model]:
+    """Return the models of those workloads whose model is known; ``measured`` as in ``model_of``."""
     specs, found = tuple(own), {}
     names = {(spec.model, spec.params) for spec in specs} | published().keys()
     for workload in dict.fromkeys(workloads):
         if (workload.model, workload.params) in names:
-            found[workload] = model_of("", workload, specs)
+            found[workload] = model_of("", workload, specs, measured)
     return found
 
 
@@ -217,16 +242,17 @@ class Estimator:
         plans = cells(self._setting(next(iter(subjects.values()))), wanted)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
         found = dict(zip(plans, times, strict=True))
-        estimates = []
+        estimates, profile = [], self._models[workload].profiles.get(gpu_type)
         for degree in wanted:
             plan, time = plans.get(degree), found.get(degree)
             fits = plan is not None and time is not None
             record = EstimateRecord(
                 workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=shape.nodes,
-                pipeline_degree=degree, plan="", source=Source.ANALYTIC,
+                pipeline_degree=degree, plan="",
+                source=Source.PROFILED if profile else Source.ANALYTIC,
                 iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
                 sd=time.sd if time is not None and fits else None,
-                provenance=self._provenance(plan if fits else None),
+                provenance=self._provenance(plan if fits else None, profile),
             )  # fmt: skip
             estimates.append(CellEstimate(record=record, plan=plan if fits else None))
         return estimates
@@ -235,8 +261,12 @@ class Estimator:
         """Take in a model whose Cells are to be estimated too; none that was learned from."""
         self._models[workload] = model
 
-    def _provenance(self, plan: Plan | None) -> str:
-        how = f"analytic, calibrated on {self.learned} measurements" if self.learned else "analytic"
+    def _provenance(self, plan: Plan | None, profile: Profile | None) -> str:
+        how = "analytic"
+        if profile is not None:
+            how = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
+        if self.learned:
+            how += f", calibrated on {self.learned} measurements"
         if plan is None:
             return f"{how}: no plan fits in memory"
         return f"{how}: {described(plan)}"[:MAX_PROVENANCE]
@@ -255,7 +285,12 @@ class Estimator:
         model, hardware = self._models[subject.workload], self._hardware[subject.gpu_type]
         shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
         training = model.training.at(subject.global_batch)
-        return on_sheets(model.graph, training, hardware, shape, States(zero=model.zero))
+        setting = on_sheets(model.graph, training, hardware, shape, States(zero=model.zero))
+        profile = model.profiles.get(subject.gpu_type)
+        if profile is None:
+            return setting
+        timed = ProfiledTotals(points=profile.points, fallback=setting.compute)
+        return replace(setting, compute=timed, timed=True)
 
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
         """Return one measurement for each Cell that the model of times can speak of."""
@@ -338,12 +373,14 @@ def fingerprint(
     asked: Mapping[str, Sequence[int]],
     hardware: Mapping[str, Hardware],
     measurements: Sequence[MeasurementRecord],
+    profiles: Mapping[str, Profile] = MappingProxyType({}),
 ) -> str:
     """Return a digest of all that a workload's estimates depend on. ``spec`` None: a published model;
-    ``asked`` has the counts by GPU type."""
+    ``asked`` has the counts by GPU type, ``profiles`` what was measured of it there."""
     plain = [
         _release(), asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
         {t: asdict(h) for t, h in hardware.items() if t in asked},
         _learned(tuple(measurements)),
+        *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
     ]  # fmt: skip
     return _digest(plain)

@@ -65,7 +65,11 @@ async def running(config: Config) -> AsyncIterator[int]:
         listener.subscribe(changed)
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         cells = AutomaticCells(
-            store, Deriving(store, config.catalogue(), config.estimate_multiples(), learns=config.learn),
+            store,
+            Deriving(
+                store, config.catalogue(), config.estimate_multiples(), learns=config.learn,
+                profiling=config.profiling(),
+            ),
             clock, calls=server.calls, estimate_calls=server.estimate_calls, holder=holder,
             period_s=config.estimate_period_s,
         )  # fmt: skip

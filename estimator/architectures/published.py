@@ -231,3 +231,54 @@ def _llama(
         activation="silu", sequence=2048, vocabulary=vocabulary, positions="rotary", norm="rms",
         bias=False, tied=False, dtype="f16",
     ))  # fmt: skip
+
+
+def jax_step(model: str, params: str) -> tuple[str, Mapping[str, int | str]] | None:
+    """Return the step in JAX that profiles a published model, ``module:function``, and its arguments.
+
+    The heads of BERT and RoBERTa differ a little from the graph's. None: there is no step of that shape.
+    """
+    found = _jax_arguments(model, params)
+    if found is None:
+        return None
+    function, arguments = found
+    return f"estimator.tracing.models.steps:{function}", arguments
+
+
+def _jax_arguments(model: str, params: str) -> tuple[str, dict[str, int | str]] | None:
+    """Return the function of ``estimator.tracing.models.steps`` and its arguments."""
+    if model == "wide_resnet" and params in _WIDE_RESNETS:
+        channels, width = _WIDE_RESNETS[params]
+        return "wide_resnet", {"base": channels, "width": width, "classes": 1024, "dtype": "f32"}
+    if model == "bert" and params in _BERTS:
+        hidden, layers, heads = _BERTS[params]
+        return "decoder", _sizes(hidden, layers, heads, 51_200, 1024, causal=0)
+    if model == "moe" and params in _MOES:
+        hidden, layers, experts = _MOES[params]
+        sizes = _sizes(hidden, layers, 16, 32_000, 1024, causal=0, inner=8 * hidden)
+        return "decoder", sizes | {"experts": experts}
+    return _JAX_MORPHLING.get((model, params))
+
+
+def _sizes(
+    hidden: int, layers: int, heads: int, vocabulary: int, sequence: int, **others: int
+) -> dict[str, int | str]:
+    return {
+        "hidden": hidden, "layers": layers, "heads": heads, "vocabulary": vocabulary,
+        "sequence": sequence, "dtype": "f16", **others,
+    }  # fmt: skip
+
+
+_JAX_LLAMA_7B = _sizes(4096, 32, 32, 32_001, 2048, llama=1, inner=11_008)
+_JAX_MORPHLING: Mapping[tuple[str, str], tuple[str, dict[str, int | str]]] = MappingProxyType({
+    ("vit", "86M"): ("vision", {"classes": 200, "dtype": "f16"}),
+    ("roberta", "355M"): ("decoder", _sizes(1024, 24, 16, 50_265, 512, causal=0)),
+    ("bert", "336M"): ("decoder", _sizes(1024, 24, 16, 30_592, 512, causal=0)),
+    ("t5_3B", "3B"): ("encoder_decoder", _sizes(
+        1024, 24, 32, 32_128, 512, inner=16_384, head_width=128)),
+    ("gpt2", "1.5B"): ("decoder", _sizes(1600, 48, 25, 50_304, 1024)),
+    ("llama7", "7B"): ("decoder", _JAX_LLAMA_7B),
+    ("llama7b_bsz16", "7B"): ("decoder", _JAX_LLAMA_7B),
+    ("llama30", "30B"): ("decoder", _sizes(6656, 60, 52, 32_000, 2048, llama=1, inner=17_920)),
+})  # fmt: skip
+"""Functions and arguments for Morphling's; of T5 1.2B, whose nets are gated without being LLaMA's, none."""

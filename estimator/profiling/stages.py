@@ -49,12 +49,13 @@ class Whole:
 def profile_stage(
     source: Source, samples: int, tp: int = 1, *, date: str, start: int = 0, end: int | None = None,
     known: Iterable[ProfileRecord] = (), effort: Effort | None = None,
+    told: Callable[[ProfileRecord], object] = lambda _: None,
 ) -> list[ProfileRecord]:  # fmt: skip
     """Return records of the layers ``start`` to ``end`` that are not among ``known``, each kind once.
 
     Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records serve all
-    Cells of a job. ``date`` is provenance. The device is held from compilation to the last run; that is what
-    ``device_s`` counts.
+    Cells of a job. ``told`` is called with each record as it is measured, ``date`` is provenance. The device
+    is held from compilation to the last run; that is what ``device_s`` counts.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.
@@ -71,6 +72,7 @@ def profile_stage(
         record = _record(here, layer, effort, kind=kind, samples=samples, tp=tp, date=date)
         measured.add(record.key)
         records.append(record)
+        told(record)
     return records
 
 

@@ -48,6 +48,7 @@ class Gang:
     iterations_done: float = 0.0  # known to the server; a checkpoint may be further on
     restart_s: float = 0.0
     command: tuple[str, ...] = ()
+    runtime: str = ""  # what runs it; "": the agent's own
 
     @property
     def key(self) -> Key:
@@ -100,7 +101,7 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         global_batch=m.global_batch, gpu_type=m.gpu_type, gpus=m.gpus,
         pipeline_degree=m.pipeline_degree, plan=m.plan, iter_time_s=m.iter_time_s,
         iterations_total=m.iterations_total, iterations_done=m.iterations_done,
-        restart_s=m.restart_s, command=tuple(m.command),
+        restart_s=m.restart_s, command=tuple(m.command), runtime=m.runtime,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -16,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from formulation.errors import InvalidInput, TesseraError
+from formulation.resources import PROFILER
+from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Runtime
 from service.agent.state import StateDir
@@ -208,9 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         config = configure(options, uuid.uuid4().hex)
-        runtime = ReplayRuntime(
-            clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s
+        replay = ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s)
+        profiler = ProfilerRuntime(
+            servers=config.servers, cluster=config.cluster, environment=dict(os.environ)
         )
+        runtime = ByName(replay, {PROFILER: profiler})
         asyncio.run(_serve_until_signal(config, runtime))
     except* Superseded as group:
         status = EXIT_SUPERSEDED

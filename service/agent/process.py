@@ -8,9 +8,10 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from service.agent.files import read_json, write_json
 
@@ -51,7 +52,8 @@ class Process:
 
     @classmethod
     def spawn(
-        cls, argv: list[str], message: str, *, identity: Path, errors: Path, blocked: Iterable[int] = ()
+        cls, argv: list[str], message: str, *, identity: Path, errors: Path, blocked: Iterable[int] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Process:  # fmt: skip
         """Start ``argv`` with ``message`` (at most 64 KiB) on its standard input.
 
@@ -62,7 +64,7 @@ class Process:
         our_in, child_out = os.pipe()
         try:
             pid = os.posix_spawn(
-                argv[0], argv, {},
+                argv[0], argv, environment,
                 file_actions=(
                     (os.POSIX_SPAWN_DUP2, child_in, 0),
                     (os.POSIX_SPAWN_DUP2, child_out, 1),

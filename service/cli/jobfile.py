@@ -15,7 +15,7 @@ from tessera.v1 import estimates_pb2, jobs_pb2
 KEYS: Final = (
     "name", "model", "params", "global_batch", "iterations", "gpus", "gpu_type", "tenant",
     "priority", "weight", "guaranteed", "restart", "deadline", "pinned", "labels", "command",
-    "max_retries", "pin_type", "avoid_nodes",
+    "max_retries", "pin_type", "avoid_nodes", "profile",
 )  # fmt: skip
 """What a job in a file may say."""
 
@@ -81,7 +81,7 @@ def _job(job: Mapping, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobReques
         priority=job.whole("priority", 1, limits.MAX_PRIORITY),
         weight=job.real("weight", limits.MIN_WEIGHT, limits.MAX_WEIGHT),
         guaranteed=job.flag("guaranteed"), pinned=job.flag("pinned"), labels=job.labels("labels"),
-        command=job.texts("command"), pinned_gpu_type=job.flag("pin_type"),
+        command=job.texts("command"), pinned_gpu_type=job.flag("pin_type"), profile=job.flag("profile"),
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoided],
     )  # fmt: skip
     if "restart" in job:

@@ -87,6 +87,10 @@ def submit(
         int | None, typer.Option(min=0, max=limits.MAX_RETRIES, help="Tries again after failures.")
     ] = None,
     command: Annotated[str, typer.Option(help="What its runtime runs, quoted as in a shell.")] = "",
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Measure its layers on idle GPUs, one of each type."),
+    ] = False,
     watch: Watch = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
@@ -100,7 +104,7 @@ def submit(
         tenant=tenant, priority=priority or 0, weight=weight or 0.0, guaranteed=guaranteed,
         pinned=pinned, labels=options.labels("--label", label), pinned_gpu_type=pin_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
-        command=_words(command), max_retries=max_retries,
+        command=_words(command), max_retries=max_retries, profile=profile,
     )  # fmt: skip
     if restart:
         job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
@@ -172,10 +176,12 @@ def show(
             return
         job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
         history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=full))
+        request = estimates_pb2.GetProfilingRequest(parent=parent(cluster), workload=job.workload)
+        profiling = client.call(client.estimates.GetProfiling, request)
     if output is Output.NAME:
         line(job.name)
     elif not show_message(job, output):
-        show_job(job, now(), history.events)
+        show_job(job, now(), history.events, profiling)
 
 
 def changes(

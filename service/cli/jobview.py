@@ -67,9 +67,17 @@ def cell(value: estimates_pb2.Cell) -> str:
     return f"{found}, plan {value.plan}" if value.plan else found
 
 
-def show_job(job: jobs_pb2.Job, now: Timestamp, history: Sequence[jobs_pb2.JobEvent] = ()) -> None:
+def show_job(
+    job: jobs_pb2.Job,
+    now: Timestamp,
+    history: Sequence[jobs_pb2.JobEvent] = (),
+    profiling: estimates_pb2.Profiling | None = None,
+) -> None:
     """Print everything about a job, why it waits or was rejected, and the latest of its ``history``."""
-    facts = (*_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job))
+    facts = (
+        *_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job),
+        *profiled(profiling or estimates_pb2.Profiling()),
+    )  # fmt: skip
     show_facts((*facts, *_history(history)))
     if job.certificate:
         note(f"the schedule that meets its deadline, {at(job.deadline)}:")
@@ -172,6 +180,36 @@ def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("evidence", evidence),
         ("next step", reason.next_step),
     ]
+
+
+_TASK: Final = estimates_pb2.ProfilingTask
+_SAID: Final = {
+    _TASK.PLANNED: "will wait", _TASK.WAITS: "waits", _TASK.RUNS: "runs",
+    _TASK.DONE: "done", _TASK.FAILED: "failed", _TASK.CANCELLED: "cancelled",
+}  # fmt: skip
+
+
+def profiled(profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
+    """Return on how many GPU types a job's estimates are from measured layers, and how far the others are."""
+    if profiling.problem:
+        return [("profiling", profiling.problem)] if profiling.asked else []
+    if not profiling.tasks:
+        return []
+    types = len(profiling.tasks)
+    done = sum(task.state == _TASK.DONE for task in profiling.tasks)
+    rest = "" if done == types else "; its other estimates are analytic"
+    used_s = sum(t.service_gpu_seconds or t.device_seconds for t in profiling.tasks)
+    head = f"done on {done} of {types} GPU types{rest}; {number(used_s)} GPU-seconds used"
+    return [("profiling", head), *(("", _profiled_on(task)) for task in profiling.tasks)]
+
+
+def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
+    found = f"{task.gpu_type}: {_SAID.get(task.state, 'not known')}"
+    if task.records:
+        found += f", {task.records} records"
+    if task.job:
+        found += f" ({task.job})"
+    return f"{found}: {task.problem}" if task.problem else found
 
 
 LATEST = 10

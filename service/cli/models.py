@@ -113,6 +113,11 @@ def add_model(
         "Tokens a sample, instead of the file's.", min=1, max=limits.MAX_SEQUENCE)] = None,
     flash: Annotated[bool, _option("Attention that stores no scores.", "--flash")] = False,
     zero: Annotated[int, _option("ZeRO stage.", min=0, max=3)] = 0,
+    step: Annotated[str, _option(
+        "A training step in JAX that nodes can import: what `submit --profile` measures.",
+        metavar="MODULE:FUNCTION")] = "",
+    argument: Annotated[list[str] | None, _option(
+        "Of the step's function; repeatable.", metavar="KEY=VALUE")] = None,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -130,7 +135,7 @@ def add_model(
     described = Model(
         model=model, params=params, architecture=_described(architecture, hf), dtype=dtype,
         sequence=sequence or 0, flash=flash, micro_batches=micro_batches, state_bytes=state_bytes,
-        checkpointing=checkpointing, zero=zero,
+        checkpointing=checkpointing, zero=zero, step=step, step_arguments=argument or [],
     )  # fmt: skip
     request = UpsertModelsRequest(
         parent=parent(cluster), models=[described], validate_only=validate_only,

@@ -29,10 +29,12 @@ from service.estimating import (
     read_model,
 )
 from service.ports import Store, Writer
+from service.profiling import Options, status
 from service.rpc import fields, names
 from service.rpc.calls import Calls
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import of_cell, of_model, of_published, to_model
+from service.rpc.convert.profiles import of_status, to_profiles
 from service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
@@ -50,12 +52,13 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
     def __init__(
         self, store: Store, calls: Calls, estimate_calls: Calls, hardware: Mapping[str, Hardware],
-        *, learns: bool = True,
+        *, learns: bool = True, profiling: Options | None = None,
     ) -> None:  # fmt: skip
         """``estimate_calls`` are threads for arithmetic, ``hardware`` the catalogue by name.
 
-        With ``learns`` measurements correct the estimates.
+        With ``learns`` measurements correct the estimates. ``profiling``: what is measured, and when.
         """
+        self._profiling = profiling or Options()
         self._store, self._calls, self._learns = store, calls, learns
         self._estimate_calls, self._hardware = estimate_calls, hardware
 
@@ -80,6 +83,18 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             return await self._estimate_calls.run(self._estimate, request, over.is_set)
         finally:
             over.set()
+
+    async def AddProfiles(
+        self, request: pb.AddProfilesRequest, context: _Context
+    ) -> pb.AddProfilesResponse:
+        """Keep measured layers, all or none."""
+        return await self._calls.run(self._add_profiles, request)
+
+    async def GetProfiling(
+        self, request: pb.GetProfilingRequest, context: _Context
+    ) -> pb.Profiling:
+        """Return where the profiling of a workload stands."""
+        return await self._calls.run(self._profiling_of, request)
 
     async def UpsertModels(
         self, request: pb.UpsertModelsRequest, context: _Context
@@ -143,8 +158,10 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         measurements = known.measurements if self._learns else ()
         place = "job" if request.job else "workload"
         models = {
-            **known_models((m.workload for m in measurements), known.models),
-            workload: model_of(f"{place}.model" if not spec else place, workload, known.models),
+            **known_models((m.workload for m in measurements), known.models, known.profiles),
+            workload: model_of(
+                f"{place}.model" if not spec else place, workload, known.models, known.profiles
+            ),
         }
         estimator = Estimator(hardware, models, measurements)
         found: list[CellEstimate] = []
@@ -193,6 +210,24 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         parent, job = names.parse_job(field, name)
         names.require_parent(field, parent, cluster)
         return self._store.get_job(cluster, job).spec
+
+    def _add_profiles(self, request: pb.AddProfilesRequest) -> pb.AddProfilesResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        rows = to_profiles(request)
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            added = writer.add_profiles(cluster, rows)
+            return pb.AddProfilesResponse(added=added).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.AddProfilesResponse.FromString(kept)
+
+    def _profiling_of(self, request: pb.GetProfilingRequest) -> pb.Profiling:
+        cluster = names.parse_cluster("parent", request.parent)
+        workload = convert.to_workload("workload", request.workload)
+        known = self._store.estimation(cluster)
+        return of_status(status(known, self._hardware, self._profiling, workload))
 
     def _upsert_models(self, request: pb.UpsertModelsRequest) -> pb.UpsertModelsResponse:
         cluster = names.parse_cluster("parent", request.parent)

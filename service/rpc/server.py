@@ -95,7 +95,12 @@ class Server:
         clusters_pb2_grpc.add_ClustersServicer_to_server(clusters, self._grpc)
         estimates_pb2_grpc.add_EstimatesServicer_to_server(
             EstimatesServicer(
-                store, calls, self.estimate_calls, config.catalogue(), learns=config.learn
+                store,
+                calls,
+                self.estimate_calls,
+                config.catalogue(),
+                learns=config.learn,
+                profiling=config.profiling(),
             ),
             self._grpc,
         )

@@ -82,7 +82,7 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str]) -> pb.DesiredGang:
         pipeline_degree=cell.pipeline_degree, plan=cell.plan,
         iter_time_s=spec.workload.global_batch / cell.rate if cell.rate > 0 else 0.0,
         iterations_total=spec.iterations, iterations_done=gang.iterations_done,
-        restart_s=spec.restart_s, command=spec.command,
+        restart_s=spec.restart_s, command=spec.command, runtime=spec.runtime,
     )  # fmt: skip
 
 

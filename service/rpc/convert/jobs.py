@@ -10,6 +10,7 @@ from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
 from formulation.reasons import Reason
 from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec, LegRecord
+from formulation.snapshot import PROFILING
 from service.rpc import fields, names
 from service.rpc.convert.clusters import to_node_id
 from service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
@@ -67,9 +68,14 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
         restart_s=restart_s,
         command=_command(f"{field}.command", list(m.command)),
         max_retries=retries,
+        profile=m.profile,
         **to_changes(field, cluster, m),
     )
     require_type_of_pin(field, spec)
+    if spec.runtime:
+        raise InvalidInput(
+            f"{field}.workload.model", f"{PROFILING} is of the service's own tasks: name another"
+        )
     return spec
 
 
@@ -119,6 +125,7 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         tenant=spec.tenant, priority=spec.queue, weight=spec.weight, guaranteed=spec.guaranteed,
         restart=fields.duration_of(spec.restart_s), pinned=not spec.movable, labels=spec.labels,
         command=spec.command, max_retries=spec.max_retries, pinned_gpu_type=spec.pinned_type,
+        profile=spec.profile,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
     )  # fmt: skip
     if math.isfinite(spec.deadline_s):

@@ -8,6 +8,7 @@ from estimator.plans import Plan
 from formulation.errors import InvalidInput
 from formulation.resources import ModelSpec
 from service.estimating import CellEstimate, Model
+from service.profiling import arguments_of
 from service.rpc import fields
 from service.rpc.convert.estimates import of_estimate
 from tessera.v1 import estimates_pb2 as pb
@@ -16,6 +17,8 @@ MAX_ARCHITECTURE: Final = 65_536
 MAX_MICRO_BATCHES: Final = 10**6
 MAX_SEQUENCE: Final = 10**7
 MAX_STATE_BYTES: Final = 1000.0
+MAX_STEP: Final = 200
+MAX_ARGUMENTS: Final = 64
 DTYPES: Final = ("f32", "bf16", "f16")
 _USUAL: Final = ModelSpec(model="", params="", architecture="")
 
@@ -44,6 +47,7 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
         micro_batches=fields.whole(f"{field}.micro_batches", micro_batches, 1, MAX_MICRO_BATCHES),
         state_bytes=fields.real(f"{field}.state_bytes", state_bytes, 1.0, MAX_STATE_BYTES),
         checkpointing=message.checkpointing, zero=fields.whole(f"{field}.zero", message.zero, 0, 3),
+        step=_step(f"{field}.step", message), step_arguments=tuple(message.step_arguments),
     )  # fmt: skip
 
 
@@ -54,8 +58,27 @@ def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Mo
         sequence=spec.sequence, dtype=model.graph.dtype, flash=spec.flash,
         micro_batches=spec.micro_batches, state_bytes=spec.state_bytes,
         checkpointing=spec.checkpointing, zero=spec.zero, parameters=model.graph.parameters,
-        published=published,
+        published=published, step=spec.step, step_arguments=spec.step_arguments,
     )  # fmt: skip
+
+
+def _step(field: str, message: pb.Model) -> str:
+    """Return the step that profiling measures; "": none."""
+    step = fields.text(field, message.step, MAX_STEP)
+    if len(message.step_arguments) > MAX_ARGUMENTS:
+        raise InvalidInput(f"{field}_arguments", f"must be at most {MAX_ARGUMENTS}")
+    for i, text in enumerate(message.step_arguments):
+        fields.text(f"{field}_arguments[{i}]", text, MAX_STEP)
+    if arguments_of(f"{field}_arguments", message.step_arguments) and not step:
+        raise InvalidInput(f"{field}_arguments", "belong to a step: name it")
+    module, colon, function = step.partition(":")
+    if step and not (colon and function.isidentifier() and _is_module(module)):
+        raise InvalidInput(field, f"{step!r} is none: write module:function")
+    return step
+
+
+def _is_module(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def of_published(key: tuple[str, str], model: Model) -> pb.Model:

@@ -1,0 +1,89 @@
+"""Profiling that can be cut off at any moment and goes on where it was, at the sizes that fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from estimator.profiling.records import ProfileMismatch, ProfileRecord, load
+from estimator.profiling.stages import Source, kinds_of, profile_stage
+from estimator.profiling.timing import Effort, device_name, versions
+from formulation.errors import NotAllowed
+
+Size = tuple[int, int]
+"""Samples on one device, and tensor degree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All layers of a step at each size that fits on the device; ``layers`` counts them by kind."""
+
+    records: tuple[ProfileRecord, ...]
+    layers: Mapping[str, int]
+    too_large: tuple[Size, ...]
+
+
+def kept(path: Path) -> list[ProfileRecord]:
+    """Return what an earlier run left in ``path``, cut off in the middle of a line or not.
+
+    Records of another device or of other versions are put aside, as they cannot be mixed with new ones.
+
+    Raises:
+        InvalidInput: a whole line is no record.
+    """
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        path.write_bytes(whole)
+    try:
+        return load(path, versions=versions(), device=device_name())
+    except ProfileMismatch:
+        path.replace(path.with_suffix(".elsewhere"))
+        return []
+
+
+def measured(
+    source: Source, sizes: Sequence[Size], *, known: Iterable[ProfileRecord], date: str,
+    told: Callable[[ProfileRecord, int], object], effort: Effort | None = None,
+) -> Measured:  # fmt: skip
+    """Measure a step's layers at ``sizes``; what is among ``known`` is not measured again.
+
+    ``told`` is called with each new record and how many there are to be in all. Of a tensor degree the sizes
+    from the first that the device has no memory for are left out.
+
+    Raises:
+        Untraceable: the step cannot be traced at these sizes.
+        NotAllowed: not even the smallest fits.
+    """
+    known, names = list(known), kinds_of(source)
+    layers = Counter(names.kind)
+    found: list[ProfileRecord] = []
+    too_large: list[Size] = []
+    for samples, tp in sorted(sizes, key=lambda size: size[::-1]):
+        if any(degree == tp for _, degree in too_large):
+            too_large.append((samples, tp))
+            continue
+        try:
+            new = profile_stage(
+                source, samples, tp, date=date, known=known, effort=effort,
+                told=lambda record: told(record, len(layers) * len(sizes)),
+            )  # fmt: skip
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            too_large.append((samples, tp))
+            continue
+        known += new
+        found += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
+    if not found:
+        raise NotAllowed(
+            f"{source.target} does not fit on {device_name()} with the fewest samples, "
+            f"{min(sizes)[0]}: nothing can be measured there"
+        )
+    return Measured(records=tuple(found), layers=layers, too_large=tuple(too_large))

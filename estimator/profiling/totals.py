@@ -1,0 +1,67 @@
+"""Seconds of layers from what their whole model took on one device: data sheets, scaled to that. No JAX.
+
+For a model whose graph is not the one that was profiled, so that its layers cannot be matched one by one: a
+JAX step measured for an architecture that is described by its sizes. Meets :class:`estimator.plans.Compute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from estimator.graph import Graph
+from estimator.plans import Compute, Training
+from estimator.profiling.compute import Point
+from formulation.errors import InvalidInput
+from formulation.tables import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledTotals:
+    """Layers that take what ``fallback`` says, times the ratio of measured to its seconds of the whole model.
+
+    ``points`` has, by tensor degree, what all layers together took for so many samples. Between samples the
+    ratio's logarithm is linear in theirs, beyond them it stays; a degree that was not measured has the ratios
+    of the nearest one that was.
+    """
+
+    points: Mapping[int, Sequence[Point]]
+    fallback: Compute
+
+    def __post_init__(self) -> None:
+        """Check that something was measured. Raises InvalidInput."""
+        if not self.points or not all(self.points.values()):
+            raise InvalidInput("points", "nothing was measured; profile first")
+
+    def layer_s(
+        self, graph: Graph, training: Training, samples: Floats, tp: Ints
+    ) -> tuple[Floats, Floats]:
+        """Return forward and backward seconds of each layer, both of shape (D, L)."""
+        samples, tp = np.asarray(samples, dtype=np.float64), np.asarray(tp, dtype=np.int64)
+        result = np.stack(self.fallback.layer_s(graph, training, samples, tp))  # (2, D, L)
+        for degree in np.unique(tp).tolist():
+            rows = np.flatnonzero(tp == degree)
+            at, log_ratio = self._log_ratios(graph, training, degree)
+            where = np.log(samples[rows])
+            scale = np.exp([np.interp(where, at, each) for each in log_ratio])  # (2, rows)
+            result[:, rows] *= scale[:, :, np.newaxis]
+        return result[0], result[1]
+
+    def _log_ratios(self, graph: Graph, training: Training, tp: int) -> tuple[Floats, Floats]:
+        """Return log samples, rising, and log ratios of shape (2, points), of the nearest measured degree."""
+        degree = min(self.points, key=lambda known: (abs(log2(known) - log2(tp)), known))
+        points = sorted(self.points[degree])
+        samples = np.array([p[0] for p in points])
+        measured = np.array([p[1:] for p in points]).T
+        plain = np.stack(
+            self.fallback.layer_s(
+                graph, training, samples, np.full(len(points), degree, dtype=np.int64)
+            )
+        ).sum(axis=2)
+        forward, both = np.log(measured[0] / plain[0]), measured[1] > 0
+        backward = np.log(np.where(both, measured[1] / plain[1], 1.0))
+        # a backward pass too short to be told apart is as far off as its forward pass
+        return np.log(samples), np.stack([forward, np.where(both, backward, forward)])

@@ -1,0 +1,86 @@
+"""Profiling tasks: a process that measures layers on one GPU and tells the servers; and who runs what."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from formulation.errors import InvalidInput
+from service.agent import replay_job
+from service.agent.gangs import Gang
+from service.agent.process import Process
+from service.agent.replay import ReplayHandle
+from service.agent.runtime import Handle, Runtime
+
+MODULE: Final = "service.profiletask"
+"""Run, never imported: it needs the estimator, which agents do without."""
+
+VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Which GPUs a process sees, by the names of NVIDIA's and AMD's libraries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerRuntime:
+    """Runs the single-device profiler in ``environment``, with the one GPU of its gang."""
+
+    servers: tuple[str, ...]
+    cluster: str
+    environment: Mapping[str, str]
+
+    def start(self, gang: Gang, directory: Path, checkpoints: Path) -> Handle:
+        """Start the process. Raises InvalidInput (not one GPU, or not a task), OSError."""
+        if len(gang.devices) != 1 or len(gang.command) != 1:
+            raise InvalidInput("command", "a profiling task has one GPU and one word, its task")
+        ((_, gpu),) = gang.devices
+        spec = {
+            "directory": str(directory), "checkpoints": str(checkpoints), "task": gang.command[0],
+            "generation": gang.generation, "job": gang.job, "gpu_type": gang.gpu_type,
+            "node": gang.leader, "cluster": self.cluster, "servers": self.servers,
+        }  # fmt: skip
+        process = Process.spawn(
+            [sys.executable, "-m", MODULE],
+            json.dumps(spec),
+            identity=directory / "process.json",
+            errors=directory / "errors.log",
+            blocked=replay_job.STOP,
+            environment={**self.environment, **{n: self._device(n, gpu) for n in VISIBLE}},
+        )
+        return ReplayHandle(process, directory)
+
+    def adopt(self, directory: Path) -> Handle | None:
+        """Return the handle of the process that an earlier agent started there, dead or alive."""
+        process = Process.adopt(directory / "process.json")
+        return ReplayHandle(process, directory) if process else None
+
+    def _device(self, name: str, gpu: int) -> str:
+        """Return what the variable ``name`` is to say: a GPU among those that the agent itself may see."""
+        seen = [text.strip() for text in self.environment.get(name, "").split(",") if text.strip()]
+        return seen[gpu] if gpu < len(seen) else str(gpu)
+
+
+class ByName:
+    """Leaves each gang to the runtime that it names, or else to the agent's ``own``.
+
+    All of them keep the same files in a gang's directory, so any can adopt what another has started.
+    """
+
+    def __init__(self, own: Runtime, others: Mapping[str, Runtime]) -> None:
+        self._own, self._others = own, others
+
+    def start(self, gang: Gang, directory: Path, checkpoints: Path) -> Handle:
+        """Start it. Raises InvalidInput (no such runtime, or it cannot run it), OSError."""
+        runtime = self._others.get(gang.runtime) if gang.runtime else self._own
+        if runtime is None:
+            raise InvalidInput(
+                "runtime",
+                f"this agent has no runtime {gang.runtime!r}; upgrade tessera on its node",
+            )
+        return runtime.start(gang, directory, checkpoints)
+
+    def adopt(self, directory: Path) -> Handle | None:
+        """Return what an earlier agent started in ``directory``, dead or alive; None: nothing."""
+        return self._own.adopt(directory)

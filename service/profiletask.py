@@ -1,0 +1,178 @@
+"""The process of a profiling task: measures layers on the one GPU that it sees, and sends what it found.
+
+Run as ``python -m service.profiletask``, with a specification as JSON on standard input; an empty one means
+that the agent died before it had written down this process's id. It leaves the files that an agent looks for
+(``service.agent.replay_job``). Records go to the job's folder as they are measured, so a task that is cut off
+goes on where it was, and to a server at the end, all at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import Message
+
+from formulation.errors import NotAllowed, TesseraError
+from service.agent import checkpoint
+from service.agent.files import write_json
+from service.agent.replay_job import STOP, announce, end
+from tessera.v1 import estimates_pb2 as pb
+from tessera.v1 import estimates_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+RECORDS: Final = "records.jsonl"
+CALL_S, RETRY_S = 20.0, 2.0
+"""Deadline of a call, and how long a server that does not answer is left alone."""
+
+AGAIN: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)  # fmt: skip
+"""What another server, or the same one later, may answer otherwise."""
+
+Spec = Mapping[str, Any]
+
+
+def require_jax(node: str) -> None:
+    """Check that JAX can be imported. Raises NotAllowed: what to install."""
+    missing = [n for n in ("jax", "equinox") if importlib.util.find_spec(n) is None]
+    if missing:
+        raise NotAllowed(
+            f"profiling needs {' and '.join(missing)}, which node {node} has not: install them there with"
+            " pip install 'tessera[estimator]', or go on with analytic estimates"
+        )
+
+
+def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
+    """Measure what is left to measure; return all of it as a request. A record is written under ``held``.
+
+    Raises:
+        TesseraError: it cannot be measured; says why.
+    """
+    resuming = importlib.import_module("estimator.profiling.resuming")  # JAX starts slowly
+    stages = importlib.import_module("estimator.profiling.stages")
+    records = importlib.import_module("estimator.profiling.records")
+    task = json.loads(spec["task"])
+    path = Path(spec["checkpoints"]) / RECORDS
+    known = resuming.kept(path)
+    done = len(known)
+
+    def told(record: Any, total: int) -> None:
+        nonlocal done
+        with held:
+            records.save([record], path)
+        done += 1
+        show(spec, len(task["sizes"]) * done / total)
+
+    show(spec, 0.0)
+    announce()
+    os.dup2(2, 1)  # the agent listens no more: what a step prints goes to the log
+    found = resuming.measured(
+        stages.Source(target=task["step"], arguments=task["arguments"]),
+        [tuple(size) for size in task["sizes"]],
+        known=known, date=time.strftime("%Y-%m-%d", time.gmtime()), told=told,
+    )  # fmt: skip
+    for samples, tp in found.too_large:
+        log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)
+    return request_of(spec, task, found.records, found.layers)
+
+
+def request_of(
+    spec: Spec, task: Spec, records: Sequence[Any], layers: Mapping[str, int]
+) -> pb.AddProfilesRequest:
+    """Return the records as a request that is safe to repeat."""
+    model, params, batch = task["workload"]
+    request = pb.AddProfilesRequest(
+        parent=f"clusters/{spec['cluster']}", gpu_type=spec["gpu_type"], task=spec["job"],
+        workload=pb.Workload(model=model, params=params, global_batch=batch),
+        source=task["source"], dtype=records[0].dtype, device=records[0].device,
+        versions=records[0].versions, date=max(r.date for r in records),
+        layers=[
+            pb.LayerProfile(
+                kind=r.kind, layers=layers[r.kind], samples=r.samples, tensor_parallel=r.tp,
+                forward_s=r.forward_s, backward_s=r.backward_s, method=r.method, repeats=r.repeats,
+                device_s=r.device_s,
+            )
+            for r in records
+        ],
+    )  # fmt: skip
+    request.request_id = f"profile-{_digest(request)[:32]}"
+    return request
+
+
+def _digest(message: Message) -> str:
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+
+
+def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
+    """Send the records to one server after the other until one has them, for as long as that takes.
+
+    Raises:
+        NotAllowed: a server refused them; says why.
+    """
+    turn = 0
+    while True:
+        address = servers[turn % len(servers)]
+        turn += 1
+        try:
+            with grpc.insecure_channel(address) as channel:
+                rpc.EstimatesStub(channel).AddProfiles(request, timeout=CALL_S)
+                return
+        except grpc.RpcError as error:
+            if error.code() not in AGAIN:
+                raise NotAllowed(f"the server refused the records: {error.details()}") from error
+            log.warning("%s does not take the records yet: %s", address, error.details())
+        time.sleep(RETRY_S)
+
+
+def show(spec: Spec, sizes_done: float) -> None:
+    """Write the progress; there is no iteration whose time would mean anything."""
+    path = os.path.join(spec["directory"], "progress.json")
+    write_json(path, {"iterations": sizes_done, "iter_time_s": 0.0})
+
+
+def _stop_when_told(spec: dict[str, Any], held: threading.Lock) -> None:
+    """End this process at SIGTERM, between two records, whatever its main thread is at."""
+    signal.sigwait(STOP)
+    with held:
+        os._exit(end(spec, "stopped"))
+
+
+def main() -> int:
+    """Read the specification and measure; return the exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    text = sys.stdin.read()
+    if not text:
+        return 0
+    spec, held = json.loads(text), threading.Lock()
+    threading.Thread(target=_stop_when_told, args=(spec, held), daemon=True).start()
+    try:
+        require_jax(spec["node"])
+        checkpoint.open_generation(spec["checkpoints"], spec["generation"])
+        send(measure(spec, held), spec["servers"])
+        outcome, problem = "succeeded", ""
+    except (TesseraError, checkpoint.StaleGeneration, OSError) as error:
+        outcome, problem = "failed", str(error)
+    held.acquire()  # for good: from here on nobody else ends this process
+    return end(spec, outcome, problem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

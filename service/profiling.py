@@ -1,0 +1,282 @@
+"""Profiling as short tasks: what can be measured, which tasks are missing, where they stand. Pure.
+
+A task is a job of the service's own: one GPU of one type, of the least weight and the last queue. Its layers
+do not depend on the batch, so workloads that differ by it alone share tasks and records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from estimator.architectures.published import jax_step
+from estimator.profiling.compute import Point
+from formulation.errors import InvalidInput
+from formulation.lifecycle import ACTIVE, JobState
+from formulation.resources import EstimateRecord, Estimation, JobSpec, ModelSpec, ProfileRow
+from formulation.snapshot import PROFILING, Source, Workload
+
+LEAST_WEIGHT: Final = 1e-6
+LAST_QUEUE: Final = 100
+"""What users may give at the least and at the most, so that nobody's job is worth less."""
+
+NOMINAL_S: Final = 60.0
+"""Of a size, for rounds to reckon with; nothing depends on it."""
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is measured, and whether for every workload or only where a job asks for it."""
+
+    always: bool = False
+    samples: tuple[int, ...] = (1, 2, 4, 8)
+    tp: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A training step in JAX, ``module:function`` and its arguments by name."""
+
+    target: str
+    arguments: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Return what records of it say they are of."""
+        return f"{self.target}({', '.join(f'{k}={v}' for k, v in self.arguments)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a model as a whole took on one device of a type: points by tensor degree."""
+
+    points: Mapping[int, Sequence[Point]]
+    device: str
+    date: str
+    records: int
+    device_s: float
+
+
+class TaskState(StrEnum):
+    """Where the profiling of a workload on a GPU type stands."""
+
+    PLANNED = "planned"
+    WAITS = "waits"
+    RUNS = "runs"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStatus:
+    """The profiling of a workload on a GPU type. ``job`` "": none of this cluster's."""
+
+    gpu_type: str
+    state: TaskState
+    job: str = ""
+    problem: str = ""
+    records: int = 0
+    device_s: float = 0.0
+    service_gpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The profiling of a workload. ``problem``: why nothing can be measured."""
+
+    asked: bool
+    source: str
+    problem: str
+    tasks: tuple[TaskStatus, ...]
+
+
+def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
+    """Return ``key=value`` texts as arguments by name: whole numbers, numbers, or as they are.
+
+    Raises:
+        InvalidInput: one is not of that form, or repeats another's name.
+    """
+    found: dict[str, Value] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key.isidentifier()) or key in found:
+            raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, each name once")
+        found[key] = _value(value)
+    return tuple(sorted(found.items()))
+
+
+def _value(text: str) -> Value:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
+    """Return what measures a workload: the step of a user's own model, else that of a published one."""
+    key = (workload.model, workload.params)
+    spec = next((m for m in own if (m.model, m.params) == key), None)
+    if spec is not None:
+        arguments = arguments_of("step_arguments", spec.step_arguments)
+        return Step(target=spec.step, arguments=arguments) if spec.step else None
+    known = jax_step(*key)
+    return known and Step(target=known[0], arguments=tuple(sorted(known[1].items())))
+
+
+def profiles_of(
+    rows: Iterable[ProfileRow], workload: Workload, step: Step | None, dtype: str
+) -> dict[str, Profile]:
+    """Return what was measured of a workload's step in its type of numbers, by GPU type.
+
+    Of several tasks on a GPU type the latest counts: devices and versions are not mixed.
+    """
+    if step is None:
+        return {}
+    by_type: dict[str, list[ProfileRow]] = defaultdict(list)
+    for row in rows:
+        if _is_of(row, workload, step) and row.dtype == dtype:
+            by_type[row.gpu_type].append(row)
+    return {
+        gpu_type: _profile([row for row in found if row.task == found[-1].task])
+        for gpu_type, found in sorted(by_type.items())
+    }
+
+
+def _is_of(row: ProfileRow, workload: Workload, step: Step) -> bool:
+    same_model = (row.workload.model, row.workload.params) == (workload.model, workload.params)
+    return same_model and row.source == step.source
+
+
+def _profile(rows: Sequence[ProfileRow]) -> Profile:
+    sums: dict[tuple[int, float], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in rows:
+        total = sums[row.tp, row.samples]
+        total[0] += row.layers * row.forward_s
+        total[1] += row.layers * row.backward_s
+    points: dict[int, list[Point]] = defaultdict(list)
+    for (tp, samples), (forward_s, backward_s) in sorted(sums.items()):
+        points[tp].append((samples, forward_s, backward_s))
+    return Profile(
+        points={tp: tuple(found) for tp, found in points.items()}, device=rows[-1].device,
+        date=rows[-1].date, records=len(rows), device_s=sum(row.device_s for row in rows),
+    )  # fmt: skip
+
+
+def task_name(workload: Workload, step: Step, gpu_type: str) -> str:
+    """Return the id of the job that measures: the same for whoever makes it, so that one is made."""
+    text = f"{workload.model}/{workload.params}: {step.source}"
+    return f"profile-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{gpu_type}"
+
+
+def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> JobSpec:
+    """Return the job that measures ``step`` on a GPU type."""
+    samples = [s for s in options.samples if s <= workload.global_batch] or [1]
+    sizes = [(s, tp) for tp in options.tp for s in samples]
+    task = {
+        "step": step.target, "arguments": dict(step.arguments), "source": step.source,
+        "sizes": sizes,
+        "workload": [workload.model, workload.params, workload.global_batch],
+    }  # fmt: skip
+    return JobSpec(
+        name=task_name(workload, step, gpu_type),
+        workload=Workload(model=PROFILING, params="", global_batch=1),
+        iterations=len(sizes), requested_gpus=1, requested_type=gpu_type, pinned_type=True,
+        tenant=PROFILING, queue=LAST_QUEUE, weight=LEAST_WEIGHT, restart_s=0.0, max_retries=1,
+        command=(json.dumps(task, sort_keys=True),),
+        labels={"profiles": f"{workload.model}/{workload.params}"[:255]},
+    )  # fmt: skip
+
+
+def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
+    """Return the Cells that all tasks run on: one GPU of a type."""
+    return [
+        EstimateRecord(
+            workload=Workload(model=PROFILING, params="", global_batch=1), gpu_type=gpu_type, gpus=1,
+            nodes=1, pipeline_degree=1, plan="", iter_time_s=NOMINAL_S, source=Source.ANALYTIC,
+            provenance="nominal: of one size of a profiling task",
+        )
+        for gpu_type in gpu_types
+    ]  # fmt: skip
+
+
+def missing_tasks(
+    known: Estimation, catalogue: Iterable[str], options: Options
+) -> dict[str, JobSpec]:
+    """Return the tasks that are to be made, by name: one for each model and GPU type that was not measured.
+
+    A task that failed or was cancelled is not made again.
+    """
+    there = {task.name for task in known.profiling}
+    types = _types(known, catalogue)
+    found: dict[str, JobSpec] = {}
+    for wanted in known.wanted:
+        step = step_of(wanted.workload, known.models)
+        if step is None or not (wanted.profile or options.always):
+            continue
+        measured = {row.gpu_type for row in known.profiles if _is_of(row, wanted.workload, step)}
+        for gpu_type in types:
+            spec = task_of(wanted.workload, step, gpu_type, options)
+            if gpu_type not in measured and spec.name not in there:
+                found.setdefault(spec.name, spec)
+    return found
+
+
+def status(
+    known: Estimation, catalogue: Iterable[str], options: Options, workload: Workload
+) -> Status:
+    """Return where the profiling of a workload stands."""
+    wanted = next((w for w in known.wanted if w.workload == workload), None)
+    asked = wanted is not None and (wanted.profile or options.always)
+    step = step_of(workload, known.models)
+    if step is None:
+        problem = (
+            f"{workload.model} {workload.params}".rstrip()
+            + " has no step in JAX that could be measured: name one with `tessera models add --step"
+            " MODULE:FUNCTION`; until then its estimates stay analytic"
+        )
+        return Status(asked=asked, source="", problem=problem, tasks=())
+    tasks = [_task_status(known, workload, step, t) for t in _types(known, catalogue)]
+    shown = tuple(t for t in tasks if asked or t.state is not TaskState.PLANNED)
+    return Status(asked=asked, source=step.source, problem="", tasks=shown)
+
+
+def _types(known: Estimation, catalogue: Iterable[str]) -> list[str]:
+    """Return the GPU types that there are nodes of and that Cells can be estimated for."""
+    names = set(catalogue)
+    return [k.gpu_type.name for k in known.kinds if k.gpus and k.gpu_type.name in names]
+
+
+_ENDED: Final = {
+    JobState.FAILED: TaskState.FAILED, JobState.FAILING: TaskState.FAILED,
+    JobState.CANCELLED: TaskState.CANCELLED, JobState.CANCELLING: TaskState.CANCELLED,
+    JobState.REJECTED: TaskState.FAILED, JobState.SUCCEEDED: TaskState.DONE,
+}  # fmt: skip
+
+
+def _task_status(known: Estimation, workload: Workload, step: Step, gpu_type: str) -> TaskStatus:
+    name = task_name(workload, step, gpu_type)
+    rows = [r for r in known.profiles if r.gpu_type == gpu_type and _is_of(r, workload, step)]
+    task = next((t for t in known.profiling if t.name == name), None)
+    if rows:
+        state = TaskState.DONE
+    elif task is None:
+        state = TaskState.PLANNED
+    else:
+        active = TaskState.RUNS if task.state in ACTIVE else TaskState.WAITS
+        state = _ENDED.get(task.state, active)
+    return TaskStatus(
+        gpu_type=gpu_type, state=state, job=name if task else "",
+        problem=task.last_error if task and state is TaskState.FAILED else "",
+        records=len(rows), device_s=sum(r.device_s for r in rows),
+        service_gpu_s=task.service_gpu_s if task else 0.0,
+    )  # fmt: skip

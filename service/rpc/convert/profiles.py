@@ -1,0 +1,106 @@
+"""Measured layers on the way in, and where profiling stands."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from estimator.profiling.records import METHODS
+from formulation.errors import InvalidInput
+from formulation.resources import ProfileRow
+from service.profiling import Status, TaskState, TaskStatus
+from service.rpc import fields, names
+from service.rpc.convert.estimates import to_workload
+from service.rpc.convert.models import DTYPES
+from tessera.v1 import estimates_pb2 as pb
+
+MAX_RECORDS: Final = 10_000
+MAX_VERSIONS: Final = 32
+MAX_LAYERS: Final = 10**6
+MAX_LAYER_S, MAX_DEVICE_S = 1e4, 1e7
+MIN_LAYER_S: Final = 1e-12
+"""Of one layer; beyond, a time is in a wrong unit."""
+
+
+def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
+    """Return the measured layers, each kind once at each size, and the same kinds at all sizes.
+
+    Raises:
+        InvalidInput: NaN, a time that is none, a kind that is missing somewhere; names the field.
+    """
+    m = message
+    fields.batch("layers", len(m.layers), MAX_RECORDS)
+    if m.dtype not in DTYPES:
+        raise InvalidInput("dtype", f"must be one of {', '.join(DTYPES)}, not {m.dtype[:20]!r}")
+    if len(m.versions) > MAX_VERSIONS:
+        raise InvalidInput("versions", f"must be at most {MAX_VERSIONS}")
+    versions = tuple(
+        sorted(
+            (fields.text("versions", k, 100), fields.text("versions", v, 1000))
+            for k, v in m.versions.items()
+        )
+    )
+    workload = to_workload("workload", m.workload)
+    gpu_type = names.gpu_type("gpu_type", m.gpu_type)
+    task = names.identifier("task", m.task)
+    source = fields.text("source", m.source, 4000, required=True)
+    device = fields.text("device", m.device, 200, required=True)
+    date = fields.text("date", m.date, 40, required=True)
+    rows = [
+        ProfileRow(
+            workload=workload, gpu_type=gpu_type, task=task, source=source, dtype=m.dtype,
+            device=device, versions=versions, date=date, **_layer(f"layers[{i}]", layer),
+        )
+        for i, layer in enumerate(m.layers)
+    ]  # fmt: skip
+    fields.distinct((f"layers[{i}]", (r.kind, r.samples, r.tp)) for i, r in enumerate(rows))
+    _require_whole(rows)
+    return rows
+
+
+def _layer(field: str, layer: pb.LayerProfile) -> dict[str, Any]:
+    if layer.method not in METHODS:
+        raise InvalidInput(f"{field}.method", f"must be one of {', '.join(METHODS)}")
+    return {
+        "kind": fields.text(f"{field}.kind", layer.kind, 1000, required=True),
+        "layers": fields.whole(f"{field}.layers", layer.layers, 1, MAX_LAYERS),
+        "samples": fields.real(f"{field}.samples", layer.samples, 1e-3, 1e9),
+        "tp": fields.whole(f"{field}.tensor_parallel", layer.tensor_parallel, 1, 4096),
+        "forward_s": fields.real(f"{field}.forward_s", layer.forward_s, MIN_LAYER_S, MAX_LAYER_S),
+        "backward_s": fields.real(f"{field}.backward_s", layer.backward_s, 0.0, MAX_LAYER_S),
+        "method": layer.method,
+        "repeats": fields.whole(f"{field}.repeats", layer.repeats, 1, 10**6),
+        "device_s": fields.real(f"{field}.device_s", layer.device_s, 0.0, MAX_DEVICE_S),
+    }
+
+
+def _require_whole(rows: list[ProfileRow]) -> None:
+    """Check that every kind is there at every size: what is missing would count as taking no time."""
+    sizes = {(r.samples, r.tp) for r in rows}
+    have = {(r.kind, r.samples, r.tp) for r in rows}
+    for kind in sorted({r.kind for r in rows}):
+        for samples, tp in sorted(sizes):
+            if (kind, samples, tp) not in have:
+                raise InvalidInput(
+                    "layers", f"{kind} was not measured at {samples:g} samples and tensor degree {tp},"
+                    " where others were; send sizes that are complete",
+                )  # fmt: skip
+
+
+_STATE: Final = {state: pb.ProfilingTask.State.Value(state.name) for state in TaskState}
+
+
+def of_status(found: Status) -> pb.Profiling:
+    """Return the message of where a workload's profiling stands."""
+    return pb.Profiling(
+        asked=found.asked,
+        source=found.source,
+        problem=found.problem,
+        tasks=map(_of_task, found.tasks),
+    )
+
+
+def _of_task(task: TaskStatus) -> pb.ProfilingTask:
+    return pb.ProfilingTask(
+        gpu_type=task.gpu_type, job=task.job, state=_STATE[task.state], problem=task.problem,
+        records=task.records, device_seconds=task.device_s, service_gpu_seconds=task.service_gpu_s,
+    )  # fmt: skip
