@@ -291,22 +291,135 @@ class Desired(_message.Message):
 
     REVISION_FIELD_NUMBER: _builtins.int
     GANGS_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def gangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredGang]: ...
+    @_builtins.property
+    def network(self) -> Global___NetworkMap:
+        """Absent: there is no network plan, and nothing is to be done about priorities."""
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         gangs: _abc.Iterable[Global___DesiredGang] | None = ...,
+        network: Global___NetworkMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "network", b"network", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Desired: _TypeAlias = Desired  # noqa: Y015
+
+@_typing.final
+class NetworkMap(_message.Message):
+    """What the interfaces of the agent's nodes do with tags: a DSCP code point has a priority from 0 to 7."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PrioritiesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PRIORITIES_FIELD_NUMBER: _builtins.int
+    CONTROL_DSCP_FIELD_NUMBER: _builtins.int
+    control_dscp: _builtins.int
+    """Of the control messages of all jobs."""
+    @_builtins.property
+    def priorities(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        priorities: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        control_dscp: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_dscp", b"control_dscp", "priorities", b"priorities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NetworkMap: _TypeAlias = NetworkMap  # noqa: Y015
+
+@_typing.final
+class GangNetwork(_message.Message):
+    """A gang's part in the network plan in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    DSCP_FIELD_NUMBER: _builtins.int
+    ROUTES_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """Of levels 0 to `levels` - 1 the higher is served first."""
+    levels: _builtins.int
+    dscp: _builtins.int
+    """Its packets carry it as long as the gang lives; negative: none."""
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GangRoute]: ...
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        levels: _builtins.int = ...,
+        dscp: _builtins.int = ...,
+        routes: _abc.Iterable[Global___GangRoute] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dscp", b"dscp", "level", b"level", "levels", b"levels", "routes", b"routes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GangNetwork: _TypeAlias = GangNetwork  # noqa: Y015
+
+@_typing.final
+class GangRoute(_message.Message):
+    """Traffic from one of its GPUs to another takes these switches, where that can be chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    VIA_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    target: _builtins.str
+    @_builtins.property
+    def via(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        via: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target", "via", b"via"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GangRoute: _TypeAlias = GangRoute  # noqa: Y015
 
 @_typing.final
 class DesiredGang(_message.Message):
@@ -330,6 +443,7 @@ class DesiredGang(_message.Message):
     RESTART_S_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -361,6 +475,10 @@ class DesiredGang(_message.Message):
 
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def network(self) -> Global___GangNetwork:
+        """Absent: nothing was decided about its traffic yet."""
+
     def __init__(
         self,
         *,
@@ -382,10 +500,11 @@ class DesiredGang(_message.Message):
         restart_s: _builtins.float = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
         runtime: _builtins.str = ...,
+        network: Global___GangNetwork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "leader", b"leader", "members", b"members", "model", b"model", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "leader", b"leader", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,6 +113,7 @@ class CellEstimate(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     SD_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """In place of the workload: the job whose workload is meant, "clusters/{cluster}/jobs/{job}"."""
     nodes: _builtins.int
@@ -130,6 +131,10 @@ class CellEstimate(_message.Message):
     def workload(self) -> Global___Workload: ...
     @_builtins.property
     def cell(self) -> Global___Cell: ...
+    @_builtins.property
+    def traffic(self) -> Global___CellTraffic:
+        """What its plan sends. Absent: not known; on the way in, what was known before stays."""
+
     def __init__(
         self,
         *,
@@ -142,16 +147,127 @@ class CellEstimate(_message.Message):
         source: Global___EstimateSource.ValueType = ...,
         provenance: _builtins.str = ...,
         sd: _builtins.float | None = ...,
+        traffic: Global___CellTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "sd", b"sd", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "sd", b"sd", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sd: _TypeAlias = _typing.Literal["sd"]  # noqa: Y015
     _WhichOneofArgType__sd: _TypeAlias = _typing.Literal["_sd", b"_sd"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sd) -> _WhichOneofReturnType__sd | None: ...
 
 Global___CellEstimate: _TypeAlias = CellEstimate  # noqa: Y015
+
+@_typing.final
+class CellTraffic(_message.Message):
+    """One iteration of a Cell as the network sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORK_FLOP_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    work_flop: _builtins.float
+    """Flop of all its GPUs."""
+    compute_s: _builtins.float
+    """Computation, and when communication may begin: 0 is with it, compute_s after it."""
+    start_s: _builtins.float
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTraffic]:
+        """In order; GPUs are taken stage by stage, replica by replica, tensor parts next to each other."""
+
+    def __init__(
+        self,
+        *,
+        work_flop: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
+        start_s: _builtins.float = ...,
+        stages: _abc.Iterable[Global___StageTraffic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "stages", b"stages", "start_s", b"start_s", "work_flop", b"work_flop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CellTraffic: _TypeAlias = CellTraffic  # noqa: Y015
+
+@_typing.final
+class StageTraffic(_message.Message):
+    """What each GPU of a stage sends in one iteration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_PARALLEL_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    EXPERT_PARALLEL_FIELD_NUMBER: _builtins.int
+    TENSOR_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    EXPERT_DATA_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    HANDED_FIELD_NUMBER: _builtins.int
+    data_parallel: _builtins.int
+    tensor_parallel: _builtins.int
+    expert_parallel: _builtins.int
+    """GPUs that experts are divided over; 0 is 1."""
+    @_builtins.property
+    def tensor(self) -> Global___Sent:
+        """To the next in the ring of its tensor group, of its replicas, of the GPUs with the same experts;"""
+
+    @_builtins.property
+    def data(self) -> Global___Sent: ...
+    @_builtins.property
+    def expert_data(self) -> Global___Sent: ...
+    @_builtins.property
+    def expert(self) -> Global___Sent:
+        """to each other GPU of its expert group; and to its partner in the next stage, which sends as much back."""
+
+    @_builtins.property
+    def handed(self) -> Global___Sent: ...
+    def __init__(
+        self,
+        *,
+        data_parallel: _builtins.int = ...,
+        tensor_parallel: _builtins.int = ...,
+        expert_parallel: _builtins.int = ...,
+        tensor: Global___Sent | None = ...,
+        data: Global___Sent | None = ...,
+        expert_data: Global___Sent | None = ...,
+        expert: Global___Sent | None = ...,
+        handed: Global___Sent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "expert", b"expert", "expert_data", b"expert_data", "handed", b"handed", "tensor", b"tensor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_parallel", b"data_parallel", "expert", b"expert", "expert_data", b"expert_data", "expert_parallel", b"expert_parallel", "handed", b"handed", "tensor", b"tensor", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTraffic: _TypeAlias = StageTraffic  # noqa: Y015
+
+@_typing.final
+class Sent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.float
+    messages: _builtins.int
+    """In sequence, each paying the network's delay."""
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.float = ...,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sent: _TypeAlias = Sent  # noqa: Y015
 
 @_typing.final
 class UpsertCellsRequest(_message.Message):
