@@ -1,0 +1,283 @@
+"""Correction factors k_j of priorities P_j = k_j I_j (Crux 4.2), exact in the long run.
+
+The paper plays out a job and a reference job r under both orders and takes the ratio at which they tie.
+With n the iterations a second, first and last, that is
+
+    k_j = t_j (n_j first - n_j last) / (t_r (n_r first - n_r last)),   k_r = 1,
+
+so that P_j > P_r exactly where j first does more work than r first. The urgent job runs as if alone. An
+iteration of the other one, begun at x, ends at Phi(x), which is monotone and shifts with the urgent job's
+period: the lift of a circle map, so its mean period exists and no start phase changes it. It is followed
+in whole ticks until a phase comes back.
+
+Where the pair shares links it is played on these: the one served last sends, while the urgent one does, at
+the speed that the fullest of them leaves it. t stays that of I = W / t, the slowest link alone, since only
+the product P = k I has a meaning. A pair that cannot fill a link together never meets; it is played as if
+both needed all of one link, which is the paper's way of comparing jobs through r.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.linalg import lsqr
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from formulation.tables import Bools, Floats, Ints
+from solvers.kernels.jit import fixed
+from solvers.network.kernels.factors import busiest_neighbours, low_periods, meetings
+
+TICKS_A_SECOND: Final = 9_009e6
+"""Microseconds, and their thirds, sevenths, ninths, elevenths and thirteenths, are whole ticks."""
+MOST_STEPS: Final = 20_000
+"""Iterations followed until a phase comes back. Without one the period is known to about T / steps^2."""
+NARROW: Final = (2 / 3, 3 / 2)
+WIDE: Final = (1 / 4, 4.0)
+"""Bounds of k: the notes' experiments; WIDE harms where links are saturated."""
+ANY: Final = (1e-6, 1e6)
+
+
+class Clip(StrEnum):
+    """How far k may lie from 1."""
+
+    NARROW = "narrow"  # [2/3, 3/2]
+    BY_LOAD = "by-load"  # [1/4, 4] where all links that the job shares are offered less than 1
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timing:
+    """What jobs do when alone, seconds, one entry a job."""
+
+    compute_s: Floats
+    start_s: Floats
+    delay_s: Floats  # communication's part that needs no bandwidth; it comes first
+    comm_s: Floats  # delay included
+
+    @classmethod
+    def of(cls, demand: Demand, jobs: Ints) -> Timing:
+        """Return the timing of these jobs."""
+        return cls(
+            compute_s=demand.compute_s[jobs], start_s=demand.start_s[jobs],
+            delay_s=demand.delay_s[jobs], comm_s=demand.comm_s[jobs],
+        )  # fmt: skip
+
+
+def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -> Floats:
+    """Return k, (J,); 1 for jobs without traffic.
+
+    ``references`` 1: against one reference job, as in the paper. More: each job against so many of the
+    jobs that it meets on a link, those with most traffic; k is what fits all these pairs best
+    (``fitted``), an open problem of the paper.
+
+    Raises:
+        InvalidInput: references below 1.
+    """
+    if references < 1:
+        raise InvalidInput("references", f"is {references}; it must be at least 1")
+    sending = np.flatnonzero(demand.comm_s > 0)
+    found = np.ones(demand.jobs)
+    if len(sending) < 2:
+        return found
+    if references > 1:
+        found = fitted(demand, references)
+    else:
+        found[sending] = against(demand, sending, np.full(len(sending), reference_of(demand)))
+    low, high = _bounds(demand, clip)
+    clipped: Floats = np.clip(found, low, high)
+    return clipped
+
+
+def reference_of(demand: Demand) -> int:
+    """Return the job with most traffic, ties to the first: link seconds a second, summed over links.
+
+    The paper leaves open whether traffic is meant per iteration or per second. Utilisation is lost by the
+    second, and a job of long iterations that sends rarely hardly meets others however much it sends then.
+    """
+    return int(np.argmax(_traffic(demand)))
+
+
+def against(demand: Demand, jobs: Ints, references: Ints) -> Floats:
+    """Return k of each job against its reference, unclipped: 0 to inf; 1 where neither order matters.
+
+    All of them must have traffic. inf: the reference loses nothing by being last; 0: the job gains nothing by
+    being first. Both are common, so that k must be clipped.
+    """
+    speed, _ = _meetings(demand, jobs, references)
+    apart = (speed >= 1).all(axis=1)
+    speed[apart] = 0.0
+    found = ties(Timing.of(demand, jobs), Timing.of(demand, references), speed)
+    found[jobs == references] = 1.0
+    return found
+
+
+def ties(job: Timing, reference: Timing, speed: Floats) -> Floats:
+    """Return k of each job against its reference, whatever links they have.
+
+    ``speed`` (pairs, 2): how fast the job, and the reference, sends while the other one is served first.
+    """
+    ticks = _ticks(job, reference)
+    mine, other = ticks[:3], ticks[3:6]
+    comm, other_comm = ticks[6:]
+    alone, other_alone = _alone(mine), _alone(other)
+    last, slack = _low(other, mine, speed[:, 0])
+    other_last, other_slack = _low(mine, other, speed[:, 1])
+    gain, loss = last - alone, other_last - other_alone
+    gain[gain <= slack + 1e-9 * alone] = 0.0
+    loss[loss <= other_slack + 1e-9 * other_alone] = 0.0
+    found = np.ones(len(comm))
+    finite = np.isfinite(last) & np.isfinite(other_last)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # a product of small whole numbers on both sides: a rational k comes out exactly
+        found[finite] = (comm * gain * other_alone * other_last)[finite] / (
+            other_comm * loss * alone * last
+        )[finite]
+        rates = np.where(np.isfinite(last), gain / last, 1.0) * comm / alone
+        other_rates = np.where(np.isfinite(other_last), loss / other_last, 1.0)
+        starved = rates / (other_rates * other_comm / other_alone)
+    found[~finite] = starved[~finite]
+    found[(gain == 0) & (loss == 0)] = 1.0
+    return found
+
+
+def low_periods_s(
+    high: Timing, low: Timing, speed: Floats, *, phase_s: Floats | float = 0.0
+) -> tuple[Floats, Floats]:
+    """Return the mean period of ``low`` when ``high`` is served first, and how far off it may be; seconds.
+
+    inf: it starves. ``phase_s``: when its first iteration begins after one of high's sendings did; the
+    period does not depend on it. Times are rounded to a tick, a ninth of a nanosecond; where ``speed`` is 0
+    and a phase came back within ``MOST_STEPS`` iterations, nothing else is.
+    """
+    size = _tick_s(high, low)
+    values = [*_parts(high), *_parts(low), np.broadcast_to(phase_s, high.comm_s.shape)]
+    ticks = [np.rint(each / size) for each in values]
+    found, slack = _low(ticks[:3], ticks[3:6], speed, ticks[6])
+    return found * size, slack * size
+
+
+def fitted(demand: Demand, references: int) -> Floats:
+    """Return k, (J,), that fits the pairs best: each job with ``references`` of those that it meets.
+
+    Least squares of log k_j - log k_r less the log of their pair's factor, in [1/4, 4], weighted by the
+    product of their loads where they meet. The mean of log k is 0 among jobs connected by such pairs.
+    """
+    first, second = _pairs(demand, references)
+    speed, weight = _meetings(demand, first, second)
+    meets = (speed < 1).any(axis=1)
+    if not meets.any():
+        return np.ones(demand.jobs)
+    first, second, weight = first[meets], second[meets], np.sqrt(weight[meets])
+    wanted = np.log(np.clip(against(demand, first, second), *WIDE))
+    row = np.arange(len(first))
+    system = coo_matrix(
+        (
+            np.concatenate([weight, -weight]),
+            (np.concatenate([row, row]), np.concatenate([first, second])),
+        ),
+        shape=(len(first), demand.jobs),
+    ).tocsr()
+    solved = lsqr(system, wanted * weight, atol=1e-12, btol=1e-12)[0]
+    fit: Floats = np.exp(np.asarray(solved, dtype=np.float64))
+    return fit
+
+
+def _traffic(demand: Demand) -> Floats:
+    duty = demand.busy_s / demand.alone_s[demand.job]
+    return np.bincount(demand.job, weights=duty, minlength=demand.jobs).astype(np.float64)
+
+
+def _bounds(demand: Demand, clip: Clip) -> tuple[Floats, Floats]:
+    """Return the bounds of k, (J,) each."""
+    wide = np.zeros(demand.jobs, dtype=np.bool_)
+    if clip is Clip.BY_LOAD:
+        wide = ~_saturated(demand)
+    low, high = ANY if clip is Clip.NONE else NARROW
+    return np.where(wide, WIDE[0], low), np.where(wide, WIDE[1], high)
+
+
+def _saturated(demand: Demand) -> Bools:
+    """Return which jobs share a link that is offered 1 or more, (J,)."""
+    shared = np.bincount(demand.link, minlength=demand.links) > 1
+    full = shared & (demand.offered >= 1)
+    found = np.zeros(demand.jobs, dtype=np.bool_)
+    found[demand.job[full[demand.link]]] = True
+    return found
+
+
+def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats]:
+    d = demand
+    send_s = d.comm_s - d.delay_s
+    speed, weight = np.ones((len(first), 2)), np.zeros(len(first))
+    meetings(
+        fixed(first), fixed(second), fixed(d.link_start), fixed(d.link),
+        fixed(d.busy_s / send_s[d.job]), fixed(d.busy_s / d.alone_s[d.job]), speed, weight,
+    )  # fmt: skip
+    return speed, weight
+
+
+def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
+    """Return each job with the jobs of most traffic among those on its links; no pair twice."""
+    d = demand
+    traffic = _traffic(d)
+    by_link = np.lexsort((d.job, -traffic[d.job], d.link))
+    user_start = np.searchsorted(d.link[by_link], np.arange(d.links + 1))
+    found = np.empty((d.jobs, most), dtype=np.int64)
+    busiest_neighbours(
+        fixed(d.link_start), fixed(d.link), fixed(user_start), fixed(d.job[by_link]),
+        fixed(traffic), found,
+    )  # fmt: skip
+    job, place = np.nonzero(found >= 0)
+    other = found[job, place]
+    key = np.unique(np.minimum(job, other) * d.jobs + np.maximum(job, other))
+    return key // d.jobs, key % d.jobs
+
+
+def _parts(timing: Timing) -> tuple[Floats, Floats, Floats]:
+    """Return compute, when sending may begin, and how long it takes at full speed; seconds."""
+    return timing.compute_s, timing.start_s + timing.delay_s, timing.comm_s - timing.delay_s
+
+
+def _tick_s(*timings: Timing) -> float:
+    """Return a tick's length such that no sum of times needs more than a float's 53 bits."""
+    longest_s = max(float((t.compute_s + t.start_s + t.comm_s).max(initial=0.0)) for t in timings)
+    a_second = TICKS_A_SECOND
+    while longest_s * a_second > 2.0**50:
+        a_second /= 1000
+    return 1 / a_second
+
+
+def _ticks(job: Timing, reference: Timing) -> list[Floats]:
+    """Return both jobs' parts and t as whole numbers without a common divisor, pair by pair."""
+    size = _tick_s(job, reference)
+    values = np.stack([*_parts(job), *_parts(reference), job.comm_s, reference.comm_s])
+    whole = np.rint(values / size).astype(np.int64)
+    whole[(whole == 0) & (values > 0)] = 1
+    whole //= np.gcd.reduce(whole, axis=0)
+    return list(whole.astype(np.float64))
+
+
+def _alone(parts: list[Floats]) -> Floats:
+    compute, start, send = parts
+    found: Floats = np.maximum(compute, start + send)
+    return found
+
+
+def _low(
+    high: list[Floats], low: list[Floats], speed: Floats, phase: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return the mean period of ``low`` when last, and how far off it may be; ticks as all the rest."""
+    count = len(speed)
+    found, slack = np.empty(count), np.empty(count)
+    begin = np.zeros(count) if phase is None else phase
+    compute, start, send = (fixed(each) for each in low)
+    low_periods(
+        fixed(_alone(high)), fixed(high[2]), compute, start, send, fixed(speed), fixed(begin),
+        MOST_STEPS, found, slack,
+    )  # fmt: skip
+    return np.maximum(found, _alone(low)), slack

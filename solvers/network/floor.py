@@ -1,0 +1,151 @@
+"""A fairness floor: no job below a share of its rate alone, at the least price in work found (not in Crux).
+
+Strict priority is hard on the lowest (the paper saw jobs lose 55.5 %). On request jobs that fall below the
+floor are raised: first onto the level of the next more urgent job that they meet, where both share evenly,
+then above it. The engine tells the rates. The order follows the levels, so that still no link serves the
+less urgent of two jobs first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from formulation.tables import Bools, Floats, Ints
+from solvers.network.fluid import simulate, works
+from solvers.network.swaps import GAIN, Window, by_level, compact, level_moves, link_groups
+
+ROUNDS: Final = 200
+"""How often jobs are raised at most."""
+AT_ONCE: Final = 0.1
+"""Share of a group's jobs below the floor that are raised together, those furthest below; at least one."""
+CLOSE: Final = 0.005
+"""A rate this little below the floor, as a share of the rate alone, is what a window's ends make of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Floored:
+    """Levels that keep the floor, or come closest."""
+
+    level: Ints  # (J,)
+    order: Ints  # (J,) most urgent first
+    share: Floats  # (J,) rate over the rate alone
+    met: bool  # every share is at least the floor
+    price: float  # share of the work lost by it; below 0: none was
+
+
+def floored(
+    demand: Demand, level: Ints, order: Ints, levels: int, floor: float, *,
+    most_jobs: int = 8, window: Window | None = None,
+) -> Floored:  # fmt: skip
+    """Return levels under which each job has ``floor`` of its rate alone, if such are found.
+
+    Where none are, those with the least sum of what jobs lack, and ``met`` says so. In link groups of at most
+    ``most_jobs`` single changes of levels are then tried to win work back.
+
+    Raises:
+        InvalidInput: the floor is not in [0, 1].
+    """
+    if not 0 <= floor <= 1:
+        raise InvalidInput("floor", f"is {floor}; it must lie in [0, 1]")
+    if demand.jobs == 0:
+        return Floored(level=level, order=order, share=np.zeros(0), met=True, price=0.0)
+    span = (window or Window()).of(demand)
+    before = _shares(demand, level, span)
+    found, share = level.copy(), before
+    for group in link_groups(demand):
+        if (before[group] < floor - CLOSE).any():
+            part = compact(demand, group)
+            found[group] = _raised(part, level[group], levels, floor, span)
+            if len(group) <= most_jobs:
+                found[group] = _cheapened(part, found[group], levels, floor, span)
+    if (found != level).any():
+        share = _shares(demand, found, span)
+    rate = demand.work_flop / demand.alone_s
+    work = float(rate @ before)
+    return Floored(
+        level=found, order=by_level(found, order), share=share,
+        met=not _below(share, floor).any(),
+        price=1 - float(rate @ share) / work if work > 0 else 0.0,
+    )  # fmt: skip
+
+
+def _shares(demand: Demand, level: Ints, span: tuple[float, float]) -> Floats:
+    run = simulate(demand, level, horizon_s=span[0], warm_s=span[1])
+    found: Floats = run.iterations * demand.alone_s
+    return found
+
+
+def _below(share: Floats, floor: float) -> Bools:
+    found: Bools = share < floor - CLOSE
+    return found
+
+
+def _raised(
+    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float]
+) -> Ints:
+    """Return the levels of one group, (J,), after raising who is below the floor as long as it helps."""
+    meets = _meets(demand)
+    now, best, least = level, level, np.inf
+    seen: set[bytes] = set()
+    for _ in range(ROUNDS):
+        share = _shares(demand, now, span)
+        lack = float(np.maximum(floor - CLOSE - share, 0).sum())
+        if lack < least:
+            best, least = now, lack
+        if lack == 0 or now.tobytes() in seen:
+            break
+        seen.add(now.tobytes())
+        below = np.flatnonzero(_below(share, floor))
+        worst = below[np.argsort(share[below], kind="stable")]
+        now = now.copy()
+        for job in worst[: max(1, int(AT_ONCE * len(demand.work_flop)))].tolist():
+            _raise(now, job, meets[job], share, levels)
+    return best
+
+
+def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> None:
+    """Change ``level``: the job joins the next higher one that it meets, or else leaves its equals below."""
+    higher = level[meets & (level > level[job])]
+    if len(higher):
+        level[job] = higher.min()
+    elif level[job] + 1 < levels:
+        level[job] += 1
+    else:
+        equals = np.flatnonzero(meets & (level == level[job]))
+        if len(equals) and level[job] > 0:
+            level[equals[np.argmax(share[equals])]] -= 1
+
+
+def _meets(demand: Demand) -> Bools:
+    """Return which jobs share a link with which others, (J, J)."""
+    uses = np.zeros((demand.jobs, demand.links), dtype=np.float32)
+    uses[demand.job, demand.link] = 1.0
+    found: Bools = (uses @ uses.T) > 0
+    np.fill_diagonal(found, val=False)
+    return found
+
+
+def _cheapened(
+    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float]
+) -> Ints:
+    """Return the levels of one group, (J,), changed while that gains work and the floor is kept."""
+    if _below(_shares(demand, level, span), floor).any():
+        return level
+    now = level
+    work = float(works(demand, now[None], horizon_s=span[0], warm_s=span[1])[0])
+    while True:
+        rows = level_moves(now, levels)
+        found = works(demand, rows, horizon_s=span[0], warm_s=span[1])
+        for at in np.argsort(-found, kind="stable").tolist():
+            if found[at] <= work * (1 + GAIN):
+                return now
+            if not _below(_shares(demand, rows[at], span), floor).any():
+                now, work = rows[at], float(found[at])
+                break
+        else:
+            return now

@@ -1,0 +1,103 @@
+"""The loops that choose paths: one bundle after another, all of its candidates scored."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from formulation.tables import Floats, Ints
+from solvers.kernels.jit import jitted
+
+Paths: TypeAlias = tuple[Ints, Ints, Ints, Ints, Floats]
+"""candidate_start (B + 1,), candidate (C,), path_start (P + 1,), path_link; seconds a byte of a link (E,)."""
+
+TIE = 1e-12
+"""Loads closer than this count as equal: the same shares summed in another order differ in the last bits."""
+
+
+@jitted
+def _shift(paths: Paths, bundle: int, place: int, rate: float, load: Floats) -> None:
+    """Add what the bundle offers at ``rate`` bytes a second to the links of its candidate ``place``."""
+    candidate_start, candidate, path_start, path_link, inverse = paths
+    p = candidate[candidate_start[bundle] + place]
+    for k in range(path_start[p], path_start[p + 1]):
+        load[path_link[k]] += rate * inverse[path_link[k]]
+
+
+@jitted
+def _least_congested(paths: Paths, bundle: int, rate: float, load: Floats) -> int:
+    """Return the candidate whose largest load, then sum, is least with the bundle on it; then the lowest."""
+    candidate_start, candidate, path_start, path_link, inverse = paths
+    most, total, lowest, place = np.inf, np.inf, -1, 0
+    for c in range(candidate_start[bundle], candidate_start[bundle + 1]):
+        p = candidate[c]
+        peak, added = 0.0, 0.0
+        for k in range(path_start[p], path_start[p + 1]):
+            share = load[path_link[k]] + rate * inverse[path_link[k]]
+            peak = max(peak, share)
+            added += share
+            if peak > most + TIE:
+                break
+        if peak > most + TIE:
+            continue
+        closer = peak < most - TIE or added < total - TIE
+        if closer or (added <= total + TIE and p < lowest):
+            most, total, lowest, place = peak, added, p, c - candidate_start[bundle]
+    return place
+
+
+@jitted
+def _met(paths: Paths, bundles: Ints, load: Floats, chosen: Ints) -> tuple[float, float]:
+    """Return the largest load on the paths of these bundles, and the sum."""
+    candidate_start, candidate, path_start, path_link, _ = paths
+    peak, total = 0.0, 0.0
+    for bundle in bundles:
+        p = candidate[candidate_start[bundle] + chosen[bundle]]
+        for k in range(path_start[p], path_start[p + 1]):
+            peak = max(peak, load[path_link[k]])
+            total += load[path_link[k]]
+    return peak, total
+
+
+@jitted
+def placed(turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints) -> None:
+    """Give each bundle of ``turn``, in that order, its least congested candidate; add it to ``load``.
+
+    ``rate`` (B,) is bytes a second that a bundle offers; ``load`` (E,) a share of each link's time.
+    """
+    for bundle in turn:
+        chosen[bundle] = _least_congested(paths, bundle, rate[bundle], load)
+        _shift(paths, bundle, chosen[bundle], rate[bundle], load)
+
+
+@jitted
+def rerouted(
+    job_start: Ints, turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints
+) -> int:
+    """Place the bundles of one job after another anew against all others; return how many jobs gained.
+
+    The bundles of the i-th job are ``turn[job_start[i] : job_start[i + 1]]``. A job keeps its new paths
+    where the largest load that its bundles meet falls, or stays and the sum falls; else its old ones.
+    """
+    gained = 0
+    for i in range(job_start.size - 1):
+        bundles = turn[job_start[i] : job_start[i + 1]]
+        before = chosen[bundles]
+        peak, total = _met(paths, bundles, load, chosen)
+        for bundle in bundles:
+            _shift(paths, bundle, chosen[bundle], -rate[bundle], load)
+        for bundle in bundles:
+            chosen[bundle] = _least_congested(paths, bundle, rate[bundle], load)
+            _shift(paths, bundle, chosen[bundle], rate[bundle], load)
+        new_peak, new_total = _met(paths, bundles, load, chosen)
+        same = abs(new_peak - peak) <= 1e-9
+        if new_peak < peak - 1e-9 or (same and new_total < total - 1e-9 * (1.0 + total)):
+            gained += 1
+            continue
+        for bundle in bundles:
+            _shift(paths, bundle, chosen[bundle], -rate[bundle], load)
+        for at in range(bundles.size):
+            chosen[bundles[at]] = before[at]
+            _shift(paths, bundles[at], before[at], rate[bundles[at]], load)
+    return gained

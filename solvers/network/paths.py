@@ -1,0 +1,128 @@
+"""Which of its equal-cost paths each bundle takes (Crux 4.1).
+
+Jobs in descending intensity, their bundles in descending bytes; each takes the least congested candidate
+at that moment. The paper does not say what congestion is. Here it is the largest, then the sum, over a
+candidate's links of the duty (M / B) / T that is offered there by what is placed, this bundle with it: on
+links of one speed that ranks candidates as without it, and of two idle links it prefers the faster.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention
+from formulation.tables import Floats, Ints, ranges
+from solvers.kernels.jit import fixed
+from solvers.network.kernels.paths import placed, rerouted
+
+
+def select(contention: Contention, order: Ints, *, rounds: int = 0) -> Ints:
+    """Return the candidate of each bundle, int64[B], where jobs choose in ``order``.
+
+    ``rounds``: how often, at most, each job is then placed anew against all the others (not in the paper).
+
+    Raises:
+        InvalidInput: ``order`` does not name each job once, or rounds are below 0.
+    """
+    c = contention
+    jobs = len(c.jobs)
+    if len(order) != jobs or (np.bincount(order, minlength=jobs) != 1).any():
+        raise InvalidInput("order", f"must name each of the {jobs} jobs once")
+    if rounds < 0:
+        raise InvalidInput("rounds", f"is {rounds}; it must be at least 0")
+    period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
+    turn, job_start = _turns(c, order)
+    rate = fixed(c.bundle_bytes / period_s[c.bundle_job])
+    paths = (
+        fixed(c.candidate_start), fixed(c.candidate), fixed(c.path_start), fixed(c.path_link),
+        fixed(1 / c.link_bytes_per_s),
+    )  # fmt: skip
+    load = _fixed_load(c, period_s)
+    chosen = np.zeros(len(rate), dtype=np.int64)
+    placed(fixed(turn), rate, paths, load, chosen)
+    for _ in range(rounds):
+        if not rerouted(fixed(job_start), fixed(turn), rate, paths, load, chosen):
+            break
+    return chosen
+
+
+def hashed(contention: Contention, seed: int = 0) -> Ints:
+    """Return what plain ECMP does, int64[B]: each bundle on a candidate that its number hashes to.
+
+    Raises:
+        InvalidInput: the seed is below 0.
+    """
+    if seed < 0:
+        raise InvalidInput("seed", f"is {seed}; it must be at least 0")
+    bundles = np.arange(len(contention.bundle_bytes), dtype=np.uint64)
+    mixed = _scrambled(bundles + _scrambled(np.full(1, seed, dtype=np.uint64)))
+    most = np.diff(contention.candidate_start).astype(np.uint64)
+    found: Ints = (mixed % most).astype(np.int64)
+    return found
+
+
+def least_comm_s(contention: Contention) -> Floats:
+    """Return the least that t_j can be whatever paths are chosen, seconds, (J,); 0: no traffic.
+
+    Its fixed links, or one of its bundles alone on its best candidate, decide; bundles of a job that share
+    a link make t longer.
+    """
+    c = contention
+    inverse = 1 / c.link_bytes_per_s
+    key, which = np.unique(_owners(c) * len(inverse) + c.fixed_link, return_inverse=True)
+    sent = np.bincount(which, weights=c.fixed_bytes, minlength=len(key))
+    found = np.zeros(len(c.jobs))
+    np.maximum.at(found, key // len(inverse), sent * inverse[key % len(inverse)])
+    delay_s = np.zeros(len(c.jobs))
+    if len(c.bundle_bytes):
+        slowest = np.zeros(len(c.path_delay_s))
+        paths = np.repeat(np.arange(len(slowest)), np.diff(c.path_start))
+        np.maximum.at(slowest, paths, inverse[c.path_link])
+        first = c.candidate_start[:-1]
+        alone_s = c.bundle_bytes * np.minimum.reduceat(slowest[c.candidate], first)
+        np.maximum.at(found, c.bundle_job, alone_s)
+        waits_s = c.bundle_messages * np.minimum.reduceat(c.path_delay_s[c.candidate], first)
+        np.maximum.at(delay_s, c.bundle_job, waits_s)
+    total: Floats = found + c.fixed_delay_s + delay_s
+    return total
+
+
+def offered(contention: Contention, chosen: Ints) -> Floats:
+    """Return the duty that is offered to each link by these paths, (E,), with T as ``select`` takes it."""
+    c = contention
+    period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
+    path = c.candidate[c.candidate_start[:-1] + chosen]
+    hops = np.diff(c.path_start)[path]
+    link = c.path_link[ranges(c.path_start[path], hops)]
+    rate = np.repeat(c.bundle_bytes / period_s[c.bundle_job], hops) / c.link_bytes_per_s[link]
+    found = _fixed_load(c, period_s) + np.bincount(link, rate, minlength=len(c.link_bytes_per_s))
+    return found.astype(np.float64)
+
+
+def _turns(c: Contention, order: Ints) -> tuple[Ints, Ints]:
+    """Return bundles in the order in which they choose, and where each job's begin, (J + 1,)."""
+    counts = np.diff(c.bundle_start)[order]
+    turn = ranges(c.bundle_start[order], counts)
+    turn = turn[np.lexsort((-c.bundle_bytes[turn], np.repeat(np.arange(len(order)), counts)))]
+    return turn, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+
+
+def _fixed_load(c: Contention, period_s: Floats) -> Floats:
+    duty = c.fixed_bytes / c.link_bytes_per_s[c.fixed_link] / period_s[_owners(c)]
+    found = np.bincount(c.fixed_link, duty, minlength=len(c.link_bytes_per_s))
+    return found.astype(np.float64)
+
+
+def _owners(c: Contention) -> Ints:
+    """Return the job of each fixed link, (F,)."""
+    return np.repeat(np.arange(len(c.jobs), dtype=np.int64), np.diff(c.fixed_start))
+
+
+def _scrambled(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return splitmix64 of each value: any two that differ by one share nothing that can be seen."""
+    x = values + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

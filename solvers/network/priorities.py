@@ -1,0 +1,112 @@
+"""Who is more urgent: P_j = k_j I_j (Crux eq. 3), and orders that do not change for nothing."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from formulation.tables import Floats, Ints
+
+MARGIN = 0.1
+"""By how much P must differ for two jobs to change places, as a share of the lower one."""
+
+
+def assigned(demand: Demand, factors: Floats) -> Floats:
+    """Return P = k I, flop/s, (J,); inf: no traffic.
+
+    Raises:
+        InvalidInput: k or I of a job is no number.
+    """
+    priority: Floats = np.where(demand.comm_s > 0, factors * demand.intensity, np.inf)
+    _refuse_nan(priority)
+    return priority
+
+
+def order_of(priority: Floats) -> Ints:
+    """Return jobs by falling P, ties by index: the most urgent first, (J,); jobs without traffic lead.
+
+    Raises:
+        InvalidInput: a priority is NaN.
+    """
+    _refuse_nan(priority)
+    return np.argsort(-priority, kind="stable")
+
+
+def held(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> Ints:
+    """Return an order, (J,), that keeps to ``earlier`` where priorities are about what they were.
+
+    Jobs whose P differs by more than ``margin`` are in the order of P. All others keep their earlier order,
+    unless a third job forces them apart. Jobs that ``earlier`` (most urgent first) does not name come in
+    just before the next one of lower P that it does.
+
+    That P_a > (1 + margin) P_b is a partial order, so jobs can be taken in any order that respects it: of
+    those with nobody left who must go before, the one that was earliest.
+
+    Raises:
+        InvalidInput: a priority is NaN, the margin is below 0, or a job is named twice or does not exist.
+    """
+    jobs = len(priority)
+    if not 0 <= margin < math.inf:
+        raise InvalidInput("margin", f"is {margin}; it must be at least 0")
+    if len(np.unique(earlier)) != len(earlier) or ((earlier < 0) | (earlier >= jobs)).any():
+        raise InvalidInput("earlier", f"must name jobs from 0 to {jobs - 1}, each at most once")
+    by_priority = order_of(priority)
+    key = _places(by_priority, earlier)
+    falling = priority[by_priority]
+    # jobs that must come first are a prefix of the order by P, the longer the lower P is
+    before = np.searchsorted(-falling, -(1 + margin) * falling, side="left")
+    before[np.isinf(falling)] = 0
+    ready: list[tuple[float, int]] = []
+    taken = np.zeros(jobs + 1, dtype=np.bool_)
+    done, opened = 0, 0
+    order = np.empty(jobs, dtype=np.int64)
+    for place in range(jobs):
+        while taken[done]:
+            done += 1
+        while opened < jobs and before[opened] <= done:
+            heapq.heappush(ready, (float(key[by_priority[opened]]), opened))
+            opened += 1
+        at = heapq.heappop(ready)[1]
+        taken[at] = True
+        order[place] = by_priority[at]
+    return order
+
+
+def noisy(demand: Demand, deviation: float, *, seed: int = 0) -> Demand:
+    """Return what an erring measurement of t would show: each job's times on links by a log-normal factor.
+
+    ``deviation`` is the standard deviation of its logarithm; the median is 1. For experiments: priorities
+    are assigned on this, and judged on ``demand``.
+
+    Raises:
+        InvalidInput: the deviation is below 0 or no number.
+    """
+    if not 0 <= deviation < math.inf:
+        raise InvalidInput("deviation", f"is {deviation}; it must be at least 0")
+    factor = np.random.default_rng(seed).lognormal(0.0, deviation, demand.jobs)
+    return replace(
+        demand, busy_s=demand.busy_s * factor[demand.job], delay_s=demand.delay_s * factor
+    )
+
+
+def _places(by_priority: Ints, earlier: Ints) -> Floats:
+    """Return where each job was; a new one half a place before the next of lower P that was there, (J,)."""
+    place = np.full(len(by_priority), np.nan)
+    place[earlier] = np.arange(len(earlier))
+    following = float(len(earlier))
+    for job in by_priority[::-1].tolist():
+        if np.isnan(place[job]):
+            place[job] = following - 0.5
+        else:
+            following = float(place[job])
+    return place
+
+
+def _refuse_nan(priority: Floats) -> None:
+    if wrong := np.flatnonzero(np.isnan(priority)).tolist():
+        raise InvalidInput("priority", f"of job {wrong[0]} is NaN; measure its work and traffic")

@@ -1,0 +1,211 @@
+"""Paths and priorities of all jobs, together: what runs at each start and end of a job (Crux 4).
+
+1. Paths, in order of intensity (``paths``).
+2. Priorities P = k I (``factors``, ``priorities``); an earlier order is kept where P hardly differs.
+3. Orders of small link groups, tried on the engine (``swaps``).
+4. Compression to the levels that there are (``compression``); small groups with more jobs than levels are
+   tried once more.
+5. On request a fairness floor (``floor``).
+
+A job whose traffic is not measured yet holds the highest level, alone among those that it meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Floats, Ints
+from solvers.network.compression import compressed
+from solvers.network.factors import Clip, factors
+from solvers.network.floor import Floored, floored
+from solvers.network.fluid import works
+from solvers.network.paths import hashed, least_comm_s, select
+from solvers.network.priorities import MARGIN, assigned, held, order_of
+from solvers.network.swaps import Moves, Window, by_level, releveled, swapped
+
+FABRIC_LEVELS = 8
+"""Levels that NICs and switches have at most (Crux 4.3)."""
+
+
+class Variant(StrEnum):
+    """Which parts of Crux are used (Crux 6)."""
+
+    PA = "crux-pa"  # priorities alone: plain ECMP paths, a level of its own for each job
+    PS_PA = "crux-ps-pa"  # paths and priorities, a level of its own for each job
+    FULL = "crux-full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to plan; the paper's Crux is ``swap_jobs`` 0 and ``margin`` 0."""
+
+    variant: Variant = Variant.FULL
+    references: int = 1
+    clip: Clip = Clip.BY_LOAD
+    rounds: int = 0  # of re-routing
+    swap_jobs: int = 8  # of a link group that is tried on the engine, at most; 0: none
+    moves: Moves = Moves.INSERTION
+    window: Window = field(default_factory=Window)
+    margin: float = MARGIN
+    floor: float = 0.0  # share of its rate alone that each job shall have
+    samples: int = 10  # topological orders that compression tries
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replanned:
+    """A plan, and what it rests on."""
+
+    plan: NetworkPlan
+    demand: Demand
+    holding: Ints  # unmeasured jobs that hold the highest level
+    floored: Floored | None  # of all other jobs, in order of index; None: not asked for
+
+
+def replan(
+    contention: Contention, *, levels: int = FABRIC_LEVELS, fabric_levels: int = FABRIC_LEVELS,
+    options: Options | None = None, earlier: Sequence[str] = (), unmeasured: Sequence[str] = (),
+) -> NetworkPlan:  # fmt: skip
+    """Return the plan of ``replanned``."""
+    return replanned(
+        contention, levels=levels, fabric_levels=fabric_levels, options=options, earlier=earlier,
+        unmeasured=unmeasured,
+    ).plan  # fmt: skip
+
+
+def replanned(
+    contention: Contention, *, levels: int = FABRIC_LEVELS, fabric_levels: int = FABRIC_LEVELS,
+    options: Options | None = None, earlier: Sequence[str] = (), unmeasured: Sequence[str] = (),
+) -> Replanned:  # fmt: skip
+    """Return paths and priorities for all jobs; jobs without traffic meet nobody.
+
+    ``earlier``: jobs as the last plan ordered them, the most urgent first; names that are gone are passed
+    over. ``unmeasured``: jobs whose traffic is not measured yet, the longest waiting first. One that meets
+    no other of them holds the highest level; the others wait, planned by their estimates.
+
+    Raises:
+        InvalidInput: levels below 1 or more than the fabric has, or an option without meaning.
+    """
+    options = options or Options()
+    if not 1 <= levels <= fabric_levels:
+        raise InvalidInput(
+            "levels", f"is {levels}; it must lie between 1 and the fabric's {fabric_levels}"
+        )
+    c = contention
+    chosen = _paths(c, options)
+    demand = demand_of(c, chosen)
+    priority = assigned(demand, factors(demand, references=options.references, clip=options.clip))
+    full = options.variant is Variant.FULL
+    count = levels if full else max(len(c.jobs), 1)
+    index = {name: job for job, name in enumerate(c.jobs)}
+    new = [index[name] for name in dict.fromkeys(unmeasured) if name in index]
+    holding = _holding(demand, new) if count > 1 else np.zeros(0, dtype=np.int64)
+    rest = np.setdiff1d(np.arange(demand.jobs), holding)
+    place = np.full(demand.jobs, -1)
+    place[rest] = np.arange(len(rest))
+    before = [int(place[index[name]]) for name in dict.fromkeys(earlier) if name in index]
+    part = demand.among(rest)
+    order = _order(part, priority[rest], np.array([b for b in before if b >= 0], np.int64), options)
+    below = count - (1 if full and len(holding) else 0)
+    if full:
+        level, order = _levels(part, priority[rest], order, below, options)
+    else:
+        level = np.empty(len(rest), dtype=np.int64)
+        level[order] = np.arange(len(rest) - 1, -1, -1)
+    fair = None
+    if options.floor > 0:
+        fair = floored(
+            part, level, order, below, options.floor, most_jobs=options.swap_jobs,
+            window=options.window,
+        )  # fmt: skip
+        level, order = fair.level, fair.order
+    every = np.empty(demand.jobs, dtype=np.int64)
+    every[rest] = level
+    every[holding] = count - 1 if full else np.arange(count - 1, count - 1 - len(holding), -1)
+    plan = NetworkPlan(
+        chosen=chosen, priority=priority, order=np.concatenate([holding, rest[order]]),
+        level=every, levels=count,
+    )  # fmt: skip
+    return Replanned(plan=plan, demand=demand, holding=holding, floored=fair)
+
+
+def joint(
+    candidates: Sequence[Contention], *, levels: int = FABRIC_LEVELS,
+    fabric_levels: int = FABRIC_LEVELS, options: Options | None = None,
+) -> tuple[int, NetworkPlan]:  # fmt: skip
+    """Return which of several placements of the same jobs promises most work, and its plan.
+
+    Each is planned, and played over the same time; of equals the first wins. That is placement searched
+    together with paths and priorities, an open problem of the paper.
+
+    Raises:
+        InvalidInput: there is no candidate, or as ``replanned``.
+    """
+    if not candidates:
+        raise InvalidInput("candidates", "is empty; it must have at least one placement")
+    found = [
+        replanned(c, levels=levels, fabric_levels=fabric_levels, options=options)
+        for c in candidates
+    ]
+    window = (options or Options()).window
+    spans = [window.of(each.demand) for each in found if each.demand.jobs]
+    if not spans:
+        return 0, found[0].plan
+    horizon_s, warm_s = max(spans)
+    work = [
+        float(works(r.demand, r.plan.level[None], horizon_s=horizon_s, warm_s=warm_s)[0])
+        for r in found
+    ]
+    best = int(np.argmax(work))
+    return best, found[best].plan
+
+
+def _paths(c: Contention, options: Options) -> Ints:
+    if options.variant is Variant.PA:
+        return hashed(c, options.seed)
+    comm_s = least_comm_s(c)
+    intensity = np.full(len(c.jobs), np.inf)
+    np.divide(c.work_flop, comm_s, out=intensity, where=comm_s > 0)
+    return select(c, order_of(intensity), rounds=options.rounds)
+
+
+def _order(demand: Demand, priority: Floats, earlier: Ints, options: Options) -> Ints:
+    order = held(priority, earlier, margin=options.margin) if len(earlier) else order_of(priority)
+    if options.swap_jobs < 2:
+        return order
+    return swapped(
+        demand, order, most_jobs=options.swap_jobs, moves=options.moves, window=options.window
+    )
+
+
+def _levels(
+    demand: Demand, priority: Floats, order: Ints, levels: int, options: Options
+) -> tuple[Ints, Ints]:
+    """Return compressed levels, and the order that they follow."""
+    level = compressed(demand, priority, order, levels, samples=options.samples, seed=options.seed)
+    if options.swap_jobs <= levels:
+        return level, order
+    better = releveled(
+        demand, level, levels, least_jobs=levels + 1, most_jobs=options.swap_jobs,
+        window=options.window,
+    )  # fmt: skip
+    return better, by_level(better, order) if (better != level).any() else order
+
+
+def _holding(demand: Demand, new: list[int]) -> Ints:
+    """Return those of the jobs, in their order, that share no link with one taken before."""
+    taken = np.zeros(demand.links, dtype=np.bool_)
+    found = []
+    for job in new:
+        links = demand.link[demand.link_start[job] : demand.link_start[job + 1]]
+        if len(links) and not taken[links].any():
+            taken[links] = True
+            found.append(job)
+    return np.array(found, dtype=np.int64)

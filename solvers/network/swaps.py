@@ -1,0 +1,205 @@
+"""Better orders and levels of small link groups, found by trying them on the fluid engine (not in Crux).
+
+A link group is a set of jobs that meet, directly or through others, on links that they can fill. Groups do
+not disturb each other, so each is searched alone: all neighbours of what is known best are played in one
+batch, the best of them is gone on from, until none is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import permutations
+from typing import Final
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from formulation.tables import Ints
+from solvers.network.fluid import works
+
+GAIN: Final = 1e-6
+"""The share of the work that a change must bring."""
+PERIODS: Final = 40.0
+"""Iterations of a group's slowest job that an order is judged over, and a quarter as many before that."""
+STEPS: Final = 20
+"""Changes of a group at most."""
+
+
+class Moves(StrEnum):
+    """Which orders are neighbours."""
+
+    ADJACENT = "adjacent"  # two jobs next to each other change places
+    INSERTION = "insertion"  # a job goes to another place
+    ALL = "all"  # any: the best order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What orders are judged over; None: ``PERIODS`` iterations of the group's slowest job."""
+
+    horizon_s: float | None = None
+    warm_s: float = 0.0
+
+    def of(self, demand: Demand) -> tuple[float, float]:
+        """Return horizon_s and warm_s."""
+        if self.horizon_s is not None:
+            return self.horizon_s, self.warm_s
+        slowest_s = float(demand.alone_s.max())
+        return PERIODS * slowest_s, PERIODS / 4 * slowest_s
+
+
+def link_groups(demand: Demand) -> list[Ints]:
+    """Return the jobs of each link group of two or more, rising; groups by their first job."""
+    d = demand
+    send_s = d.comm_s - d.delay_s
+    share = d.busy_s / send_s[d.job]
+    fills = np.bincount(d.link, weights=share, minlength=d.links) > 1 + 1e-9
+    keep = fills[d.link]
+    size = d.jobs + d.links
+    graph = coo_matrix((np.ones(keep.sum()), (d.job[keep], d.jobs + d.link[keep])), (size, size))
+    _, label = connected_components(graph, directed=False)
+    order = np.argsort(label[: d.jobs], kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(label[order])) + 1)
+    return sorted((p for p in parts if len(p) > 1), key=lambda p: int(p[0]))
+
+
+def swapped(
+    demand: Demand, order: Ints, *, most_jobs: int = 8, moves: Moves = Moves.INSERTION,
+    window: Window | None = None,
+) -> Ints:  # fmt: skip
+    """Return ``order``, (J,), with the jobs of each group of at most ``most_jobs`` in the best order found.
+
+    A group's jobs share out the places in the order that they hold between them, so jobs of other groups
+    stay where they are.
+
+    Raises:
+        InvalidInput: ``order`` does not name each job once.
+    """
+    if sorted(order.tolist()) != list(range(demand.jobs)):
+        raise InvalidInput("order", f"must name each of the {demand.jobs} jobs once")
+    rank = np.empty(demand.jobs, dtype=np.int64)
+    rank[order] = np.arange(demand.jobs)
+    found = order.copy()
+    for group in link_groups(demand):
+        if len(group) <= most_jobs:
+            places = np.sort(rank[group])
+            jobs = order[places]
+            found[places] = jobs[_best_order(compact(demand, jobs), moves, window or Window())]
+    return found
+
+
+def releveled(
+    demand: Demand, level: Ints, levels: int, *, least_jobs: int = 2, most_jobs: int = 8,
+    window: Window | None = None,
+) -> Ints:  # fmt: skip
+    """Return levels, (J,), changed in groups of ``least_jobs`` to ``most_jobs`` until no change gains.
+
+    A change: one job goes to any other level, or two jobs exchange theirs. It is meant for groups of more
+    jobs than levels, where ``swapped`` judged orders of which compression then merged places. Orders must
+    be taken from what is returned (``by_level``).
+    """
+    found = level.copy()
+    for group in link_groups(demand):
+        if least_jobs <= len(group) <= most_jobs:
+            part = compact(demand, group)
+            found[group] = _climbed(
+                part, level[group], lambda now: level_moves(now, levels), window or Window()
+            )
+    return found
+
+
+def by_level(level: Ints, order: Ints) -> Ints:
+    """Return jobs by falling level, those of one level as in ``order``, (J,)."""
+    found: Ints = order[np.argsort(-level[order], kind="stable")]
+    return found
+
+
+def compact(demand: Demand, jobs: Ints) -> Demand:
+    """Return the demand of these jobs alone, links renumbered without gaps."""
+    part = demand.among(jobs)
+    used, link = np.unique(part.link, return_inverse=True)
+    return Demand(
+        work_flop=part.work_flop, compute_s=part.compute_s, start_s=part.start_s,
+        delay_s=part.delay_s, link_start=part.link_start, link=link.astype(np.int64),
+        busy_s=part.busy_s, links=len(used),
+    )  # fmt: skip
+
+
+def _best_order(demand: Demand, moves: Moves, window: Window) -> Ints:
+    """Return the jobs, given most urgent first, in the best order found."""
+    count = demand.jobs
+    start = np.arange(count - 1, -1, -1)
+    if moves is Moves.ALL:
+        orders = np.array(list(permutations(range(count))), dtype=np.int64)
+        horizon_s, warm_s = window.of(demand)
+        work = works(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
+        # the order given is the first; another must be better
+        best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
+        return best
+    level = _climbed(demand, start, lambda now: _order_moves(now, moves), window)
+    return np.argsort(-level, kind="stable")
+
+
+def _climbed(
+    demand: Demand, level: Ints, neighbours: Callable[[Ints], Ints], window: Window
+) -> Ints:
+    """Return levels that none of their neighbours betters, from these on; of equals the first."""
+    horizon_s, warm_s = window.of(demand)
+    now = level
+    work = float(works(demand, now[None], horizon_s=horizon_s, warm_s=warm_s)[0])
+    for _ in range(STEPS):
+        rows = neighbours(now)
+        if not len(rows):
+            break
+        found = works(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
+        best = int(np.argmax(found))
+        if found[best] <= work * (1 + GAIN):
+            break
+        now, work = rows[best], float(found[best])
+    return now
+
+
+def _order_moves(level: Ints, moves: Moves) -> Ints:
+    """Return the neighbours, as levels, of distinct levels."""
+    order = np.argsort(-level, kind="stable").tolist()
+    count = len(order)
+    found = []
+    for source in range(count):
+        for target in range(count):
+            near = abs(source - target) == 1
+            if source == target or (near and target < source):  # neighbours change places once
+                continue
+            if near or moves is Moves.INSERTION:
+                rest = order[:source] + order[source + 1 :]
+                found.append([*rest[:target], order[source], *rest[target:]])
+    return _levels_of(np.array(found, dtype=np.int64))
+
+
+def level_moves(level: Ints, levels: int) -> Ints:
+    """Return the levels with one job elsewhere, or two jobs' levels exchanged."""
+    found = []
+    for job in range(len(level)):
+        for other in range(levels):
+            if other != level[job]:
+                row = level.copy()
+                row[job] = other
+                found.append(row)
+        for second in range(job):
+            if level[second] != level[job]:
+                row = level.copy()
+                row[[job, second]] = level[[second, job]]
+                found.append(row)
+    return np.array(found, dtype=np.int64).reshape(-1, len(level))
+
+
+def _levels_of(orders: Ints) -> Ints:
+    """Return a level of its own for each job of each order, (R, J)."""
+    count = orders.shape[1]
+    levels = np.empty_like(orders)
+    np.put_along_axis(levels, orders, np.arange(count - 1, -1, -1)[None], axis=1)
+    return levels
