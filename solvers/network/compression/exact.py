@@ -1,0 +1,47 @@
+"""The best levels by CP-SAT: Max K-Cut of the contention DAG with no edge upward, said as it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from formulation.solution import SolveStatus
+from formulation.tables import Ints
+from solvers.base import Budget, SolverFailed
+from solvers.cpsat.solver import STATUS, solver_of
+from solvers.network.compression.dag import Dag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exact:
+    """What CP-SAT found; no levels: none in its time."""
+
+    status: SolveStatus
+    level: Ints | None  # (V,)
+    lost: int
+
+
+def exact(dag: Dag, levels: int, budget: Budget) -> Exact:
+    """Minimise the weight of edges inside levels.
+
+    Raises:
+        SolverFailed: CP-SAT says that there are no such levels; one level for all always is.
+    """
+    model = cp_model.CpModel()
+    level = [model.new_int_var(0, levels - 1, "") for _ in range(len(dag.job))]
+    inside = [model.new_bool_var("") for _ in range(dag.edges)]
+    source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+    for edge, (a, b) in enumerate(zip(source.tolist(), dag.target.tolist(), strict=True)):
+        model.add(level[a] >= level[b])
+        model.add(level[a] + inside[edge] >= level[b] + 1)
+    model.minimize(cp_model.LinearExpr.weighted_sum(inside, dag.weight[source].tolist()))
+    solver = solver_of(budget)
+    status = STATUS.get(solver.solve(model))
+    if status is None or status is SolveStatus.INFEASIBLE:
+        raise SolverFailed("cp-sat", "no levels of a contention graph")
+    if status is SolveStatus.UNKNOWN:
+        return Exact(status=status, level=None, lost=0)
+    found = np.array([solver.value(one) for one in level], dtype=np.int64)
+    return Exact(status=status, level=found, lost=int(dag.inside(found) @ dag.weight))

@@ -1,0 +1,69 @@
+"""The best levels there are, by minimum cuts.
+
+Crux calls the compression NP-hard, as Max K-Cut is. With no edge upward it is not: an edge from a to b of
+weight w loses ``w max(0, 1 - (l_a - l_b))`` with ``l_a >= l_b``, which is convex in a difference of integers.
+The matrix of differences is totally unimodular, so a linear program has whole levels as its best: the dual of
+a minimum-cost flow. A sum of such terms is L-natural convex (Murota, Discrete Convex Analysis, 2003), so
+steepest descent ends at the best (Kolmogorov and Shioura, New algorithms for convex cost tension problem,
+2009): raise the set of vertices, by one level, that gains most, until none gains; then lower sets likewise.
+Each set is a minimum cut. There are at most ``2 levels`` of them, fewer from a good start.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from ortools.graph.python import max_flow
+
+from formulation.tables import Ints
+from solvers.base import SolverFailed
+from solvers.network.compression.cuts import Cut
+from solvers.network.compression.dag import TOTAL, Dag
+
+NEVER: Final = 4 * TOTAL
+"""Capacity of an arc that no minimum cut has."""
+
+
+def best_levels(dag: Dag, level: Ints, levels: int) -> Cut:
+    """Return levels that lose least, reached from these, which may not invert any edge."""
+    source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+    level = level.copy()
+    for up in (True, False):
+        moved = np.flatnonzero(_moves(dag, source, level, levels, up))
+        while len(moved):
+            level[moved] += 1 if up else -1
+            moved = np.flatnonzero(_moves(dag, source, level, levels, up))
+    return Cut(level=level, lost=int(dag.inside(level) @ dag.weight), proven=True)
+
+
+def _moves(dag: Dag, source: Ints, level: Ints, levels: int, up: bool) -> Ints:
+    """Return 1 for each vertex of the smallest set that gains most by one level up (or down), int64[V].
+
+    Of an edge inside a level the head moves up only if the tail does, and its weight is gained if only the
+    tail moves; of an edge to the next level it is lost if only the head moves. Down: tail and head exchanged.
+    """
+    target = dag.target.astype(np.int64)
+    gap = level[source] - level[target]
+    flat, steep = gap == 0, gap == 1
+    weight, count = dag.weight[source], len(level)
+    tail, head = (source, target) if up else (target, source)
+    gain = np.bincount(tail[flat], weights=weight[flat], minlength=count)
+    gain -= np.bincount(head[flat], weights=weight[flat], minlength=count)
+    stuck = np.flatnonzero(level == (levels - 1 if up else 0))
+    gains, costs = np.flatnonzero(gain > 0), np.flatnonzero(gain < 0)
+    begin, end = np.full(len(gains), count), np.full(len(costs) + len(stuck), count + 1)
+    flow = max_flow.SimpleMaxFlow()
+    flow.add_arcs_with_capacity(  # to be paid if an arc's first vertex moves and its second does not
+        np.concatenate([begin, head[flat], head[steep], costs, stuck]),
+        np.concatenate([gains, tail[flat], tail[steep], end]),
+        np.concatenate(
+            [gain[gains], np.full(flat.sum(), NEVER), weight[steep], -gain[costs], np.full(len(stuck), NEVER)]
+        ).astype(np.int64),
+    )  # fmt: skip
+    moved = np.zeros(count + 2, np.int64)
+    if len(gains):
+        if (status := flow.solve(count, count + 1)) != flow.OPTIMAL:
+            raise SolverFailed("max-flow", f"status {status}")
+        moved[flow.get_source_side_min_cut()] = 1
+    return moved[:count]

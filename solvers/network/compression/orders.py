@@ -1,0 +1,26 @@
+"""Topological orders to cut: by urgency, by depth, and random ones (Crux 4.3, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from formulation.tables import Ints
+from solvers.network.compression.dag import Dag
+from solvers.network.kernels.compression import picked
+
+
+def orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:
+    """Yield so many topological orders of the vertices: by urgency first, then random ones.
+
+    A random one takes at each place any of the vertices whose predecessors all have theirs, each as likely,
+    so every topological order can come up.
+    """
+    count = len(dag.job)
+    yield np.arange(count, dtype=np.int64)
+    rng = np.random.default_rng(seed)
+    for _ in range(samples - 1):
+        order = np.empty(count, np.int64)
+        picked(dag.start, dag.target, rng.random(count), order)
+        yield order
