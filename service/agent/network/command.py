@@ -1,0 +1,155 @@
+"""``tessera-agent network``: shows, plans and carries out the map of this node by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from formulation.errors import InvalidInput, TesseraError
+from service.agent.network.backend import Advice, Backend, differences
+from service.agent.network.commands import inside
+from service.agent.network.dcb import Dcb
+from service.agent.network.devices import forced
+from service.agent.network.launch import Launch, environment
+from service.agent.network.mlnx import MlnxQos
+from service.agent.network.node import NodeNetwork
+from service.agent.network.tags import Fabric, Settings, assigned
+from service.agent.network.tc import Tc
+
+BACKENDS = ("none", "dcb", "mlnx_qos", "tc")
+EXIT_INVALID = 2
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a node's network is set."""
+    add = parser.add_argument
+    add(
+        "--network-backend",
+        default="none",
+        choices=BACKENDS,
+        help="default: none, which only advises",
+    )
+    add("--interface", action="append", default=[], help="a NIC that jobs use; repeatable")
+    add("--netns", default="", help="network namespace of the interfaces")
+    add("--discipline", default="htb", choices=("htb", "prio"), help="for tc")
+    add("--link-bit-per-s", type=int, default=0, help="for tc with htb")
+    add(
+        "--priorities",
+        default="0,1,2,3,4,5,6,7",
+        help="that jobs may use, the one served last first",
+    )
+
+
+def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
+    """Return the back end of each interface. Raises InvalidInput."""
+    kind, run = options.network_backend, inside(options.netns)
+    if kind == "none":
+        return [Advice(name) for name in options.interface or [""]]
+    if not options.interface:
+        raise InvalidInput("--interface", "name at least one for this back end")
+    if kind == "dcb":
+        return [Dcb(name, run=run, dry_run=dry_run) for name in options.interface]
+    if kind == "mlnx_qos":
+        return [MlnxQos(name, run=run, dry_run=dry_run) for name in options.interface]
+    return [
+        Tc(
+            name, discipline=options.discipline, link_bit_per_s=options.link_bit_per_s, run=run,
+            dry_run=dry_run,
+        )
+        for name in options.interface
+    ]  # fmt: skip
+
+
+def read_settings(path: Path, fabric: Fabric) -> Settings:
+    """Return the settings that a JSON file asks for: levels, jobs (job: level) and maybe tags (job: DSCP).
+
+    Raises:
+        InvalidInput: not such a file.
+        OSError: it cannot be read.
+    """
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        jobs = {str(job): int(level) for job, level in told["jobs"].items()}
+        tags = {str(job): int(tag) for job, tag in told.get("tags", {}).items()}
+        levels = int(told["levels"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidInput(
+            "--settings",
+            f'{path} must hold {{"levels": K, "jobs": {{job: level}}, "tags": {{job: DSCP}}}}: {error!r}',
+        ) from error
+    return assigned(jobs, levels, tags, fabric=fabric)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return the exit status: 2 if something is wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        said = _answer(options)
+    except (TesseraError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_INVALID
+    sys.stdout.write(json.dumps(said, indent=2) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tessera-agent network", description=__doc__)
+    add = parser.add_argument
+    add(
+        "action",
+        choices=("show", "plan", "apply"),
+        help="plan: what apply would change; it changes nothing",
+    )
+    add("--settings", type=Path, help="JSON: levels, jobs and tags; for plan and apply")
+    add("--queue-pairs", type=int, default=0, help="NCCL_IB_QPS_PER_CONNECTION; 0: leave it")
+    add_options(parser)
+    return parser
+
+
+def _answer(options: argparse.Namespace) -> dict[str, Any]:
+    """Do what was asked; return what to print."""
+    found = backends(options, dry_run=options.action != "apply")
+    if options.action == "show":
+        return {b.interface: _shown(b) for b in found}
+    if options.settings is None:
+        raise InvalidInput("--settings", "plan and apply need one")
+    try:
+        fabric = Fabric(priorities=tuple(int(p) for p in options.priorities.split(",")))
+    except ValueError as error:
+        raise InvalidInput("--priorities", "must be numbers with commas between them") from error
+    settings = read_settings(options.settings, fabric)
+    launch = Launch(queue_pairs=options.queue_pairs)
+    return {
+        "jobs": {job: environment(job, settings, launch) for job in settings.tags},
+        "interfaces": {b.interface: _carried_out(b, settings) for b in found},
+    }
+
+
+def _shown(backend: Backend) -> dict[str, Any]:
+    return {
+        "priorities": {str(tag): p for tag, p in sorted(backend.read().items())},
+        "forced_traffic_class": forced(backend.interface),
+        "findings": list(backend.findings()),
+    }
+
+
+def _carried_out(backend: Backend, settings: Settings) -> dict[str, Any]:
+    """Apply as the agent does, with a drain between the steps; return what was changed, and how."""
+    changes = differences(backend.interface, backend.read(), settings.priorities)
+    commands = [shlex.join(argv) for argv in backend.commands(changes)]
+    network = NodeNetwork([backend], clock=time.monotonic)
+    network.desired(settings)
+    while (wait_s := network.advance()) is not None:
+        time.sleep(wait_s)
+    return {
+        "done": not backend.dry_run,
+        "changes": [{"tag": c.tag, "before": c.before, "after": c.after} for c in changes],
+        "commands": commands,
+        "findings": list(network.findings()),
+    }

@@ -1,0 +1,60 @@
+"""Runs the system's network tools; all back ends go through here, so that tests can answer in their place."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+
+from formulation.errors import Unavailable
+
+Run = Callable[[Sequence[str]], str]
+"""Runs a command and returns what it prints. Raises Unavailable."""
+
+PATIENCE_S = 20.0
+
+_ADVICE = (
+    ("not permitted", "run the agent as root, or give it CAP_NET_ADMIN"),
+    ("qdisc kind is unknown", "load the kernel's module for it, or choose the other discipline"),
+    ("Cannot find device", "check the interface's name with `ip link`"),
+    ("No such device", "check the interface's name with `ip link`"),
+    ("not supported", "this driver has no such table; use another back end, or `none`"),
+)
+
+
+def run(argv: Sequence[str]) -> str:
+    """Run ``argv`` and return its standard output.
+
+    Raises:
+        Unavailable: it is not there, failed, or did not end; the message says which, and what to do.
+    """
+    command = shlex.join(argv)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False, stdin=subprocess.DEVNULL
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise Unavailable(
+            f"`{command}`: {argv[0]} is not installed; it is part of {_package(argv[0])}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"`{command}` did not end within {PATIENCE_S:g} s") from error
+    if done.returncode != 0:
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+        raise Unavailable(f"`{command}` ended with {done.returncode}: {said}{_advice(said)}")
+    return done.stdout
+
+
+def inside(netns: str) -> Run:
+    """Return ``run`` for the network namespace ``netns``; "" is the agent's own."""
+    if not netns:
+        return run
+    return lambda argv: run(["ip", "netns", "exec", netns, *argv])
+
+
+def _advice(said: str) -> str:
+    return next((f"; {advice}" for words, advice in _ADVICE if words in said), "")
+
+
+def _package(program: str) -> str:
+    return "mlnx-tools (or MLNX_OFED)" if program == "mlnx_qos" else "iproute2"

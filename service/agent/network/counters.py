@@ -1,0 +1,63 @@
+"""Byte counters of NICs, and how they are sampled; ``period`` says what they show.
+
+RoCE does not pass through the kernel: its bytes are in the RDMA port's counters only, not in the interface's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from formulation.errors import InvalidInput, Unavailable
+from service.agent.network.devices import SYS
+
+_WORD = 4  # port_*_data count words of four bytes (InfiniBand specification, PortCounters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """Bytes sent or received through one port since some moment."""
+
+    name: str
+    path: Path
+    unit_bytes: int = 1
+
+    def read(self) -> int:
+        """Return bytes. Raises Unavailable: the port is gone."""
+        try:
+            return int(self.path.read_text()) * self.unit_bytes
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"cannot read the counter {self.path}: {error}") from error
+
+
+def counters(sys: Path = SYS, *, received: bool = False) -> tuple[Counter, ...]:
+    """Return the counters of what each interface and RDMA port has sent (or received), by name."""
+    way, rdma = ("rx_bytes", "port_rcv_data") if received else ("tx_bytes", "port_xmit_data")
+    found = [
+        Counter(name=path.parents[1].name, path=path)
+        for path in (sys / "class/net").glob(f"*/statistics/{way}")
+    ]
+    for path in (sys / "class/infiniband").glob(f"*/ports/*/counters/{rdma}"):
+        device, port = path.parents[3].name, path.parents[1].name
+        found.append(Counter(name=f"{device}/{port}", path=path, unit_bytes=_WORD))
+    return tuple(sorted(found, key=lambda counter: counter.name))
+
+
+def sample(
+    read: Callable[[], int], *, step_s: float, count: int,
+    clock: Callable[[], float], sleep: Callable[[float], object],
+) -> tuple[list[float], list[int]]:  # fmt: skip
+    """Return ``count`` times and what ``read`` returned then, ``step_s`` apart; lateness does not add up."""
+    if not (step_s > 0 and count > 0):
+        raise InvalidInput("step_s", "must be above 0, as must be count")
+    times_s: list[float] = []
+    values: list[int] = []
+    begun_s = clock()
+    for number in range(count):
+        ahead_s = begun_s + number * step_s - clock()
+        if ahead_s > 0:
+            sleep(ahead_s)
+        times_s.append(clock())
+        values.append(read())
+    return times_s, values

@@ -1,0 +1,82 @@
+"""What the kernel says of RDMA devices and interfaces under /sys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SYS = Path("/sys")
+
+MOVERS = {
+    "mlx5_core": "mlx5dv_modify_qp_udp_sport",
+    "bnxt_en": "bnxt_re_dv_modify_qp_udp_sport",
+}
+"""PCI drivers whose library moves a live queue pair to another UDP source port, and the call (rdma-core)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """Whether paths of a device's queue pairs can be chosen; ``reason`` says why, or by what."""
+
+    device: str
+    steerable: bool
+    reason: str
+
+
+def rdma_devices(interface: str, sys: Path = SYS) -> tuple[str, ...]:
+    """Return the RDMA devices of a network interface."""
+    found = (sys / "class/infiniband").glob(f"*/device/net/{interface}")
+    return tuple(sorted(path.parents[2].name for path in found))
+
+
+def forced_traffic_class(device: str, sys: Path = SYS) -> int | None:
+    """Return the class that MLNX_OFED forces on all RC queue pairs of ``device``, over jobs' own marks.
+
+    None: none is forced, or this driver has no such file (upstream's has not).
+    """
+    for path in sorted((sys / "class/infiniband" / device / "tc").glob("*/traffic_class")):
+        found = re.search(r"Global tclass=(-?\d+)|\A\s*(-?\d+)\s*\Z", path.read_text())
+        if found and int(found[1] or found[2]) >= 0:
+            return int(found[1] or found[2])
+    return None
+
+
+def forced(interface: str, sys: Path = SYS) -> dict[str, int]:
+    """Return the forced traffic class of each RDMA device of ``interface`` that has one."""
+    classes = (
+        (device, forced_traffic_class(device, sys)) for device in rdma_devices(interface, sys)
+    )
+    return {device: value for device, value in classes if value is not None}
+
+
+def steering(
+    device: str, *, adaptive_routing: bool, transport_moves_ports: bool, sys: Path = SYS
+) -> Steering:
+    """Return whether a path can be chosen for traffic of ``device``.
+
+    ``adaptive_routing``: the fabric spreads packets itself (the operator knows). ``transport_moves_ports``:
+    the job's transport sets the source port of its queue pairs when told; NCCL's own does not.
+    """
+    base = sys / "class/infiniband" / device
+    if not base.is_dir():
+        return _not(device, "there is no such RDMA device")
+    layers = {path.read_text().strip() for path in base.glob("ports/*/link_layer")}
+    if layers - {"Ethernet"}:
+        return _not(device, "InfiniBand routes by local identifier: there is no UDP source port")
+    if adaptive_routing:
+        return _not(device, "adaptive routing spreads packets whatever their source port")
+    driver = (base / "device/driver").resolve().name
+    if driver not in MOVERS:
+        return _not(device, f"driver {driver} cannot modify the UDP source port of a queue pair")
+    if not transport_moves_ports:
+        return _not(
+            device,
+            "the job's transport does not set source ports (NCCL's own does not): only more queue"
+            " pairs a connection spread its traffic",
+        )
+    return Steering(device=device, steerable=True, reason=MOVERS[driver])
+
+
+def _not(device: str, reason: str) -> Steering:
+    return Steering(device=device, steerable=False, reason=f"not steerable: {reason}")

@@ -1,0 +1,76 @@
+"""The environment of a job's processes, which marks their traffic. Set once: queue pairs keep their class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from formulation.errors import InvalidInput
+from service.agent.network.tags import Settings, check_tag
+
+ECT0 = 2
+"""ECN bits that declare an ECN-capable transport, as in NCCL_IB_TC=106 for DSCP 26."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How jobs' libraries are told. ``queue_pairs``: a connection; 0 leaves NCCL's default.
+
+    ``ucx`` and ``hccl`` add the same for these libraries. HCCL wants multiples of 4, hence no ECN bits.
+    """
+
+    ecn: int = ECT0
+    queue_pairs: int = 0
+    ucx: bool = False
+    hccl: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the libraries would."""
+        if not 0 <= self.ecn <= 3:
+            raise InvalidInput("ecn", f"must be 0 to 3, not {self.ecn}")
+        if not 0 <= self.queue_pairs <= 128:
+            raise InvalidInput("queue_pairs", f"must be 0 to 128, not {self.queue_pairs}")
+
+
+def traffic_class(tag: int, ecn: int) -> int:
+    """Return the IP header's ToS byte: six bits DSCP, two bits ECN."""
+    return check_tag(tag, "tag") * 4 + ecn
+
+
+def environment(job: str, settings: Settings, launch: Launch | None = None) -> dict[str, str]:
+    """Return the variables that mark the traffic of ``job``; none where the job has no tag.
+
+    NCCL reads NCCL_IB_TC into the traffic class (RoCE) and NCCL_IB_SL into the service level (InfiniBand).
+    Both are set: if ``ncclConfig_t.trafficClass`` is used and NCCL_IB_SL is not, NCCL writes the class into
+    the four bits of the service level, too (nccl 2.30.7, net_ib). The service level is the priority at launch
+    and stays that for the job's life, as nothing maps it anew.
+    """
+    launch = launch or Launch()
+    tag = settings.tags.get(job)
+    if tag is None:
+        return {}
+    priority = settings.priorities[tag]
+    found = {
+        "NCCL_IB_TC": traffic_class(tag, launch.ecn),
+        "NCCL_IB_SL": priority,
+        "NCCL_IB_FIFO_TC": traffic_class(settings.control_tag, launch.ecn),
+    }
+    if launch.queue_pairs:
+        found["NCCL_IB_QPS_PER_CONNECTION"] = launch.queue_pairs
+    if launch.ucx:
+        found |= {"UCX_IB_TRAFFIC_CLASS": traffic_class(tag, launch.ecn), "UCX_IB_SL": priority}
+    if launch.hccl:
+        found |= {"HCCL_RDMA_TC": traffic_class(tag, 0), "HCCL_RDMA_SL": priority}
+    return {name: str(value) for name, value in found.items()}
+
+
+def overridden(job: str, settings: Settings, forced: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a sentence for each RDMA device whose forced traffic class hides the mark of ``job``."""
+    tag = settings.tags.get(job)
+    if tag is None:
+        return ()
+    return tuple(
+        f"{device} forces traffic class {value}, so job {job} is not carried with DSCP tag {tag}"
+        for device, value in forced.items()
+        if value >> 2 != tag
+    )

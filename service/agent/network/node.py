@@ -1,0 +1,101 @@
+"""A node's network as it should be: maps on its interfaces, marks for the jobs that start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from formulation.errors import InvalidInput
+from service.agent.network.backend import Backend, Change, differences, stages
+from service.agent.network.devices import SYS, forced
+from service.agent.network.launch import Launch, environment, overridden
+from service.agent.network.tags import Settings
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 0.1
+"""What queues hold is gone after this: 64 MB at 200 Gb/s take 3 ms, pauses of flow control come on top."""
+
+
+class NodeNetwork:
+    """Carries ``Settings`` out on the interfaces of a node, in steps that keep packets in order.
+
+    New entries and moves down come first, moves up ``drain_s`` later, and no step sooner than that after
+    another. Nothing here waits: ``desired`` and ``advance`` do what is due by ``clock``, and ``advance`` says
+    when to call it again.
+    """
+
+    def __init__(
+        self, backends: Sequence[Backend], *, clock: Callable[[], float], drain_s: float = DRAIN_S,
+        launch: Launch | None = None, sys: Path = SYS,
+    ) -> None:  # fmt: skip
+        if not drain_s >= 0:
+            raise InvalidInput("drain_s", f"must be at least 0, not {drain_s}")
+        self._backends = tuple(backends)
+        self._clock = clock
+        self._drain_s = drain_s
+        self._launch = launch or Launch()
+        self._sys = sys
+        self._settings = Settings(tags={}, priorities={})
+        self._not_before_s = clock()
+        self._said: tuple[str, ...] = ()
+
+    def desired(self, settings: Settings) -> None:
+        """Make ``settings`` hold, as far as that may be done now; the same again changes nothing.
+
+        Raises:
+            InvalidInput, NotAllowed, Unavailable: as ``Backend.apply``; what was done until then stays.
+        """
+        self._settings = settings
+        self.advance()
+
+    def advance(self) -> float | None:
+        """Take the next step if it is due; return in how many seconds to call again, None: all is done."""
+        left_s = self._not_before_s - self._clock()
+        if left_s > 0:
+            return left_s
+        waiting = [self._step(backend) for backend in self._backends]
+        return max(0.0, self._not_before_s - self._clock()) if any(waiting) else None
+
+    def _step(self, backend: Backend) -> bool:
+        """Change what may be changed now; return whether more must follow."""
+        wanted = self._settings.priorities
+        if backend.dry_run:
+            self._tell(backend.apply(wanted))
+            return False
+        at_once, later = stages(differences(backend.interface, backend.read(), wanted))
+        step = at_once or later
+        if not step:
+            return False
+        self._not_before_s = self._clock() + self._drain_s  # even if it fails halfway
+        for c in backend.apply({change.tag: change.after for change in step}):
+            log.info(
+                "%s: DSCP %d from priority %s to %d", c.interface, c.tag, c.before, c.after,
+                extra={"action": "network"},
+            )  # fmt: skip
+        return bool(at_once and later)
+
+    def environment(self, job: str) -> Mapping[str, str]:
+        """Return what the processes of ``job`` must find in their environment; empty: it has no tag."""
+        return environment(job, self._settings, self._launch)
+
+    def findings(self) -> tuple[str, ...]:
+        """Return in sentences what keeps the settings from having an effect here. Raises Unavailable."""
+        return (*self._settings.remarks, *self._on_interfaces())
+
+    def _on_interfaces(self) -> Iterable[str]:
+        for backend in self._backends:
+            yield from backend.findings()
+            classes = forced(backend.interface, self._sys)
+            for job in self._settings.tags:
+                yield from overridden(job, self._settings, classes)
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        """Log once what a back end that does nothing would have done."""
+        said = tuple(
+            f"{c.interface or 'any interface'}: DSCP {c.tag} to priority {c.after}" for c in changes
+        )
+        if said and said != self._said:
+            log.info("not done (dry run): %s", "; ".join(said), extra={"action": "network"})
+            self._said = said

@@ -1,0 +1,123 @@
+"""The length of a job's iterations, and its bytes of one, from a byte counter read at times (Crux 5).
+
+Training repeats itself, so the rate of its traffic has peaks in the spectrum at the iteration's frequency
+and its multiples. The fundamental itself may be weak (an iteration has bursts of its own), so the period is
+first taken from the autocorrelation, which is the Fourier transform of the power spectrum and adds up all
+multiples, and then made exact by the power of the multiples together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.tables import Floats
+
+LEAST_SAMPLES = 32
+LEAST_PERIODS = 3
+"""Periods that must have been seen."""
+
+_NEAR = 0.85  # of the best peak: the first such is the period, later ones its multiples
+_HARMONICS = 12
+_GRID = 401
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """What was found. ``confidence``: the correlation with the same one period later, up to 1."""
+
+    period_s: float
+    bytes: float
+    rate_bytes_per_s: float
+    confidence: float
+
+
+def iteration(
+    times_s: Floats, counts: Floats, *, least_confidence: float = 0.3
+) -> Iteration | None:
+    """Return the iteration that a counter of bytes shows; None: nothing regular.
+
+    ``times_s`` rise, ``counts`` are the counter at these times. A counter that falls has been reset. At least
+    three periods must be there, with two samples each.
+
+    Raises:
+        InvalidInput: too few samples, or times that do not rise.
+    """
+    rate, step_s = uniform(times_s, counts)
+    mean = float(rate.mean())
+    wave = _detrended(rate)
+    if mean <= 0 or float(np.abs(wave).max()) <= 1e-9 * mean:
+        return None
+    correlation = autocorrelation(wave)
+    lag = _first_peak(correlation)
+    noise = 4 / np.sqrt(len(wave))  # of the largest correlation of as much noise
+    if lag is None or correlation[lag] < max(least_confidence, noise):
+        return None
+    period_s = _refined(wave, lag) * step_s
+    return Iteration(
+        period_s=period_s, bytes=mean * period_s, rate_bytes_per_s=mean,
+        confidence=min(1.0, float(correlation[lag])),
+    )  # fmt: skip
+
+
+def uniform(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
+    """Return bytes a second on an even grid, and its step in seconds."""
+    times, values = np.asarray(times_s, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    if times.ndim != 1 or times.shape != values.shape or len(times) < LEAST_SAMPLES:
+        raise InvalidInput("counts", f"takes at least {LEAST_SAMPLES} samples, each with its time")
+    gaps = np.diff(times)
+    if not (np.isfinite(times).all() and np.isfinite(values).all() and (gaps > 0).all()):
+        raise InvalidInput("times_s", "must be finite numbers that rise, as must be the counts")
+    grown = np.diff(values)
+    grown = np.where(grown < 0, values[1:], grown)
+    total = np.concatenate([[0.0], np.cumsum(grown)])
+    step_s = float(times[-1] - times[0]) / (len(times) - 1)
+    grid = times[0] + step_s * np.arange(len(times))
+    rate: Floats = np.diff(np.interp(grid, times, total)) / step_s
+    return rate, step_s
+
+
+def autocorrelation(wave: Floats) -> Floats:
+    """Return the correlation of ``wave`` (mean 0) with itself at each lag up to a third of its length."""
+    count = len(wave)
+    power = np.abs(np.fft.rfft(wave, 2 * count)) ** 2
+    lags = count // LEAST_PERIODS + 1
+    raw = np.fft.irfft(power)[:lags] / (count - np.arange(lags))
+    found: Floats = raw / raw[0]
+    return found
+
+
+def _detrended(rate: Floats) -> Floats:
+    at = np.arange(len(rate)) - (len(rate) - 1) / 2
+    centred = rate - rate.mean()
+    found: Floats = centred - at * (centred @ at) / (at @ at)
+    return found
+
+
+def _first_peak(correlation: Floats) -> int | None:
+    """Return the first lag whose peak is near the highest, past the fall from lag 0; None: no peak."""
+    below = np.flatnonzero(correlation <= 0)
+    if not len(below):
+        return None
+    inner = correlation[1:-1]
+    peaks = np.flatnonzero((inner >= correlation[:-2]) & (inner > correlation[2:])) + 1
+    peaks = peaks[peaks > max(1, below[0])]
+    if not len(peaks):
+        return None
+    near = correlation[peaks] >= _NEAR * correlation[peaks].max()
+    return int(peaks[near][0])
+
+
+def _refined(wave: Floats, lag: int) -> float:
+    """Return the period in steps near ``lag`` whose multiples of frequency carry most power together."""
+    count = len(wave)
+    multiples = np.arange(1, min(_HARMONICS, lag // 2) + 1)
+    periods = np.linspace(lag - 1.0, lag + 1.0, _GRID)
+    at = np.arange(count)
+    power = np.zeros(_GRID)
+    for multiple in multiples:
+        phase = np.exp(-2j * np.pi * multiple * np.outer(1 / periods, at))
+        power += np.abs(phase @ wave) ** 2
+    return float(periods[int(power.argmax())])

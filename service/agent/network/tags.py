@@ -1,0 +1,169 @@
+"""A DSCP tag for each job, and the map from tags to priorities.
+
+A live queue pair cannot change its traffic class (Linux ``qp_state_table``: no IB_QP_AV from RTS to RTS for
+RC), so a job keeps the tag that it was launched with, and a new priority is a new entry of the map.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from formulation.errors import InvalidInput
+
+CODE_POINTS = 64
+PRIORITIES = 8
+
+RESERVED: Mapping[int, str] = {
+    0: "unmarked traffic",
+    26: "what vendors' RoCE guides mark all RDMA with (NCCL_IB_TC 104 to 107): storage, other jobs",
+    33: "HCCL's default",
+    46: "expedited forwarding (RFC 3246), which switches often police",
+    48: "routing protocols (CS6, RFC 4594), and congestion notifications of RoCE by default",
+    56: "network control (CS7)",
+}
+"""Code points that no job gets, and why."""
+
+CONTROL_TAG = 40
+"""NCCL's control messages, of all jobs: CS5, which RFC 4594 calls signalling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What NICs and switches offer. ``priorities``: those that jobs may use, the one served last first."""
+
+    priorities: tuple[int, ...] = tuple(range(PRIORITIES))
+    reserved: Mapping[int, str] = field(default_factory=lambda: dict(RESERVED))
+    control_tag: int = CONTROL_TAG
+
+    def __post_init__(self) -> None:
+        """Refuse what no fabric has."""
+        one_each = len(set(self.priorities)) == len(self.priorities)
+        if not (self.priorities and one_each and all(0 <= p < PRIORITIES for p in self.priorities)):
+            raise InvalidInput(
+                "priorities", f"must be different numbers from 0 to {PRIORITIES - 1}"
+            )
+        for tag in (*self.reserved, self.control_tag):
+            check_tag(tag, "reserved")
+
+    @property
+    def control_priority(self) -> int:
+        """Return the priority of control messages: that which is served first."""
+        return self.priorities[-1]
+
+    def priority(self, level: int, levels: int) -> int:
+        """Return the priority of ``level``; where priorities are more than levels, the last ones stay free.
+
+        Raises:
+            InvalidInput: there is no such level, or the fabric has fewer priorities than levels.
+        """
+        if not 1 <= levels <= len(self.priorities):
+            raise InvalidInput(
+                "levels",
+                f"must be 1 to {len(self.priorities)}, the priorities that jobs may use, not {levels}",
+            )
+        if not 0 <= level < levels:
+            raise InvalidInput("level", f"must be 0 to {levels - 1}, not {level}")
+        return self.priorities[level]
+
+    @property
+    def free_tags(self) -> tuple[int, ...]:
+        """Return the tags that jobs may get, rising."""
+        taken = {*self.reserved, self.control_tag}
+        return tuple(tag for tag in range(CODE_POINTS) if tag not in taken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a node is to carry out: a tag for each job, a priority for each tag.
+
+    ``remarks`` says in sentences what could not be had, such as jobs that share a tag.
+    """
+
+    tags: Mapping[str, int]
+    priorities: Mapping[int, int]  # DSCP -> priority, the control tag among them
+    control_tag: int = CONTROL_TAG
+    remarks: tuple[str, ...] = ()
+
+
+def assigned(
+    levels_of: Mapping[str, int], levels: int, tags: Mapping[str, int] | None = None,
+    *, fabric: Fabric | None = None, spare: int = 8,
+) -> Settings:  # fmt: skip
+    """Return a tag for each job in ``levels_of`` (0 to ``levels`` - 1, the higher is served first).
+
+    A job in ``tags`` keeps its tag, whatever its level has become. Others get a free one, the most urgent
+    first, tags that were just given up last. The last ``spare`` tags are not for the lowest level, whose jobs
+    share instead. When none is left, a job shares the tag whose level is nearest to its own. A shared tag is
+    carried at the highest level of its jobs, so that none is served later than it should; ``remarks`` says
+    which. Any change of levels alone leaves the tags as they are.
+
+    Raises:
+        InvalidInput: a level, or a tag of a running job, does not exist.
+    """
+    fabric = fabric or Fabric()
+    before = tags or {}
+    for level in {0, *levels_of.values()}:
+        fabric.priority(level, levels)
+    kept = {job: check_tag(before[job], job) for job in levels_of if job in before}
+    at: defaultdict[int, set[str]] = defaultdict(set)
+    for job, tag in kept.items():
+        at[tag].add(job)
+    released = set(before.values()) - set(at)
+    free = [tag for tag in fabric.free_tags if tag not in at]
+    free.sort(key=lambda tag: (tag in released, tag), reverse=True)
+    newcomers = sorted(levels_of.keys() - kept.keys(), key=lambda job: (-levels_of[job], job))
+    given = dict(kept)
+    for job in newcomers:
+        level = levels_of[job]
+        shared = _nearest(at, levels_of, level)
+        lowest_shares = level == 0 and len(free) <= spare and shared is not None
+        if free and not lowest_shares:
+            given[job] = free.pop()
+        elif shared is not None:
+            given[job] = shared
+        else:
+            raise InvalidInput("reserved", "leaves no tag for jobs; reserve fewer code points")
+        at[given[job]].add(job)
+    carried = {tag: max(levels_of[job] for job in jobs) for tag, jobs in at.items()}
+    priorities = {tag: fabric.priority(level, levels) for tag, level in carried.items()}
+    priorities[fabric.control_tag] = fabric.control_priority
+    return Settings(
+        tags=given, priorities=dict(sorted(priorities.items())), control_tag=fabric.control_tag,
+        remarks=(*_sharing(at, levels_of), *_misplaced(at, fabric)),
+    )  # fmt: skip
+
+
+def check_tag(tag: int, whose: str) -> int:
+    """Return ``tag``. Raises InvalidInput: it is not a DSCP code point."""
+    if not 0 <= tag < CODE_POINTS:
+        raise InvalidInput(whose, f"a DSCP tag must be 0 to {CODE_POINTS - 1}, not {tag}")
+    return tag
+
+
+def _nearest(at: Mapping[int, set[str]], levels_of: Mapping[str, int], level: int) -> int | None:
+    """Return the tag in use whose level is nearest, of these one with the fewest jobs; None: none in use."""
+
+    def distance(tag: int) -> tuple[int, int, int]:
+        carried = max(levels_of[job] for job in at[tag])
+        return abs(carried - level), len(at[tag]), tag
+
+    return min(at, key=distance, default=None)
+
+
+def _sharing(at: Mapping[int, set[str]], levels_of: Mapping[str, int]) -> Iterable[str]:
+    for tag, jobs in sorted(at.items()):
+        if len(jobs) == 1:
+            continue
+        carried = max(levels_of[job] for job in jobs)
+        lifted = sorted(job for job in jobs if levels_of[job] < carried)
+        rest = f", which lifts {', '.join(lifted)}" if lifted else ""
+        yield f"jobs {', '.join(sorted(jobs))} share DSCP tag {tag} at level {carried}{rest}"
+
+
+def _misplaced(at: Mapping[int, set[str]], fabric: Fabric) -> Iterable[str]:
+    for tag, jobs in sorted(at.items()):
+        why = fabric.reserved.get(tag, "control messages" if tag == fabric.control_tag else "")
+        if why:
+            yield f"jobs {', '.join(sorted(jobs))} run with DSCP tag {tag}, which is reserved: {why}"

@@ -1,0 +1,83 @@
+"""Turns on a PCIe link of a host, by level: those of a lower level wait while a higher one transfers.
+
+For programs that ask: data loaders, offload, checkpoints, transports that stage through host memory. What
+NICs and GPUs move between themselves (GPUDirect) asks nobody, and PCIe has no priorities that an agent can
+set.
+
+Lock files in a directory that the host's jobs share (/dev/shm), a file for each link and level. A process
+that dies gives its turn back. Waiting is bounded, so nobody starves; a transfer that runs is not interrupted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from formulation.errors import InvalidInput
+
+DIRECTORY = Path("/dev/shm/tessera-pcie")  # noqa: S108 - jobs of one host share it on purpose
+
+
+def prepare(directory: Path = DIRECTORY) -> Path:
+    """Make the directory, for jobs of all users; the agent's part. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o1777)
+    return directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A job's view of the links. ``patience_s``: the longest wait. ``sleep``: such as ``time.sleep``."""
+
+    directory: Path
+    level: int
+    levels: int
+    clock: Callable[[], float]
+    sleep: Callable[[float], object]
+    patience_s: float = 0.01
+    poll_s: float = 0.0002
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if not 0 <= self.level < self.levels:
+            raise InvalidInput("level", f"must be 0 to {self.levels - 1}, not {self.level}")
+        if not (self.patience_s >= 0 and self.poll_s > 0):
+            raise InvalidInput("patience_s", "must be at least 0, and poll_s above 0")
+
+    @contextmanager
+    def hold(self, link: str) -> Iterator[float]:
+        """Hold ``link`` (such as a root port's PCI address); yields the seconds waited.
+
+        Jobs of one level hold it together. Raises OSError: the directory cannot be used.
+        """
+        higher = [self._open(link, level) for level in range(self.level + 1, self.levels)]
+        own = self._open(link, self.level)
+        try:
+            begun_s = now_s = self.clock()
+            while any(map(_busy, higher)) and now_s < begun_s + self.patience_s:
+                self.sleep(self.poll_s)
+                now_s = self.clock()
+            fcntl.flock(own, fcntl.LOCK_SH)
+            yield now_s - begun_s
+        finally:
+            for descriptor in (own, *higher):
+                os.close(descriptor)
+
+    def _open(self, link: str, level: int) -> int:
+        name = link.replace("/", "_")
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW
+        return os.open(self.directory / f"{name}.{level}", flags, 0o644)
+
+
+def _busy(descriptor: int) -> bool:
+    """Return whether somebody holds the turn of that file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False

@@ -1,0 +1,239 @@
+"""Priorities, paths and counters on real Linux queues, routes and interfaces, in network namespaces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formulation.errors import NotAllowed, Unavailable
+from service.agent.main import main
+from service.agent.network.backend import Change
+from service.agent.network.commands import inside
+from service.agent.network.node import NodeNetwork
+from service.agent.network.paths import candidates
+from service.agent.network.period import iteration
+from service.agent.network.tags import assigned
+from service.agent.network.tc import Tc
+from tests.support.netns import Race, cable, hosts, namespaces, python, sysctl
+
+__all__ = ["namespaces"]
+pytestmark = pytest.mark.usefixtures("namespaces")
+
+LINK_BIT_PER_S = 20_000_000
+WINDOW = 1_500_000
+
+
+def test_a_higher_priority_gains_a_shaped_link_and_a_new_map_turns_it_round() -> None:
+    with hosts(2) as (left, right):
+        interface, _ = cable(left, right, "10.91.1")
+        table = Tc(interface, link_bit_per_s=LINK_BIT_PER_S, run=inside(left), dry_run=False)
+        table.apply({10: 3, 20: 3})
+        with Race(left, right, "10.91.1.2", (10, 20)) as race:
+            level = race.shares(WINDOW)
+            table.apply({10: 6, 20: 1})
+            assert table.read() == {10: 6, 20: 1}
+            first = race.shares(WINDOW)
+            changes = table.apply({10: 1, 20: 6})
+            assert changes == (
+                Change(interface=interface, tag=10, before=6, after=1),
+                Change(interface=interface, tag=20, before=1, after=6),
+            )
+            turned = race.shares(WINDOW)
+    assert first[10] > 0.9
+    assert turned[20] > 0.9
+    assert 0.3 < level[10] < 0.7
+
+
+def test_applying_the_same_map_again_runs_no_command_that_writes() -> None:
+    with hosts(1) as (host,):
+        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        ran: list[list[str]] = []
+
+        def noted(argv: Any) -> str:
+            ran.append(list(argv))
+            return inside(host)(argv)
+
+        wanted = {tag: tag % 8 for tag in range(64)}
+        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=noted, dry_run=False)
+        assert len(table.apply(wanted)) == 64
+        ran.clear()
+        assert table.apply(wanted) == ()
+        assert all("show" in argv for argv in ran)
+        assert table.read() == wanted
+
+
+def test_a_dry_run_leaves_the_interface_as_it_is() -> None:
+    with hosts(1) as (host,):
+        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        before = inside(host)(["tc", "qdisc", "show", "dev", "x"])
+        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=inside(host))
+        assert [c.tag for c in table.apply({10: 6})] == [10]
+        assert inside(host)(["tc", "qdisc", "show", "dev", "x"]) == before
+
+
+def test_a_root_discipline_of_someone_else_is_left_alone() -> None:
+    with hosts(1) as (host,):
+        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
+        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=inside(host), dry_run=False)
+        with pytest.raises(NotAllowed, match="tc qdisc del dev x root"):
+            table.apply({10: 6})
+
+
+def test_a_half_made_discipline_is_completed() -> None:
+    with hosts(1) as (host,):
+        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=inside(host), dry_run=False)
+        table.apply({10: 6})
+        for argv in table.removal():
+            inside(host)(argv)
+        assert table.read() == {}
+        inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "7e5:", "htb"])
+        table.apply({10: 6})
+        classes = inside(host)(["tc", "class", "show", "dev", "x"])
+        assert classes.count("class htb") == 9
+
+
+def test_the_prio_discipline_reads_back_as_it_was_set() -> None:
+    with hosts(1) as (host,):
+        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        table = Tc("x", discipline="prio", run=inside(host), dry_run=False)
+        try:
+            table.apply({10: 6, 20: 0})
+        except Unavailable as error:
+            if "load the kernel's module" not in str(error):
+                raise
+            pytest.skip("this kernel has no sch_prio")
+        assert table.read() == {10: 6, 20: 0}
+        assert table.apply({10: 6, 20: 0}) == ()
+
+
+def test_an_interface_that_is_not_there_is_named_with_what_to_do() -> None:
+    with (
+        hosts(1) as (host,),
+        pytest.raises(Unavailable, match=r"tc -j qdisc show dev nowhere.*ip link"),
+    ):
+        Tc("nowhere", link_bit_per_s=LINK_BIT_PER_S, run=inside(host)).read()
+
+
+def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
+    with hosts(2) as (left, right):
+        interface, _ = cable(left, right, "10.91.2")
+        table = Tc(interface, link_bit_per_s=LINK_BIT_PER_S, run=inside(left), dry_run=False)
+        now_s = [0.0]
+        node = NodeNetwork([table], clock=lambda: now_s[0], drain_s=0.1)
+        before = assigned({"a": 1, "b": 0}, 2)
+        node.desired(before)
+        tags = before.tags["a"], before.tags["b"]
+        with Race(left, right, "10.91.2.2", tags) as race:
+            assert race.shares(WINDOW)[tags[0]] > 0.9
+            now_s[0] = 1.0
+            after = assigned({"a": 0, "b": 1}, 2, before.tags)
+            assert after.tags == before.tags
+            node.desired(after)
+            assert (
+                table.read()[tags[0]] == table.read()[tags[1]]
+            )  # down at once, up after the drain
+            now_s[0] = 1.2
+            assert node.advance() is None
+            assert race.shares(WINDOW)[tags[1]] > 0.9
+
+
+def test_the_command_plans_applies_and_shows(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "settings.json"
+    told.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}, "tags": {"b": 30}}')
+    with hosts(1) as (host,):
+        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        options = [
+            "--network-backend", "tc", "--interface", "x", "--netns", host,
+            "--link-bit-per-s", "1000000000", "--settings", str(told),
+        ]  # fmt: skip
+        answers = []
+        for action in ("plan", "show", "apply", "show", "apply"):
+            assert main(["network", action, *options]) == 0
+            answers.append(json.loads(capsys.readouterr().out))
+    planned, untouched, applied, shown, again = answers
+    assert not planned["interfaces"]["x"]["done"]
+    assert untouched["x"]["priorities"] == {}
+    assert applied["interfaces"]["x"]["changes"] == planned["interfaces"]["x"]["changes"]
+    assert shown["x"]["priorities"] == {"1": 1, "30": 0, "40": 7}
+    assert applied["jobs"]["b"]["NCCL_IB_TC"] == str(30 * 4 + 2)
+    assert again["interfaces"]["x"]["changes"] == []
+
+
+ECMP = """
+import json, sys
+from service.agent.network.paths import candidates, port_for, ports_by_path
+from service.agent.network.probe import first_hops
+probe = first_hops("10.93.0.1")
+found = ports_by_path(probe, candidates(24))
+chosen = {path[0]: port_for(path, probe, candidates(200, 24), confirm=3) for path in found}
+print(json.dumps({"found": {path[0]: ports for path, ports in found.items()}, "chosen": chosen}))
+"""
+
+
+def test_a_source_port_that_leads_over_a_wanted_path_is_found_by_probing() -> None:
+    with hosts(4) as (sender, one, two, receiver):
+        for router, subnet in ((one, "10.92.1"), (two, "10.92.2")):
+            cable(sender, router, subnet)
+            cable(router, receiver, subnet.replace("92", "94"))
+            sysctl(router, "ipv4.ip_forward", 1)
+            sysctl(router, "ipv4.icmp_ratelimit", 0)
+            inside(router)(
+                ["ip", "route", "add", "10.93.0.1", "via", subnet.replace("92", "94") + ".2"]
+            )
+        inside(receiver)(["ip", "addr", "add", "10.93.0.1/32", "dev", "lo"])
+        inside(receiver)(["ip", "route", "add", "default", "via", "10.94.1.1"])
+        sysctl(sender, "ipv4.fib_multipath_hash_policy", 1)
+        hops = [word for s in ("10.92.1.2", "10.92.2.2") for word in ("nexthop", "via", s)]
+        inside(sender)(["ip", "route", "add", "10.93.0.1", *hops])
+        seen: Any = python(sender, ECMP)
+        whole: Any = python(
+            sender,
+            "import json; from service.agent.network.probe import trace;"
+            "print(json.dumps(trace('10.93.0.1', 50000)))",
+        )
+    assert set(seen["found"]) == {"10.92.1.2", "10.92.2.2"}
+    assert sum(map(len, seen["found"].values())) == 24
+    ports = set(seen["chosen"].values())
+    assert len(ports) == 2
+    assert ports <= set(candidates(200, 24))
+    assert whole[0] in seen["found"]
+    assert whole[1:] == ["10.93.0.1"]
+
+
+BURSTS = """
+import json, socket, sys, threading, time
+from service.agent.network.counters import counters, sample
+period_s, size, count = 0.12, 150, 34
+def send():
+    flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    begun_s = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, begun_s + number * period_s - time.monotonic()))
+        for _ in range(size):
+            flow.sendto(bytes(1000), ("10.95.1.2", 9))
+counter = next(c for c in counters() if c.name == sys.argv[1])
+sender = threading.Thread(target=send)
+sender.start()
+times_s, counts = sample(counter.read, step_s=0.01, count=400, clock=time.monotonic, sleep=time.sleep)
+sender.join()
+print(json.dumps([times_s, counts]))
+"""
+
+
+@pytest.mark.slow
+def test_the_period_of_bursts_is_read_off_an_interfaces_counter() -> None:
+    """Takes four seconds, as the program that sends does: what is measured here is time."""
+    with hosts(2) as (left, right):
+        interface, _ = cable(left, right, "10.95.1")
+        times_s, counts = python(left, BURSTS, interface)  # type: ignore[misc]
+    found = iteration(np.asarray(times_s), np.asarray(counts))
+    assert found is not None
+    assert found.period_s == pytest.approx(0.12, rel=0.03)
+    assert found.bytes == pytest.approx(150 * 1042, rel=0.1)  # headers of UDP, IP and Ethernet

@@ -1,0 +1,64 @@
+"""A program of ``netns.Race``: sends two UDP flows as fast as they leave, or counts what arrives of each."""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+
+PORTS = (5001, 5002)
+ON_THE_WAY = 600_000
+"""Bytes that are passed over first: the queues of both flows and the receiver's buffers hold less."""
+
+
+def send(address: str, tags: list[int]) -> None:
+    poll = select.poll()
+    flows = {}
+    for port, tag in zip(PORTS, tags, strict=True):
+        flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        flow.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tag << 2)
+        flow.setblocking(False)
+        flow.connect((address, port))
+        poll.register(flow, select.POLLOUT)
+        flows[flow.fileno()] = flow
+    while True:
+        for descriptor, _ in poll.poll():
+            try:
+                flows[descriptor].send(bytes(1400))
+            except (BlockingIOError, ConnectionRefusedError):
+                continue
+
+
+def receive(address: str) -> None:
+    poll = select.poll()
+    flows = {}
+    for number, port in enumerate(PORTS):
+        flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        flow.bind((address, port))
+        poll.register(flow, select.POLLIN)
+        flows[flow.fileno()] = (number, flow)
+    poll.register(sys.stdin, select.POLLIN)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    got, passed, wanted = [0, 0], 0, 0
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == sys.stdin.fileno():
+                got, passed, wanted = [0, 0], 0, int(sys.stdin.readline() or sys.exit())
+                continue
+            number, flow = flows[descriptor]
+            size = len(flow.recv(2048))
+            passed += size
+            if passed > ON_THE_WAY:
+                got[number] += size
+            if wanted and sum(got) >= wanted:
+                sys.stdout.write(f"{got[0]} {got[1]}\n")
+                sys.stdout.flush()
+                wanted = 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "send":
+        send(sys.argv[2], [int(tag) for tag in sys.argv[3:]])
+    else:
+        receive(sys.argv[2])
