@@ -1,0 +1,108 @@
+"""Laws of priority compression on random contention graphs."""
+
+from __future__ import annotations
+
+from itertools import combinations, combinations_with_replacement, pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.network.contention import Demand
+from formulation.tables import Ints
+from solvers.network.compression import compressed, compression_of
+from solvers.network.compression.cuts import cut_of
+from solvers.network.compression.dag import Dag, dag_of
+from solvers.network.compression.mincut import best_levels
+from solvers.network.compression.orders import orders
+from tests.support.demands import a_demand
+
+
+@st.composite
+def demands(draw: st.DrawFn, jobs: int) -> Demand:
+    """Draw jobs on a few links, many of equal intensity."""
+    count = draw(st.integers(2, jobs))
+    links = draw(st.integers(1, 2 * jobs))
+    own = draw(
+        st.lists(
+            st.lists(st.integers(0, links - 1), max_size=3, unique=True),
+            min_size=count, max_size=count,
+        )
+    )  # fmt: skip
+    work = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    return a_demand(own, np.array(work, dtype=np.float64))
+
+
+def weight_between(dag: Dag, order: Ints, low: int, middle: int, high: int) -> int:
+    """Return C: the weight of edges from places [low, middle) to [middle, high) of the order."""
+    first, second = set(order[low:middle].tolist()), set(order[middle:high].tolist())
+    return sum(
+        int(dag.weight[v])
+        for v in first
+        for u in dag.target[dag.start[v] : dag.start[v + 1]].tolist()
+        if u in second
+    )
+
+
+def sources(dag: Dag) -> Ints:
+    """Return the vertex that each edge leaves."""
+    return np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+
+
+@settings(max_examples=40, deadline=None)
+@given(demands(jobs=9), st.integers(0, 99))
+def test_weights_of_an_order_keep_the_quadrangle_inequality(demand: Demand, seed: int) -> None:
+    dag = dag_of(demand, np.arange(demand.jobs))
+    for order in orders(dag, 2, seed):
+        for a, b, c, d in combinations(range(len(order) + 1), 4):
+            left = weight_between(dag, order, 0, a, c) + weight_between(dag, order, 0, b, d)
+            right = weight_between(dag, order, 0, a, d) + weight_between(dag, order, 0, b, c)
+            assert left >= right
+
+
+@settings(max_examples=40, deadline=None)
+@given(demands(jobs=8), st.integers(1, 4), st.integers(0, 99))
+def test_the_program_finds_the_best_of_all_cuts_of_an_order(
+    demand: Demand, levels: int, seed: int
+) -> None:
+    dag = dag_of(demand, np.arange(demand.jobs))
+    for order in orders(dag, 2, seed):
+        losses = []
+        for cuts in combinations_with_replacement(range(len(order) + 1), levels - 1):
+            level = np.empty(len(order), np.int64)
+            for at, (low, high) in enumerate(pairwise([0, *cuts, len(order)])):
+                level[order[low:high]] = at
+            losses.append(int(dag.inside(level) @ dag.weight))
+        found = cut_of(dag, order, levels)
+        assert found.lost == min(losses) == int(dag.inside(found.level) @ dag.weight)
+        assert found.level.tolist() == cut_of(dag, order, levels, plainly=True).level.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
+def test_levels_exist_and_never_invert_two_jobs_that_meet(
+    demand: Demand, levels: int, seed: int
+) -> None:
+    order = np.random.default_rng(seed).permutation(demand.jobs)
+    level = compressed(demand, demand.intensity, order, levels, seed=seed)
+    dag = dag_of(demand, order)
+    assert ((level >= 0) & (level < levels)).all()
+    assert (level[dag.job[sources(dag)]] >= level[dag.job[dag.target]]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
+def test_minimum_cuts_end_at_the_same_loss_from_wherever_they_start(
+    demand: Demand, levels: int, seed: int
+) -> None:
+    order = np.random.default_rng(seed).permutation(demand.jobs)
+    dag = dag_of(demand, order)
+    lowest = np.zeros(len(dag.job), np.int64)
+    found = {
+        best_levels(dag, start, levels).lost
+        for start in (lowest, lowest + levels - 1, np.minimum(dag.height(), levels - 1))
+    }
+    best = compression_of(demand, order, levels)
+    assert best.proven
+    assert found == {int(dag.inside(best.level[dag.job]) @ dag.weight)}
+    assert all(min(found) <= cut_of(dag, one, levels).lost for one in orders(dag, 5, seed))

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.check import network_violations
+from formulation.network.contention import Demand
+from formulation.network.plan import NetworkPlan
+from formulation.solution import SolveStatus
+from formulation.tables import Ints
+from solvers.base import Budget
+from solvers.network.compression import compressed, compression_of, sampled
+from solvers.network.compression.cuts import cut_of
+from solvers.network.compression.dag import TOTAL, Dag, dag_of
+from solvers.network.compression.exact import exact
+from solvers.network.compression.mincut import best_levels
+from solvers.network.compression.orders import orders
+from tests.support.demands import (
+    a_contention,
+    a_demand,
+    a_demand_of_pairs,
+    random_pairs,
+    urgency,
+)
+
+
+def a_random_demand(seed: int, jobs: int, density: float) -> Demand:
+    """Return jobs of log-normal intensity that meet in pairs."""
+    rng = np.random.default_rng(seed)
+    return a_demand_of_pairs(random_pairs(rng, jobs, density), rng.lognormal(0.0, 1.0, jobs))
+
+
+def a_crowd(seed: int, jobs: int, links: int, each: int) -> Demand:
+    """Return jobs on so many random links each."""
+    rng = np.random.default_rng(seed)
+    own = [rng.choice(links, each, replace=False).tolist() for _ in range(jobs)]
+    return a_demand(own, rng.lognormal(0.0, 1.0, jobs))
+
+
+def edges_of(dag: Dag) -> list[tuple[int, int]]:
+    """Return the edges as pairs of jobs."""
+    source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+    return list(zip(dag.job[source].tolist(), dag.job[dag.target].tolist(), strict=True))
+
+
+def least_loss(dag: Dag, levels: int) -> int:
+    """Return the least weight inside levels, by trying all levels of all vertices."""
+    source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+    tried = np.array(list(product(range(levels), repeat=len(dag.job))), dtype=np.int64)
+    upper, lower = tried[:, source], tried[:, dag.target]
+    allowed = (upper >= lower).all(axis=1)
+    return int(((upper == lower)[allowed] @ dag.weight[source]).min())
+
+
+def inverted(demand: Demand, order: Ints, level: Ints) -> bool:
+    """Return whether a job is served before a more urgent one that it meets."""
+    return any(level[a] < level[b] for a, b in edges_of(dag_of(demand, order)))
+
+
+FIGURE_13 = a_demand([[0], [0], [1], [1]], [4.0, 3.0, 2.0, 1.0])
+
+
+def test_two_pairs_of_jobs_on_two_links_get_two_levels_each_as_in_figure_13() -> None:
+    found = compressed(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2)
+    assert found.tolist() == [1, 0, 1, 0]
+
+
+def test_the_graph_has_one_edge_a_pair_from_the_more_urgent_however_many_links_it_shares() -> None:
+    demand = a_demand([[0, 1, 2], [0, 1], [2, 3], [4], []], [1.0, 5.0, 3.0, 9.0, 2.0])
+    dag = dag_of(demand, urgency(demand))
+    assert sorted(edges_of(dag)) == [(1, 0), (2, 0)]
+    assert sorted(dag.job.tolist()) == [0, 1, 2]
+    assert dag.at_stake == 5.0 + 3.0
+
+
+def test_the_graph_agrees_with_all_pairs_tried() -> None:
+    demand = a_crowd(3, jobs=60, links=25, each=3)
+    order = urgency(demand)
+    own = [set(part.tolist()) for part in np.split(demand.link, demand.link_start[1:-1])]
+    rank = np.argsort(order)
+    pairs = {(a, b) for a in range(60) for b in range(60) if rank[a] < rank[b] and own[a] & own[b]}
+    found = edges_of(dag_of(demand, order))
+    assert len(found) == len(set(found))
+    assert set(found) == pairs
+
+
+def test_parts_have_no_edge_between_them_and_are_connected() -> None:
+    demand = a_crowd(5, jobs=60, links=90, each=2)
+    dag = dag_of(demand, urgency(demand))
+    part = np.repeat(np.arange(dag.parts), np.diff(dag.part_start))
+    source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+    assert dag.parts > 1
+    assert (part[source] == part[dag.target]).all()
+    assert sum(dag.part(p).edges for p in range(dag.parts)) == dag.edges
+    assert all(len(dag.part(p).job) <= dag.part(p).edges + 1 for p in range(dag.parts))
+
+
+def test_every_order_is_topological_and_urgency_comes_first() -> None:
+    demand = a_crowd(1, jobs=40, links=30, each=2)
+    dag = dag_of(demand, urgency(demand))
+    source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
+    found = list(orders(dag, 10, 0))
+    assert found[0].tolist() == list(range(len(dag.job)))
+    assert len({tuple(order.tolist()) for order in found}) == 10
+    for order in found:
+        place = np.argsort(order)
+        assert (place[source] < place[dag.target]).all()
+    assert all((a == b).all() for a, b in zip(found, orders(dag, 10, 0), strict=True))
+
+
+def test_every_topological_order_can_come_up() -> None:
+    demand = a_demand_of_pairs([(0, 1), (2, 3), (1, 3)], [4.0, 3.0, 2.0, 1.0])
+    dag = dag_of(demand, np.arange(4))
+    found = {tuple(order.tolist()) for order in orders(dag, 200, 0)}
+    assert found == {(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "levels", "density", "cases"),
+    [(5, 3, 0.4, 60), (8, 3, 0.4, 40), (8, 3, 0.7, 40), (9, 3, 0.4, 20)],
+)
+def test_ten_orders_come_near_the_best_and_minimum_cuts_reach_it(
+    jobs: int, levels: int, density: float, cases: int
+) -> None:
+    shares, hits = [], 0
+    for seed in range(cases):
+        demand = a_random_demand(seed, jobs, density)
+        dag = dag_of(demand, urgency(demand))
+        total = int(dag.weight @ np.diff(dag.start))
+        if not total:
+            continue
+        best = least_loss(dag, levels)
+        found = sampled(dag, levels, 10, 0)
+        assert best <= found.lost
+        assert best_levels(dag, found.level, levels).lost == best
+        assert compression_of(demand, urgency(demand), levels).proven
+        shares.append((total - found.lost) / (total - best))
+        hits += found.lost == best
+    assert np.mean(shares) >= 0.999
+    assert hits >= 0.95 * len(shares)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_cp_sat_agrees_with_minimum_cuts(levels: int) -> None:
+    for seed in range(5):
+        demand = a_random_demand(seed, jobs=18, density=0.3)
+        dag = dag_of(demand, urgency(demand))
+        found = exact(dag, levels, Budget(remaining_s=lambda: math.inf))
+        assert found.status is SolveStatus.OPTIMAL
+        assert found.level is not None
+        assert found.lost == best_levels(dag, np.zeros(len(dag.job), np.int64), levels).lost
+
+
+def test_cp_sat_agrees_with_all_levels_tried() -> None:
+    for seed in range(10):
+        demand = a_random_demand(seed, jobs=7, density=0.5)
+        dag = dag_of(demand, urgency(demand))
+        found = exact(dag, 3, Budget(remaining_s=lambda: math.inf))
+        assert found.lost == least_loss(dag, 3)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 8, 200])
+def test_the_quick_program_finds_the_same_cut_as_the_plain_one(levels: int) -> None:
+    demand = a_crowd(2, jobs=150, links=60, each=2)
+    dag = dag_of(demand, urgency(demand))
+    for order in orders(dag, 3, 7):
+        quick, plain = cut_of(dag, order, levels), cut_of(dag, order, levels, plainly=True)
+        assert quick.lost == plain.lost == int(dag.inside(quick.level) @ dag.weight)
+        assert quick.level.tolist() == plain.level.tolist()
+
+
+def test_one_level_loses_all_that_is_at_stake() -> None:
+    demand = a_crowd(0, jobs=30, links=10, each=2)
+    found = compression_of(demand, urgency(demand), 1)
+    assert not found.level.any()
+    assert found.proven
+    assert math.isclose(found.lost, found.at_stake)
+
+
+@pytest.mark.parametrize("levels", [30, 31, 100])
+def test_with_a_level_a_job_nothing_is_lost(levels: int) -> None:
+    demand = a_demand([[0]] * 30, np.arange(1.0, 31.0))
+    order = urgency(demand)
+    found = compression_of(demand, order, levels)
+    assert found.lost == 0
+    assert found.level[order].tolist() == list(range(29, -1, -1))
+
+
+def test_jobs_that_all_share_one_link_are_cut_at_the_proven_best() -> None:
+    demand = a_demand([[0]] * 9, [30, 28, 25, 9, 8, 7, 2, 1, 1])
+    order = urgency(demand)
+    found = compression_of(demand, order, 3, most_edges=0)
+    assert found.proven
+    assert int(dag_of(demand, order).inside(found.level) @ dag_of(demand, order).weight) == (
+        least_loss(dag_of(demand, order), 3)
+    )
+
+
+def test_with_more_edges_than_allowed_the_best_cut_stands_and_nothing_is_claimed() -> None:
+    demand = a_crowd(2, jobs=60, links=30, each=2)
+    order = urgency(demand)
+    cut, best = compression_of(demand, order, 3, most_edges=0), compression_of(demand, order, 3)
+    assert (cut.proven, best.proven) == (False, True)
+    assert best.lost < cut.lost
+    assert not inverted(demand, order, cut.level)
+
+
+def test_jobs_that_meet_nobody_are_on_level_0() -> None:
+    demand = a_demand([[0], [1], [], [2], [2]], [5.0, 4.0, 3.0, 2.0, 1.0])
+    found = compressed(demand, demand.intensity, urgency(demand), 8)
+    assert found.tolist() == [0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("demand", [a_demand([], []), a_demand([[], []], [1.0, 2.0], links=3)])
+def test_nothing_to_compress_is_no_error(demand: Demand) -> None:
+    found = compressed(demand, demand.intensity, np.arange(demand.jobs), 8)
+    assert found.tolist() == [0] * demand.jobs
+
+
+def test_equal_priorities_follow_the_order() -> None:
+    demand = a_demand([[0]] * 4, [1.0] * 4)
+    found = compressed(demand, np.ones(4), np.array([2, 0, 3, 1]), 2)
+    assert found.tolist() == [1, 0, 1, 0]
+
+
+def test_jobs_without_work_are_compressed_too() -> None:
+    demand = a_demand([[0]] * 4, [0.0] * 4)
+    found = compressed(demand, np.zeros(4), np.arange(4), 2)
+    assert not inverted(demand, np.arange(4), found)
+
+
+def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_not() -> None:
+    demand = a_crowd(4, jobs=80, links=40, each=3)
+    order = np.random.default_rng(0).permutation(80)  # not by intensity, as after swaps
+    level = compressed(demand, demand.intensity, order, 4)
+    plan = NetworkPlan(
+        chosen=np.zeros(0, np.int64), priority=demand.intensity, order=order, level=level, levels=4
+    )
+    assert not network_violations(a_contention(demand), plan)
+    upside_down = NetworkPlan(
+        chosen=plan.chosen, priority=plan.priority, order=order, level=3 - level, levels=4
+    )
+    assert network_violations(a_contention(demand), upside_down)
+
+
+def test_the_same_seed_gives_the_same_levels() -> None:
+    demand = a_crowd(6, jobs=100, links=40, each=2)
+    order = urgency(demand)
+    first, second = (compressed(demand, demand.intensity, order, 5, seed=3) for _ in range(2))
+    assert first.tolist() == second.tolist()
+
+
+def test_weights_keep_their_ratios_and_none_is_lost_to_rounding() -> None:
+    demand = a_demand([[0]] * 6, [1e20, 5e19, 3.0, 1e-3, 1e-9, 0.0])
+    dag = dag_of(demand, urgency(demand))
+    assert dag.weight[:2].tolist() == sorted(dag.weight[:2].tolist(), reverse=True)
+    assert math.isclose(dag.weight[0] / dag.weight[1], 2.0, rel_tol=1e-12)
+    assert (dag.weight > 0).tolist() == [True] * 5 + [False]
+    assert int(dag.weight @ np.diff(dag.start)) <= TOTAL
+
+
+def test_more_levels_never_lose_more() -> None:
+    demand = a_crowd(8, jobs=120, links=40, each=2)
+    lost = [compression_of(demand, urgency(demand), levels).lost for levels in range(1, 9)]
+    assert all(more <= fewer * (1 + 1e-12) for fewer, more in pairwise(lost))
+
+
+@pytest.mark.parametrize("levels", [0, -1])
+def test_fewer_than_one_level_is_refused(levels: int) -> None:
+    with pytest.raises(InvalidInput, match="levels: is"):
+        compressed(FIGURE_13, FIGURE_13.intensity, np.arange(4), levels)
+
+
+def test_no_sample_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="samples"):
+        compressed(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2, samples=0)
+
+
+@pytest.mark.parametrize("priority", [[1.0, math.nan, 2.0, 3.0], [1.0, 2.0]])
+def test_priorities_that_are_no_numbers_are_refused(priority: list[float]) -> None:
+    with pytest.raises(InvalidInput, match="priority"):
+        compressed(FIGURE_13, np.array(priority), np.arange(4), 2)
+
+
+def test_an_intensity_that_is_no_number_is_refused() -> None:
+    demand = a_demand([[0], [0]], [math.nan, 1.0])
+    with pytest.raises(InvalidInput, match="intensity"):
+        compressed(demand, np.ones(2), np.arange(2), 2)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4]])
+def test_an_order_that_does_not_name_each_job_once_is_refused(order: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="order"):
+        compressed(FIGURE_13, FIGURE_13.intensity, np.array(order), 2)
