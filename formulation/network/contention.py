@@ -5,7 +5,9 @@ Indices are flat (CSR): the bundles of job j are ``bundle_start[j] : bundle_star
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -177,3 +179,36 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
         link_start=np.searchsorted(key, np.arange(len(c.jobs) + 1) * count), link=key % count,
         busy_s=total / c.link_bytes_per_s[key % count], links=count,
     )  # fmt: skip
+
+
+def joined(parts: Sequence[Contention]) -> Contention:
+    """Return the jobs of all parts, at least one, in their order; parts are of one network.
+
+    Raises:
+        InvalidInput: parts differ in their links.
+    """
+    first = parts[0]
+    if any(not np.array_equal(p.link_bytes_per_s, first.link_bytes_per_s) for p in parts):
+        raise InvalidInput("link_bytes_per_s", "must be the same for all parts")
+    paths = np.cumsum([0, *(len(p.path_delay_s) for p in parts[:-1])]).tolist()
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in _FLAT
+    }
+    arrays |= {name: _starts([getattr(p, name) for p in parts]) for name in _STARTS}
+    arrays["candidate"] = np.concatenate(
+        [p.candidate + n for p, n in zip(parts, paths, strict=True)]
+    )
+    return replace(first, jobs=tuple(name for part in parts for name in part.jobs), **arrays)
+
+
+_FLAT = (
+    "work_flop", "compute_s", "start_s", "gpus", "fixed_link", "fixed_bytes", "fixed_delay_s",
+    "bundle_bytes", "bundle_messages", "path_link", "path_delay_s",
+)  # fmt: skip
+_STARTS = ("fixed_start", "bundle_start", "candidate_start", "path_start")
+
+
+def _starts(parts: Sequence[Ints]) -> Ints:
+    before = np.cumsum([0, *(int(part[-1]) for part in parts[:-1])]).tolist()
+    rest = [part[1:] + n for part, n in zip(parts, before, strict=True)]
+    return np.concatenate([[0], *rest]).astype(np.int64)

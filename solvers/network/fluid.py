@@ -96,6 +96,16 @@ def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
     return total / horizon_s
 
 
+def meetings(demand: Demand) -> list[Ints]:
+    """Return the groups of two jobs or more that can slow each other down, directly or through others.
+
+    Jobs that share only links that they cannot fill together never do.
+    """
+    group_start, member, _ = _prepared(demand).groups
+    found = np.split(member, group_start[1:-1])
+    return [jobs for jobs in found if len(jobs) > 1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """A demand as the loops want it."""

@@ -1,0 +1,92 @@
+"""Long-run rates of jobs under a network plan; what has not changed is not played again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from zlib import crc32
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from formulation.tables import Floats, Ints
+from solvers.network.fluid import meetings, simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """How long jobs that meet are played for their long-run rates: a multiple of the longest iteration alone.
+
+    simulator/README.md (The network) has what that costs in accuracy. ``noise`` is compute's.
+    """
+
+    iterations: float = 60.0
+    warm: float = 15.0  # iterations before counting begins
+    noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse windows that show nothing."""
+        if not (self.iterations > 0 and self.warm >= 0):
+            raise InvalidInput("window", "must be longer than 0 iterations, warm at least 0")
+
+
+class Rates:
+    """Rates of jobs by group: jobs that can slow each other down, directly or through others.
+
+    A group is played when one of its jobs, their loads, the order of their levels or their shifts are others
+    than in the last call. Without shifts jobs begin at a moment of their iteration drawn by name, as jobs do
+    that nobody aligned.
+    """
+
+    def __init__(self, window: Window | None = None) -> None:
+        self.window = Window() if window is None else window
+        self.played, self.kept = 0, 0  # groups
+        self._last: dict[bytes, Floats] = {}
+
+    def __call__(
+        self, names: Sequence[str], demand: Demand, level: Ints, offset_s: Floats | None = None
+    ) -> Floats:
+        """Return each job's iterations a second, float64[jobs]."""
+        found: Floats = 1.0 / demand.alone_s
+        now: dict[bytes, Floats] = {}
+        for jobs in meetings(demand):
+            group = demand.among(jobs)
+            rank = np.unique(level[jobs], return_inverse=True)[1]
+            called = [names[j] for j in jobs.tolist()]
+            if offset_s is None:
+                begin_s = group.alone_s * np.array([self._phase(name) for name in called])
+            else:
+                begin_s = offset_s[jobs]
+            key = _key(called, group, rank, begin_s)
+            if key in self._last:
+                now[key] = self._last[key]
+                self.kept += 1
+            else:
+                now[key] = self._played(group, rank, begin_s)
+                self.played += 1
+            found[jobs] = now[key]
+        self._last = now
+        return found
+
+    def _phase(self, name: str) -> float:
+        return crc32(f"{self.window.seed} {name}".encode()) / 2**32
+
+    def _played(self, group: Demand, rank: Ints, begin_s: Floats) -> Floats:
+        w, longest_s = self.window, float(group.alone_s.max())
+        return simulate(
+            group, rank, horizon_s=w.iterations * longest_s, warm_s=w.warm * longest_s,
+            offset_s=begin_s, noise=w.noise, seed=w.seed,
+        ).iterations  # fmt: skip
+
+
+def _key(names: Sequence[str], group: Demand, rank: Ints, begin_s: Floats) -> bytes:
+    digest = blake2b(repr(names).encode(), digest_size=16)
+    for part in (
+        rank, begin_s, group.compute_s, group.start_s, group.delay_s, group.link_start, group.link,
+        group.busy_s,
+    ):  # fmt: skip
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.digest()

@@ -1,0 +1,292 @@
+"""A trace of jobs on a network: placed once, planned anew at each start and end, slowed where they meet."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, demand_of, joined
+from formulation.network.plan import NetworkPlan
+from formulation.network.traffic import Traffic
+from formulation.placement import Gang
+from formulation.tables import Bools, Floats
+from simulator.network.rates import Rates
+
+OVER = 1e-9
+"""A job with no more than this share of its iterations left has ended: the difference is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """A job of a trace. It holds its GPUs from its start to its end."""
+
+    name: str
+    arrival_s: float
+    gpus: int
+    iterations: float
+    traffic: Traffic
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if not (
+            0 <= self.arrival_s < math.inf and 0 < self.iterations < math.inf and self.gpus > 0
+        ):
+            raise InvalidInput(
+                self.name, "must arrive at 0 or later, and have iterations and GPUs, above 0"
+            )
+
+
+class Places(Protocol):
+    """Who has which GPUs."""
+
+    def allocate(self, job: str, gpus: int) -> Gang | None:
+        """Give the job its GPUs; None: there is no place now, and nothing changes."""
+
+    def release(self, job: str) -> None:
+        """Take them back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a trace runs on, and who decides.
+
+    ``met`` makes one job's part of the network's contention, the same links for all. ``clock`` is asked
+    before and after planning, and decides nothing. Jobs are tried in the order in which they came; a job that
+    fits may pass one that does not, unless ``in_turn``.
+    """
+
+    gpus: int
+    places: Places
+    met: Callable[[TraceJob, Gang], Contention]
+    plan: Callable[[Contention], NetworkPlan]
+    clock: Callable[[], float]
+    in_turn: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceResult:
+    """A trace as it went. By job in the order given; sums over time until ``ended_s``.
+
+    A job is contended when it shares a link with another, whether or not they can fill it.
+    """
+
+    start_s: Floats  # (J,) inf: never
+    end_s: Floats  # (J,) inf: not yet
+    alone_s: Floats  # (J,) what it would take alone, from start to end; nan: it never started
+    jct_s: Floats  # (J,) from arrival to end; inf: it has not ended
+    ever_contended: Bools  # (J,)
+    ended_s: float
+    flop: float  # done: U_T (Crux, eq. 1)
+    gpus: int
+    held_gpu_s: float
+    computing_gpu_s: float  # of those held, in which compute went on
+    contended_gpu_s: float
+    held_job_s: float
+    contended_job_s: float
+    link_use: Floats  # (links,) mean share of time that a link's bandwidth was used
+    plans: int
+    plan_s: float  # seconds spent on planning, all plans together
+    slowest_plan_s: float
+    groups_played: int
+
+    @property
+    def computing_of_held(self) -> float:
+        """Return the share of GPU time held in which GPUs computed."""
+        return self.computing_gpu_s / self.held_gpu_s if self.held_gpu_s else 0.0
+
+    @property
+    def computing_of_all(self) -> float:
+        """Return the share of all GPU time in which GPUs computed."""
+        total = self.gpus * self.ended_s
+        return self.computing_gpu_s / total if total else 0.0
+
+    def of_peak(self, peak_flop_per_s: float) -> tuple[float, float]:
+        """Return flop done over the peak of GPUs held and of all GPUs; ``peak_flop_per_s`` of one GPU."""
+        held, every = self.held_gpu_s, self.gpus * self.ended_s
+        flop = self.flop / peak_flop_per_s
+        return (flop / held if held else 0.0), (flop / every if every else 0.0)
+
+
+def run_trace(
+    jobs: Sequence[TraceJob],
+    cluster: Cluster,
+    rates: Rates | None = None,
+    horizon_s: float = math.inf,
+) -> TraceResult:
+    """Run the jobs until all are over, nothing can start any more, or the horizon.
+
+    Between starts and ends every job advances at its long-run rate under the plan in force; transients of a
+    few iterations are left out.
+    """
+    if twice := [n for n, times in Counter(job.name for job in jobs).items() if times > 1]:
+        raise InvalidInput("jobs", f"must have unique names; {twice[0]} repeats")
+    if not horizon_s > 0:
+        raise InvalidInput("horizon_s", "must be above 0")
+    trace = _Trace(jobs, cluster, Rates() if rates is None else rates)
+    trace.go(horizon_s)
+    return trace.result()
+
+
+@dataclass(slots=True)
+class _Sums:
+    flop: float = 0.0
+    held_gpu_s: float = 0.0
+    computing_gpu_s: float = 0.0
+    contended_gpu_s: float = 0.0
+    held_job_s: float = 0.0
+    contended_job_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Plans:
+    count: int = 0
+    total_s: float = 0.0
+    slowest_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Running:
+    """The jobs that run, arrays by their place in ``jobs``, at the rates in force."""
+
+    jobs: list[int] = field(default_factory=list)
+    parts: list[Contention] = field(default_factory=list)
+    left: Floats = field(default_factory=lambda: np.zeros(0))
+    rate: Floats = field(default_factory=lambda: np.zeros(0))
+    contended: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    link_rate: Floats | None = None  # share of each link that is used
+
+
+class _Trace:
+    def __init__(self, jobs: Sequence[TraceJob], cluster: Cluster, rates: Rates) -> None:
+        self.jobs, self.cluster, self.rates = jobs, cluster, rates
+        count = len(jobs)
+        self.gpus = np.array([job.gpus for job in jobs], dtype=np.int64)
+        self.compute_s = np.array([job.traffic.compute_s for job in jobs])
+        self.flop = np.array([job.traffic.work_flop for job in jobs])
+        self.iterations = np.array([job.iterations for job in jobs])
+        self.arrival_s = np.array([job.arrival_s for job in jobs])
+        self.start_s, self.end_s = np.full(count, np.inf), np.full(count, np.inf)
+        self.alone_s, self.ever = np.full(count, np.nan), np.zeros(count, dtype=np.bool_)
+        self.now_s, self.sums, self.plans = 0.0, _Sums(), _Plans()
+        self.link_s: Floats | None = None  # seconds at full bandwidth
+        self.run, self.waiting = _Running(), list[int]()
+        self.free = cluster.gpus
+
+    def go(self, horizon_s: float) -> None:
+        """Let time pass."""
+        order = np.argsort(self.arrival_s, kind="stable").tolist()
+        coming = 0
+        while True:
+            arrival_s = self.arrival_s[order[coming]] if coming < len(order) else math.inf
+            next_s = min(arrival_s, self._next_end_s(), horizon_s)
+            if not math.isfinite(next_s):
+                return
+            self._pass_until(max(next_s, self.now_s))
+            if self.now_s >= horizon_s:
+                return
+            changed = self._end()
+            while coming < len(order) and self.arrival_s[order[coming]] <= self.now_s:
+                self.waiting.append(order[coming])
+                coming += 1
+            if self._start() or changed:
+                self._plan()
+
+    def _next_end_s(self) -> float:
+        run = self.run
+        with np.errstate(divide="ignore"):
+            return self.now_s + float((run.left / run.rate).min(initial=math.inf))
+
+    def _pass_until(self, to_s: float) -> None:
+        run, s, jobs, for_s = self.run, self.sums, self.run.jobs, to_s - self.now_s
+        gpus, done = self.gpus[jobs], run.rate * for_s
+        run.left = run.left - done
+        s.flop += float(self.flop[jobs] @ done)
+        s.held_gpu_s += float(gpus.sum()) * for_s
+        s.computing_gpu_s += float((gpus * self.compute_s[jobs]) @ done)
+        s.contended_gpu_s += float(gpus[run.contended].sum()) * for_s
+        s.held_job_s += len(jobs) * for_s
+        s.contended_job_s += float(run.contended.sum()) * for_s
+        if run.link_rate is not None:
+            if self.link_s is None:
+                self.link_s = np.zeros_like(run.link_rate)
+            self.link_s += run.link_rate * for_s
+        self.now_s = to_s
+
+    def _end(self) -> bool:
+        run = self.run
+        over = run.left <= OVER * self.iterations[run.jobs]
+        for at in np.flatnonzero(over).tolist():
+            job = run.jobs[at]
+            self.end_s[job] = self.now_s
+            self.free += self.jobs[job].gpus
+            self.cluster.places.release(self.jobs[job].name)
+        stay = np.flatnonzero(~over).tolist()
+        run.jobs, run.parts = [run.jobs[i] for i in stay], [run.parts[i] for i in stay]
+        run.left = run.left[stay]
+        return bool(over.any())
+
+    def _start(self) -> bool:
+        """Start what fits of those that wait, in order; return whether any does."""
+        started, full = set[int](), set[int]()
+        for job in self.waiting:
+            one = self.jobs[job]
+            gang = None
+            if one.gpus <= self.free and one.gpus not in full:
+                gang = self.cluster.places.allocate(one.name, one.gpus)
+            if gang is None:
+                full.add(one.gpus)
+                if self.cluster.in_turn:
+                    break
+                continue
+            started.add(job)
+            self.free -= one.gpus
+            self.start_s[job] = self.now_s
+            self.run.jobs.append(job)
+            self.run.parts.append(self.cluster.met(one, gang))
+            self.run.left = np.append(self.run.left, one.iterations)
+        self.waiting = [job for job in self.waiting if job not in started]
+        return bool(started)
+
+    def _plan(self) -> None:
+        """Plan the network for those that run, and find their rates."""
+        run, cluster = self.run, self.cluster
+        if not run.jobs:
+            self.run = _Running()
+            return
+        contention = joined(run.parts)
+        before_s = cluster.clock()
+        plan = cluster.plan(contention)
+        took_s = cluster.clock() - before_s
+        self.plans.count += 1
+        self.plans.total_s += took_s
+        self.plans.slowest_s = max(self.plans.slowest_s, took_s)
+        demand = demand_of(contention, plan.chosen)
+        run.rate = self.rates(contention.jobs, demand, plan.level, plan.offset_s)
+        run.contended = demand.contended()
+        used = demand.busy_s * run.rate[demand.job]
+        run.link_rate = np.zeros(demand.links)
+        np.add.at(run.link_rate, demand.link, used)
+        self.ever[run.jobs] |= run.contended
+        new = np.isnan(self.alone_s[run.jobs])
+        started = np.array(run.jobs)[new]
+        self.alone_s[started] = demand.alone_s[new] * self.iterations[started]
+
+    def result(self) -> TraceResult:
+        s = self.sums
+        links_s = np.zeros(0) if self.link_s is None else self.link_s
+        return TraceResult(
+            start_s=self.start_s, end_s=self.end_s, alone_s=self.alone_s,
+            jct_s=self.end_s - self.arrival_s, ever_contended=self.ever, ended_s=self.now_s,
+            flop=s.flop, gpus=self.cluster.gpus, held_gpu_s=s.held_gpu_s,
+            computing_gpu_s=s.computing_gpu_s, contended_gpu_s=s.contended_gpu_s,
+            held_job_s=s.held_job_s, contended_job_s=s.contended_job_s,
+            link_use=links_s / max(self.now_s, 1e-300), plans=self.plans.count,
+            plan_s=self.plans.total_s, slowest_plan_s=self.plans.slowest_s,
+            groups_played=self.rates.played,
+        )  # fmt: skip
