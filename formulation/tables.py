@@ -109,3 +109,13 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
     total = int(counts.sum())
     offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return offsets + np.arange(total, dtype=np.int64)
+
+
+def starts(counts: Ints) -> Ints:
+    """Return where runs of so many begin, and where the last one ends, (counts + 1,)."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def sums(group: Ints, values: Floats, groups: int) -> Floats:
+    """Return the sum of the values of each group, (groups,)."""
+    return np.bincount(group, values, minlength=groups).astype(np.float64, copy=False)

@@ -1,0 +1,170 @@
+"""Fabrics by a few numbers. Every cable is a link in both directions; names are those that commands show.
+
+Crux prints how many switches its simulated networks have (section 6), neither link speeds nor wiring; what is
+chosen here is said at each function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from formulation.errors import InvalidInput
+from formulation.network.drafts import Draft
+from formulation.network.shapes import A100_HOST, GBIT_BYTES, HostShape
+from formulation.network.topology import Tier, Topology
+
+
+def clos(
+    hosts: Sequence[str], shape: HostShape, *, tors: int, aggregations: int,
+    tor_bytes_per_s: float, tor_delay_s: float = 0.0, cables: int = 1, adaptive: bool = False,
+) -> Topology:  # fmt: skip
+    """Return a two-layer Clos: hosts on ToRs in equal blocks, in order; each ToR to each aggregation switch.
+
+    Args:
+        tor_bytes_per_s: of one cable between a ToR and an aggregation switch; there are ``cables`` to each.
+    """
+    _at_least_one(tors=tors, aggregations=aggregations, cables=cables)
+    draft = Draft()
+    nics = [shape.build(draft, name) for name in hosts]
+    low = draft.switches("tor", tors, Tier.TOR)
+    high = draft.switches("agg", aggregations, Tier.AGGREGATION)
+    for i, ports in enumerate(nics):
+        for nic in ports:
+            draft.cable(nic, low[i * tors // len(nics)], shape.nic_bytes_per_s, shape.nic_delay_s)
+    for tor, agg in product(low, high):
+        draft.cable(tor, agg, tor_bytes_per_s, tor_delay_s, cables)
+    return draft.topology(adaptive=adaptive)
+
+
+def double_sided(
+    hosts: Sequence[str], shape: HostShape, *, tors: int, aggregations: int, cores: int,
+    tor_bytes_per_s: float, aggregation_bytes_per_s: float, tor_delay_s: float = 0.0,
+    aggregation_delay_s: float = 0.0, pods: int | None = None, adaptive: bool = False,
+) -> Topology:  # fmt: skip
+    """Return three layers where each host is on both ToRs of a pair, each NIC by a port of half its speed.
+
+    Four NICs so make the paper's eight links. Our wiring: ``pods`` (by default one for each pair of ToRs)
+    share ToRs and aggregation switches equally; inside a pod each ToR is joined to each aggregation switch;
+    the cores are shared equally among the aggregation switches of a pod (planes), so that the i-th of every
+    pod meets the same cores. Speeds are of one cable.
+    """
+    _at_least_one(tors=tors, aggregations=aggregations, cores=cores)
+    pods = tors // 2 if pods is None else pods
+    if tors % 2 or pods < 1 or (tors // 2) % pods:
+        raise InvalidInput(
+            "tors", f"is {tors}; it must be a multiple of 2 x {pods} pods: pairs in each pod"
+        )
+    if aggregations % pods:
+        raise InvalidInput(
+            "aggregations", f"is {aggregations}; it must be a multiple of {pods} pods"
+        )
+    planes = aggregations // pods
+    if cores % planes:
+        raise InvalidInput(
+            "cores",
+            f"is {cores}; it must be a multiple of the {planes} aggregation switches of a pod",
+        )
+    draft = Draft()
+    nics = [shape.build(draft, name) for name in hosts]
+    low = draft.switches("tor", tors, Tier.TOR)
+    middle = draft.switches("agg", aggregations, Tier.AGGREGATION)
+    high = draft.switches("core", cores, Tier.CORE)
+    for i, ports in enumerate(nics):
+        pair = i * (tors // 2) // len(nics)
+        for nic, tor in product(ports, low[2 * pair : 2 * pair + 2]):
+            draft.cable(nic, tor, shape.nic_bytes_per_s / 2, shape.nic_delay_s)
+    for pod in range(pods):
+        mine = middle[pod * planes : (pod + 1) * planes]
+        for tor, agg in product(low[pod * tors // pods : (pod + 1) * tors // pods], mine):
+            draft.cable(tor, agg, tor_bytes_per_s, tor_delay_s)
+        for plane, agg in enumerate(mine):
+            for core in high[plane * cores // planes : (plane + 1) * cores // planes]:
+                draft.cable(agg, core, aggregation_bytes_per_s, aggregation_delay_s)
+    return draft.topology(adaptive=adaptive)
+
+
+def torus(
+    hosts: Sequence[str], shape: HostShape, *, sizes: Sequence[int], link_bytes_per_s: float,
+    link_delay_s: float = 0.0, adaptive: bool = False,
+) -> Topology:  # fmt: skip
+    """Return a torus of 2 or 3 dimensions: each host's NICs on its own router, routers joined to neighbours.
+
+    Hosts fill the last dimension first. A dimension of 2 has one cable between two routers, one of 1 none.
+    """
+    if not 2 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise InvalidInput("sizes", "must be 2 or 3 whole numbers of at least 1")
+    if math.prod(sizes) != len(hosts):
+        raise InvalidInput(
+            "sizes", f"{' x '.join(map(str, sizes))} is {math.prod(sizes)}, not {len(hosts)} hosts"
+        )
+    draft = Draft()
+    nics = [shape.build(draft, name) for name in hosts]
+    routers = [draft.vertex(f"router-{name}", Tier.TOR) for name in hosts]
+    for ports, router in zip(nics, routers, strict=True):
+        for nic in ports:
+            draft.cable(nic, router, shape.nic_bytes_per_s, shape.nic_delay_s)
+    strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    for at in product(*map(range, sizes)):
+        here = sum(a * s for a, s in zip(at, strides, strict=True))
+        for place, size, stride in zip(at, sizes, strides, strict=True):
+            beyond = here + ((place + 1) % size - place) * stride
+            if size > 2 or (size == 2 and place == 0):
+                draft.cable(routers[here], routers[beyond], link_bytes_per_s, link_delay_s)
+    return draft.topology(adaptive=adaptive)
+
+
+def lingjun(
+    rows: Sequence[tuple[str, str, str, str]], shape: HostShape, *, ports_per_nic: int,
+    asw_cables: int, psw_cables: int, asw_bytes_per_s: float, psw_bytes_per_s: float,
+    asw_delay_s: float = 0.0, psw_delay_s: float = 0.0, adaptive: bool = False,
+) -> Topology:  # fmt: skip
+    """Return the network of hosts in groups of switches (Lingjun 2023), a group drawn as one switch.
+
+    The data set says which host is in which groups and no more: how many cables there are and how fast is
+    assumed by who calls. A label of an asw is unique within its psw only.
+
+    Args:
+        rows: (host, dsw, psw, asw).
+        ports_per_nic: cables from a NIC to its asw, sharing the NIC's speed.
+        asw_cables: between an asw and its psw.
+        psw_cables: between a psw and its dsw.
+    """
+    _at_least_one(ports_per_nic=ports_per_nic, asw_cables=asw_cables, psw_cables=psw_cables)
+    above: dict[str, str] = {}
+    for host, dsw, psw, _ in rows:
+        if above.setdefault(psw, dsw) != dsw:
+            raise InvalidInput(
+                "rows", f"{host}: psw {psw} is under dsw {dsw} and under {above[psw]}"
+            )
+    draft = Draft()
+    nics = [shape.build(draft, host) for host, *_ in rows]
+    low = {key: draft.vertex("/".join(key), Tier.TOR)
+           for key in dict.fromkeys((psw, asw) for _, _, psw, asw in rows)}  # fmt: skip
+    middle = {psw: draft.vertex(psw, Tier.AGGREGATION) for psw in above}
+    high = {dsw: draft.vertex(dsw, Tier.CORE) for dsw in dict.fromkeys(above.values())}
+    speed = shape.nic_bytes_per_s / ports_per_nic
+    for ports, (_, _, psw, asw) in zip(nics, rows, strict=True):
+        for nic in ports:
+            draft.cable(nic, low[psw, asw], speed, shape.nic_delay_s, ports_per_nic)
+    for (psw, _), switch in low.items():
+        draft.cable(switch, middle[psw], asw_bytes_per_s, asw_delay_s, asw_cables)
+    for psw, dsw in above.items():
+        draft.cable(middle[psw], high[dsw], psw_bytes_per_s, psw_delay_s, psw_cables)
+    return draft.topology(adaptive=adaptive)
+
+
+def testbed() -> Topology:
+    """Return Crux's testbed: 12 hosts of 8 A100, 6 ToRs, 8 aggregation switches, 100 Gb/s from each to each.
+
+    That two hosts are on each ToR is our reading of the 12 hosts, 6 ToRs and one ToR a host.
+    """
+    hosts = [f"host-{i}" for i in range(12)]
+    return clos(hosts, A100_HOST, tors=6, aggregations=8, tor_bytes_per_s=100 * GBIT_BYTES)
+
+
+def _at_least_one(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise InvalidInput(name, f"is {count}; it must be at least 1")

@@ -1,0 +1,290 @@
+"""A topology as a plain dictionary, as files and the database hold it: a kind and its numbers, or all links.
+
+``README.md`` of the command line has examples. Speeds are bytes/s or a text with a unit; delays are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network import builders
+from formulation.network.drafts import Draft
+from formulation.network.fields import Fields, items, near, shown, text
+from formulation.network.shapes import SHAPES, HostShape
+from formulation.network.topology import NOWHERE, Links, Tier, Topology, Vertices
+
+MAX_HOSTS: Final = 100_000
+MAX_SWITCHES: Final = 100_000
+MAX_IN_HOST: Final = 64
+MAX_CABLES: Final = 1_024
+
+TIERS: Final = {"tor": Tier.TOR, "aggregation": Tier.AGGREGATION, "core": Tier.CORE}
+"""Of a switch, as documents write it."""
+
+_ANY: Final = ("kind", "adaptive")
+_NAMES: Final = ("hosts", "nodes", "host")
+_SPEEDS: Final = ("nic_bytes_per_s", "pcie_bytes_per_s", "nvlink_bytes_per_s")
+_DELAYS: Final = ("nic_delay_s", "pcie_delay_s", "nvlink_delay_s")
+_SHAPE: Final = (
+    "like",
+    "gpus",
+    "nics",
+    "pcie_switches",
+    "gpu_pcie",
+    "nic_pcie",
+    *_SPEEDS,
+    *_DELAYS,
+)
+_LINK: Final = ("from", "to", "bytes_per_s", "delay_s", "cables", "one_way")
+
+
+def read(document: object) -> Topology:
+    """Return the topology that a document describes.
+
+    Raises:
+        InvalidInput: names the field by its path and says what is allowed.
+    """
+    if not isinstance(document, dict):
+        raise InvalidInput(
+            "topology", f"must be a mapping of keys to values, not {shown(document)}"
+        )
+    kind = document.get("kind", "explicit" if "links" in document else None)
+    if not isinstance(kind, str) or kind not in KINDS:
+        said = "is needed" if kind is None else f"{shown(kind)} is no kind{near(kind, KINDS)}"
+        raise InvalidInput("kind", f"{said}; there are {', '.join(KINDS)}")
+    return KINDS[kind](document)
+
+
+def write(topology: Topology) -> dict[str, Any]:
+    """Return the topology column by column; ``read`` makes the very same of it, with the same numbers."""
+    v, e = topology.vertices, topology.links
+    return {
+        "kind": "columns", "adaptive": topology.adaptive, "hosts": list(topology.hosts),
+        "vertices": {"name": list(v.name), "tier": v.tier.tolist(), "host": v.host.tolist()},
+        "links": {name: getattr(e, name).tolist() for name in _COLUMNS},
+    }  # fmt: skip
+
+
+def assumptions(document: object) -> list[str]:
+    """Return what a document of this kind takes for granted, as sentences for people."""
+    kind = document.get("kind") if isinstance(document, dict) else None
+    return list(_ASSUMED.get(str(kind), ()))
+
+
+def _clos(document: object) -> Topology:
+    f = Fields("", document, (*_ANY, *_NAMES, "tors", "hosts_per_tor", "aggregations", "cables",
+                              "tor_bytes_per_s", "tor_delay_s"))  # fmt: skip
+    hosts = _hosts(f)
+    if ("tors" in f) == ("hosts_per_tor" in f):
+        raise InvalidInput("tors, hosts_per_tor", "one of them must be given, and only one")
+    if "tors" in f:
+        tors = f.whole("tors", 1, MAX_SWITCHES)
+    else:
+        tors = -(-len(hosts) // f.whole("hosts_per_tor", 1, MAX_HOSTS))
+    return builders.clos(
+        hosts, _shape(f), tors=tors, aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
+        tor_bytes_per_s=f.speed("tor_bytes_per_s"), tor_delay_s=f.delay("tor_delay_s"),
+        cables=f.whole("cables", 1, MAX_CABLES, 1), adaptive=f.flag("adaptive"),
+    )  # fmt: skip
+
+
+def _double_sided(document: object) -> Topology:
+    f = Fields("", document, (*_ANY, *_NAMES, "tors", "aggregations", "cores", "pods", "tor_bytes_per_s",
+                              "tor_delay_s", "aggregation_bytes_per_s", "aggregation_delay_s"))  # fmt: skip
+    return builders.double_sided(
+        _hosts(f), _shape(f),
+        tors=f.whole("tors", 2, MAX_SWITCHES), aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
+        cores=f.whole("cores", 1, MAX_SWITCHES),
+        pods=f.whole("pods", 1, MAX_SWITCHES) if "pods" in f else None,
+        tor_bytes_per_s=f.speed("tor_bytes_per_s"), tor_delay_s=f.delay("tor_delay_s"),
+        aggregation_bytes_per_s=f.speed("aggregation_bytes_per_s"),
+        aggregation_delay_s=f.delay("aggregation_delay_s"), adaptive=f.flag("adaptive"),
+    )  # fmt: skip
+
+
+def _torus(document: object) -> Topology:
+    f = Fields("", document, (*_ANY, *_NAMES, "sizes", "link_bytes_per_s", "link_delay_s"))
+    f.raw("sizes")
+    return builders.torus(
+        _hosts(f), _shape(f), sizes=f.wholes("sizes", 1, MAX_HOSTS),
+        link_bytes_per_s=f.speed("link_bytes_per_s"), link_delay_s=f.delay("link_delay_s"),
+        adaptive=f.flag("adaptive"),
+    )  # fmt: skip
+
+
+def _lingjun(document: object) -> Topology:
+    f = Fields("", document, (*_ANY, "host", "rows", "ports_per_nic", "asw_cables", "asw_bytes_per_s",
+                              "asw_delay_s", "psw_cables", "psw_bytes_per_s", "psw_delay_s"))  # fmt: skip
+    return builders.lingjun(
+        list(_rows(f)), _shape(f), ports_per_nic=f.whole("ports_per_nic", 1, MAX_IN_HOST),
+        asw_cables=f.whole("asw_cables", 1, MAX_CABLES), psw_cables=f.whole("psw_cables", 1, MAX_CABLES),
+        asw_bytes_per_s=f.speed("asw_bytes_per_s"), psw_bytes_per_s=f.speed("psw_bytes_per_s"),
+        asw_delay_s=f.delay("asw_delay_s"), psw_delay_s=f.delay("psw_delay_s"),
+        adaptive=f.flag("adaptive"),
+    )  # fmt: skip
+
+
+def _rows(f: Fields) -> Iterator[tuple[str, str, str, str]]:
+    for where, row in f.items("rows"):
+        values = [text(at, value) for at, value in items(where, row)]
+        if len(values) != 4:
+            raise InvalidInput(where, f"has {len(values)} values; it must be [host, dsw, psw, asw]")
+        yield values[0], values[1], values[2], values[3]
+
+
+def _hosts(f: Fields) -> list[str]:
+    """Return names: a count (host-0 and on), or a list; ``nodes`` says the same as ``hosts``."""
+    if ("hosts" in f) == ("nodes" in f):
+        raise InvalidInput("hosts, nodes", "one of them must be given, and only one")
+    key = "hosts" if "hosts" in f else "nodes"
+    if isinstance(f.raw(key), int):
+        return [f"host-{i}" for i in range(f.whole(key, 1, MAX_HOSTS))]
+    names = [name for at, item in f.items(key) for name in _named(at, item)]
+    if not 1 <= len(names) <= MAX_HOSTS:
+        raise InvalidInput(f.at(key), f"has {len(names):,} hosts; there must be 1 to {MAX_HOSTS:,}")
+    return names
+
+
+def _named(where: str, item: object) -> list[str]:
+    """Return the names of one entry: a text, or a name with ``{}`` for the number and a count."""
+    if not isinstance(item, dict):
+        return [text(where, item)]
+    entry = Fields(where, item, ("name", "count"))
+    name, count = entry.text("name"), entry.whole("count", 1, MAX_HOSTS, 1)
+    if count > 1 and "{}" not in name:
+        raise InvalidInput(entry.at("name"), f"must hold {{}} for the number, e.g. '{name}-{{}}'")
+    return [name.replace("{}", str(i)) for i in range(count)]
+
+
+def _shape(f: Fields) -> HostShape:
+    """Return the kind of host: by name, by numbers, or ``like`` a named one but for some numbers."""
+    value = f.raw("host")
+    if isinstance(value, str):
+        return SHAPES[f.one_of("host", SHAPES)]
+    s = Fields(f.at("host"), value, _SHAPE)
+    changed: dict[str, Any] = {
+        name: s.whole(name, 1, MAX_IN_HOST)
+        for name in ("gpus", "nics", "pcie_switches")
+        if name in s
+    }
+    changed |= {
+        name: s.wholes(name, 0, MAX_IN_HOST) for name in ("gpu_pcie", "nic_pcie") if name in s
+    }
+    changed |= {name: s.speed(name) for name in _SPEEDS if name in s and s.raw(name) != 0}
+    if "nvlink_bytes_per_s" in s and s.raw("nvlink_bytes_per_s") == 0:
+        changed["nvlink_bytes_per_s"] = 0.0
+    changed |= {name: s.delay(name) for name in _DELAYS if name in s}
+    try:
+        if "like" in s:
+            return replace(SHAPES[s.one_of("like", SHAPES)], **changed)
+        for name in ("gpus", "nics", "pcie_switches", *_SPEEDS[:2]):
+            if name not in changed:
+                s.raw(name)
+                s.speed(name)  # a speed of 0
+        return HostShape(**changed)
+    except InvalidInput as wrong:
+        if wrong.field.startswith(s.where):
+            raise
+        raise InvalidInput(s.at(wrong.field), wrong.problem) from wrong
+
+
+def _explicit(document: object) -> Topology:
+    """Return what is listed link by link; hosts have the insides of a shape."""
+    f = Fields("", document, (*_ANY, *_NAMES, "switches", "links"))
+    draft = Draft()
+    shape = _shape(f)
+    nics = {name: shape.build(draft, name) for name in _hosts(f)}
+    for where, item in f.items("switches"):
+        switch = Fields(where, item, ("name", "tier"))
+        draft.vertex(switch.text("name"), TIERS[switch.one_of("tier", TIERS)])
+    ends = {name: [vertex] for vertex, name in enumerate(draft.names)} | nics
+    for where, item in f.items("links"):
+        _link(draft, Fields(where, item, _LINK), ends)
+    return draft.topology(adaptive=f.flag("adaptive"))
+
+
+def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
+    """Add a cable; a host stands for each of its NICs."""
+    sides = []
+    for key in ("from", "to"):
+        name = link.text(key)
+        if name not in ends:
+            raise InvalidInput(
+                link.at(key), f"{name!r} is no switch, host or part of one{near(name, ends)}"
+            )
+        sides.append(ends[name])
+    speed, delay_s = link.speed("bytes_per_s"), link.delay("delay_s")
+    cables = link.whole("cables", 1, MAX_CABLES, 1)
+    one_way = link.flag("one_way")
+    for a in sides[0]:
+        for b in sides[1]:
+            if NOWHERE not in (draft.host_of(a), draft.host_of(b)) and draft.host_of(
+                a
+            ) != draft.host_of(b):
+                raise InvalidInput(
+                    link.where, "joins two hosts; put a switch between, for hosts pass nothing on"
+                )
+            if one_way:
+                for _ in range(cables):
+                    draft.link(a, b, speed, delay_s)
+            else:
+                draft.cable(a, b, speed, delay_s, cables)
+
+
+_COLUMNS: Final = ("source", "target", "bytes_per_s", "delay_s")
+
+
+def _columns(document: object) -> Topology:
+    f = Fields("", document, (*_ANY, "hosts", "vertices", "links"))
+    v = Fields("vertices", f.raw("vertices"), ("name", "tier", "host"))
+    e = Fields("links", f.raw("links"), _COLUMNS)
+    speed = _numbers(e, "bytes_per_s")
+    if len(wrong := np.flatnonzero(~((speed >= 1e6) & (speed <= 1e14)))):
+        raise InvalidInput(f"links.bytes_per_s[{wrong[0]}]", "must lie in 1e6 to 1e14")
+    return Topology(
+        hosts=tuple(text(at, name) for at, name in f.items("hosts")),
+        vertices=Vertices(
+            name=tuple(text(at, name) for at, name in v.items("name")),
+            tier=_whole_numbers(v, "tier"), host=_whole_numbers(v, "host"),
+        ),
+        links=Links(
+            source=_whole_numbers(e, "source"), target=_whole_numbers(e, "target"), bytes_per_s=speed,
+            delay_s=_numbers(e, "delay_s"),
+        ),
+        adaptive=f.flag("adaptive"),
+    )  # fmt: skip
+
+
+def _numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    values = [value for _, value in f.items(key)]
+    for i, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput(f"{f.at(key)}[{i}]", f"must be a number, not {shown(value)}")
+    return np.array(values, dtype=np.float64)
+
+
+def _whole_numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(f.wholes(key, NOWHERE, 2**53), dtype=np.int64)
+
+
+KINDS: Final[dict[str, Callable[[object], Topology]]] = {
+    "clos": _clos, "double-sided": _double_sided, "torus": _torus, "lingjun": _lingjun,
+    "explicit": _explicit, "columns": _columns,
+}  # fmt: skip
+"""What a document's ``kind`` may be."""
+
+_ASSUMED: Final = {
+    "double-sided": (
+        "wiring of pods and planes is assumed: the paper gives only counts of switches",
+    ),
+    "lingjun": (
+        "counts and speeds of cables and the insides of hosts are assumed: the data set has only which host"
+        " is in which groups of switches",
+        "a group of switches is drawn as one switch",
+    ),
+}

@@ -1,0 +1,82 @@
+"""A topology in the making."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.topology import NOWHERE, Links, Tier, Topology, Vertices
+
+MAX_LINKS: Final = 4_000_000
+"""Directed; about what 100,000 hosts have. Beyond, a count is a slip of the pen."""
+
+
+class Draft:
+    """Vertices and links so far; changed in place, then made into a topology."""
+
+    def __init__(self) -> None:
+        self._hosts: list[str] = []
+        self._names: list[str] = []
+        self._tiers: list[int] = []
+        self._host: list[int] = []
+        self._ends: list[tuple[int, int]] = []
+        self._costs: list[tuple[float, float]] = []
+
+    def host(self, name: str) -> int:
+        """Add a host and return its number."""
+        self._hosts.append(name)
+        return len(self._hosts) - 1
+
+    def vertex(self, name: str, tier: Tier, host: int = NOWHERE) -> int:
+        """Add a vertex and return its number."""
+        self._names.append(name)
+        self._tiers.append(tier)
+        self._host.append(host)
+        return len(self._names) - 1
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of vertices, in order."""
+        return self._names
+
+    def host_of(self, vertex: int) -> int:
+        """Return the number of a vertex's host; ``NOWHERE``: it is in none."""
+        return self._host[vertex]
+
+    def switches(self, name: str, count: int, tier: Tier) -> list[int]:
+        """Add switches ``name-0`` and so on."""
+        return [self.vertex(f"{name}-{i}", tier) for i in range(count)]
+
+    def link(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> None:
+        """Add a link of one direction. Raises InvalidInput: there are too many."""
+        if len(self._ends) >= MAX_LINKS:
+            raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
+        self._ends.append((source, target))
+        self._costs.append((bytes_per_s, delay_s))
+
+    def cable(
+        self, one: int, other: int, bytes_per_s: float, delay_s: float, cables: int = 1
+    ) -> None:
+        """Add links in both directions, ``cables`` of each."""
+        for _ in range(cables):
+            self.link(one, other, bytes_per_s, delay_s)
+            self.link(other, one, bytes_per_s, delay_s)
+
+    def topology(self, *, adaptive: bool = False) -> Topology:
+        """Return what was drafted. Raises InvalidInput: it is no network."""
+        ends = np.array(self._ends, dtype=np.int64).reshape(-1, 2)
+        costs = np.array(self._costs, dtype=np.float64).reshape(-1, 2)
+        return Topology(
+            hosts=tuple(self._hosts),
+            vertices=Vertices(
+                name=tuple(self._names), tier=np.array(self._tiers, dtype=np.int64),
+                host=np.array(self._host, dtype=np.int64),
+            ),
+            links=Links(
+                source=ends[:, 0], target=ends[:, 1],
+                bytes_per_s=costs[:, 0], delay_s=costs[:, 1],
+            ),
+            adaptive=adaptive,
+        )  # fmt: skip

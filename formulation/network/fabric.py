@@ -1,0 +1,271 @@
+"""Equal-cost paths between ports of hosts, through switches (ECMP).
+
+Paths depend only on the switches that two ports are attached to, so they are listed once for each pair of
+attachments: the switches of a port's links out, and those of another port's links in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from formulation.network.topology import NOWHERE, Topology
+from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
+
+GOLDEN: Final = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Listed:
+    """Shortest paths of P pairs of attachments, M in all.
+
+    A link below the topology's number of links is itself; the others stand for the n-th link of a port
+    (``Fabric.real``). Links that all paths of a pair have are its common ones; paths hold the rest.
+    """
+
+    ways: Floats  # (P,) that there are; 0: none
+    common_start: Ints  # (P + 1,)
+    common: Ints
+    first: Ints  # (P + 1,) the paths of a pair; none where there is but one way
+    path_start: Ints  # (M + 1,)
+    path_link: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Hops:
+    """Where traffic to one attachment may go next: N entries in order of vertex, then of link."""
+
+    distance: Ints  # (switches,) links to the port; -1: there is no way
+    ways: Floats  # (switches,)
+    vertex: Ints  # (N,)
+    link: Ints  # (N,)
+    then: Ints  # (N,) vertex
+
+
+class _Ends:
+    """Links between ports and switches, port by port, and which ports are attached alike."""
+
+    def __init__(self, ports: Ints, port: Ints, switch: Ints, link: Ints, first: int) -> None:
+        order = np.lexsort((link, port))
+        self.link = link[order]
+        self.start = np.searchsorted(port[order], ports)
+        count = np.searchsorted(port[order], ports, side="right") - self.start
+        known: dict[bytes, int] = {}
+        kinds: list[Ints] = []
+        self.kind = np.empty(len(ports), dtype=np.int64)
+        for i, (begin, size) in enumerate(zip(self.start.tolist(), count.tolist(), strict=True)):
+            mine = switch[order[begin : begin + size]]
+            self.kind[i] = known.setdefault(mine.tobytes(), len(kinds))
+            if self.kind[i] == len(kinds):
+                kinds.append(mine)
+        sizes = np.array([len(k) for k in kinds], dtype=np.int64)
+        self.kind_start = np.concatenate([[0], np.cumsum(sizes)])
+        self.switch = np.concatenate(kinds) if kinds else np.empty(0, dtype=np.int64)
+        self.place = ranges(np.zeros_like(sizes), sizes)  # n-th of its port
+        self.first = first  # number of the first stand-in
+
+
+class Fabric:
+    """The switches of a network and how ``ports`` (vertices, rising) hang on them."""
+
+    def __init__(self, topology: Topology, ports: Ints) -> None:
+        v, e = topology.vertices, topology.links
+        inside = v.host != NOWHERE
+        switches = np.flatnonzero(~inside)
+        number = np.full(len(v), -1, dtype=np.int64)
+        number[switches] = np.arange(len(switches))
+        self._switches = len(switches)
+        source, target = number[e.source], number[e.target]
+        link = np.arange(len(e), dtype=np.int64)
+        among = np.flatnonzero((source >= 0) & (target >= 0))
+        among = among[np.argsort(target[among], kind="stable")]
+        self._into, self._out_of, self._among = target[among], source[among], among
+        self._into_start = np.searchsorted(self._into, np.arange(len(switches) + 1))
+        up = np.flatnonzero(np.isin(e.source, ports) & (target >= 0))
+        down = np.flatnonzero(np.isin(e.target, ports) & (source >= 0))
+        self._ports = ports
+        self._up = _Ends(ports, e.source[up], target[up], link[up], len(e))
+        after = len(e) + len(self._up.switch)
+        self._down = _Ends(ports, e.target[down], source[down], link[down], after)
+        self._hops: dict[int, _Hops] = {}
+
+    def attachments(self, source: Ints, target: Ints) -> Ints:
+        """Return a number for the pair of attachments of each two ports; as ``listed`` takes them."""
+        up = self._up.kind[np.searchsorted(self._ports, source)]
+        down = self._down.kind[np.searchsorted(self._ports, target)]
+        found: Ints = down * (len(self._up.kind_start) - 1) + up
+        return found
+
+    def at_ports(self, link: Ints) -> tuple[Bools, Bools]:
+        """Return which links stand for one of the source's port, and which for one of the target's."""
+        down = link >= self._down.first
+        return (link >= self._up.first) & ~down, down
+
+    def real(self, link: Ints, source: Ints, target: Ints) -> Ints:
+        """Return links of the topology for links of ``Listed`` between two ports each."""
+        found = link.copy()
+        up, down = self.at_ports(link)
+        for ends, port, mask in ((self._up, source, up), (self._down, target, down)):
+            at = np.searchsorted(self._ports, port[mask])
+            found[mask] = ends.link[ends.start[at] + ends.place[link[mask] - ends.first]]
+        return found
+
+    def listed(self, pairs: Ints, most: int) -> Listed:
+        """Return the shortest paths of each pair of attachments, in order of their links.
+
+        Where there are more than ``most``, that order is cut in so many equal runs, and one is taken of each.
+
+        Args:
+            pairs: numbers of ``attachments``, rising, each once.
+        """
+        kinds = len(self._up.kind_start) - 1
+        down, up = np.divmod(pairs, max(kinds, 1))
+        ends, begins = np.unique(down, return_index=True)
+        runs = pairwise([*begins.tolist(), len(pairs)])
+        parts = [
+            self._toward(int(end), up[begin:until], most)
+            for end, (begin, until) in zip(ends, runs, strict=True)
+        ]
+        return _joined(parts)
+
+    def _toward(self, down: int, up: Ints, most: int) -> Listed:
+        """Return the shortest paths from attachments ``up`` to one."""
+        if down not in self._hops:
+            self._hops[down] = self._search(down)
+        hops = self._hops[down]
+        count = np.diff(self._up.kind_start)[up]
+        at = ranges(self._up.kind_start[up], count)
+        owner = np.repeat(np.arange(len(up)), count)
+        switch = self._up.switch[at]
+        distance = np.where(
+            hops.distance[switch] < 0, np.iinfo(np.int64).max, hops.distance[switch]
+        )
+        nearest = np.minimum.reduceat(distance, np.cumsum(count) - count)
+        use = (distance == nearest[owner]) & (hops.distance[switch] >= 0)
+        ways = sums(owner[use], hops.ways[switch[use]], len(up))
+        first = self._switches + 1 + owner[use]  # the attachments follow the switches and the end
+        chooser = _Chooser(
+            vertex=np.concatenate([hops.vertex, first]),
+            link=np.concatenate([hops.link, self._up.first + at[use]]),
+            then=np.concatenate([hops.then, switch[use]]),
+            ways=np.concatenate([hops.ways, [1.0], ways]),
+        )
+        taken = np.minimum(ways, most).astype(np.int64)
+        owner = np.repeat(np.arange(len(up)), taken)
+        share = _spread(ranges(np.zeros_like(taken), taken), taken[owner], ways[owner])
+        start = self._switches + 1 + owner
+        links = chooser.paths(start, share, end=self._switches)
+        return _split(links, owner, taken, ways)
+
+    def _search(self, down: int) -> _Hops:
+        """Search breadth first from one attachment, against the direction of links."""
+        slots = np.arange(*self._down.kind_start[down : down + 2])
+        ends = self._down.switch[slots]
+        distance = np.full(self._switches, -1, dtype=np.int64)
+        ways = sums(ends, np.ones(len(ends)), self._switches)
+        vertex, link = [ends], [self._down.first + slots]
+        then = [np.full(len(ends), self._switches)]
+        frontier, depth = np.unique(ends), 1
+        while len(frontier):
+            distance[frontier] = depth
+            begin = self._into_start[frontier]
+            at = ranges(begin, self._into_start[frontier + 1] - begin)
+            at = at[distance[self._out_of[at]] < 0]
+            ways += sums(self._out_of[at], ways[self._into[at]], self._switches)
+            vertex.append(self._out_of[at])
+            link.append(self._among[at])
+            then.append(self._into[at])
+            frontier, depth = np.unique(self._out_of[at]), depth + 1
+        return _Hops(
+            distance=distance, ways=ways, vertex=np.concatenate(vertex),
+            link=np.concatenate(link), then=np.concatenate(then),
+        )  # fmt: skip
+
+
+class _Chooser:
+    """Finds paths by their places in order: a place in [0, 1) picks a link at each vertex, by ways beyond."""
+
+    def __init__(self, *, vertex: Ints, link: Ints, then: Ints, ways: Floats) -> None:
+        order = np.lexsort((link, vertex))
+        self._link, self._then = link[order], then[order]
+        at = vertex[order]
+        self._share = ways[self._then] / ways[at]
+        new = np.diff(at, prepend=-1) != 0
+        begin = np.flatnonzero(new)
+        group = np.cumsum(new) - 1
+        total = np.cumsum(self._share)
+        before = total - self._share
+        self._before = np.maximum(before - before[begin][group], 0.0)
+        upto = total - before[begin][group]
+        upto[np.append(begin[1:], len(at)) - 1] = 1.0
+        self._key = group + upto
+        self._group = np.full(len(ways), -1, dtype=np.int64)
+        self._group[at[begin]] = np.arange(len(begin))
+
+    def paths(self, vertex: Ints, share: Floats, *, end: int) -> Ints:
+        """Return the links of each path, int64[paths, longest], -1 after the end."""
+        columns: list[Ints] = []
+        active = np.arange(len(vertex))
+        vertex, share = vertex.copy(), share.copy()
+        while len(active):
+            at = np.searchsorted(
+                self._key, self._group[vertex[active]] + share[active], side="right"
+            )
+            column = np.full(len(vertex), -1, dtype=np.int64)
+            column[active] = self._link[at]
+            columns.append(column)
+            rest = (share[active] - self._before[at]) / self._share[at]
+            share[active] = np.clip(rest, 0.0, 1.0 - 1e-9)
+            vertex[active] = self._then[at]
+            active = active[vertex[active] != end]
+        return np.stack(columns, axis=1) if columns else np.empty((len(vertex), 0), dtype=np.int64)
+
+
+def _spread(index: Ints, taken: Ints, ways: Floats) -> Floats:
+    """Return the place of each path taken among all ways, as a share: one of each of ``taken`` equal runs.
+
+    Where in its run turns by the golden ratio: at equal distances all would end by the same link.
+    """
+    low, high = np.floor(index * ways / taken), np.floor((index + 1) * ways / taken)
+    found: Floats = (low + np.floor(index * GOLDEN % 1.0 * (high - low)) + 0.5) / ways
+    return found
+
+
+def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> Listed:
+    """Tell links that all paths of an owner have from the others.
+
+    Paths of an owner are equally long, and a link is as far from the end in each, so it is a column's.
+    """
+    width = links.shape[1]
+    common = np.zeros((len(taken), width), dtype=np.bool_)
+    lowest = np.full((len(taken), width), -1, dtype=np.int64)
+    some = np.flatnonzero(taken)
+    if len(some) and width:
+        begin = (np.cumsum(taken) - taken)[some]
+        lowest[some] = np.minimum.reduceat(links, begin, axis=0)
+        common[some] = (lowest[some] == np.maximum.reduceat(links, begin, axis=0)) & (
+            lowest[some] >= 0
+        )
+    rows = taken[owner] > 1
+    keep = (links[rows] >= 0) & ~common[owner[rows]]
+    return Listed(
+        ways=ways,
+        common_start=starts(common.sum(axis=1)), common=lowest[common],
+        first=starts(np.where(taken > 1, taken, 0)),
+        path_start=starts(keep.sum(axis=1)), path_link=links[rows][keep],
+    )  # fmt: skip
+
+
+def _joined(parts: list[Listed]) -> Listed:
+    none = np.empty(0, dtype=np.int64)
+    return Listed(
+        ways=np.concatenate([p.ways for p in parts]) if parts else np.empty(0),
+        common_start=starts(np.concatenate([none, *(np.diff(p.common_start) for p in parts)])),
+        common=np.concatenate([none, *(p.common for p in parts)]),
+        first=starts(np.concatenate([none, *(np.diff(p.first) for p in parts)])),
+        path_start=starts(np.concatenate([none, *(np.diff(p.path_start) for p in parts)])),
+        path_link=np.concatenate([none, *(p.path_link for p in parts)]),
+    )

@@ -1,0 +1,160 @@
+"""Reading plain dictionaries, with errors that say where and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from formulation.errors import InvalidInput
+
+LOW_BYTES_PER_S: Final = 1e6
+HIGH_BYTES_PER_S: Final = 1e14
+HIGH_DELAY_S: Final = 10.0
+_UNITS: Final = {
+    "": 1.0, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12,
+}  # fmt: skip
+_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)", re.ASCII)
+_NEAR: Final = 0.6
+
+
+class Fields:
+    """A mapping whose every key and value is checked; ``where`` is its path, "" for the document itself."""
+
+    def __init__(self, where: str, value: object, allowed: Collection[str]) -> None:
+        if not isinstance(value, dict):
+            raise InvalidInput(where, f"must be a mapping of keys to values, not {shown(value)}")
+        for key in value:
+            if key not in allowed:
+                raise InvalidInput(
+                    where, f"unknown key {key!r}{near(key, allowed)}; allowed: {', '.join(allowed)}"
+                )
+        self.where = where
+        self._values: dict[str, object] = value
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def at(self, key: str) -> str:
+        """Return the path of ``key``."""
+        return f"{self.where}.{key}" if self.where else key
+
+    def raw(self, key: str) -> object:
+        """Return the value as it stands. Raises InvalidInput: there is none."""
+        if key not in self:
+            raise InvalidInput(self.where, f"needs {key!r}")
+        return self._values[key]
+
+    def text(self, key: str) -> str:
+        """Return a text; a whole number is taken as its digits."""
+        return text(self.at(key), self.raw(key))
+
+    def one_of(self, key: str, allowed: Collection[str]) -> str:
+        """Return one of ``allowed``."""
+        value = self.raw(key)
+        if not isinstance(value, str) or value not in allowed:
+            raise InvalidInput(
+                self.at(key),
+                f"{shown(value)} is none of {', '.join(allowed)}{near(value, allowed)}",
+            )
+        return value
+
+    def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """Return a whole number in [low, high]."""
+        if key not in self and default is not None:
+            return default
+        return whole(self.at(key), self.raw(key), low, high)
+
+    def speed(self, key: str, default: float | None = None) -> float:
+        """Return bytes/s, written as a number or as e.g. ``200 Gb/s``."""
+        if key not in self and default is not None:
+            return default
+        return _amount(
+            self.at(key), self.raw(key), LOW_BYTES_PER_S, HIGH_BYTES_PER_S,
+            "a number of bytes/s from 1e6 to 1e14, or a text such as 200 Gb/s or 25 GB/s", _UNITS,
+        )  # fmt: skip
+
+    def delay(self, key: str) -> float:
+        """Return seconds; 0 where there are none."""
+        if key not in self:
+            return 0.0
+        return _amount(
+            self.at(key),
+            self.raw(key),
+            0.0,
+            HIGH_DELAY_S,
+            "a number of seconds from 0 to 10",
+            {"": 1.0},
+        )
+
+    def flag(self, key: str) -> bool:
+        """Return true or false; false where there is none."""
+        value = self._values.get(key)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        raise InvalidInput(self.at(key), f"must be true or false, not {shown(value)}")
+
+    def items(self, key: str) -> Iterator[tuple[str, object]]:
+        """Yield (path, value) of each item of a list."""
+        yield from items(self.at(key), self.raw(key))
+
+    def wholes(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """Return a list of whole numbers; none where there is none."""
+        return tuple(whole(at, v, low, high) for at, v in (self.items(key) if key in self else ()))
+
+
+def items(where: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield (path, value) of each item of a list. Raises InvalidInput: it is none."""
+    if not isinstance(value, list | tuple):
+        raise InvalidInput(where, f"must be a list, not {shown(value)}")
+    yield from ((f"{where}[{i}]", item) for i, item in enumerate(value))
+
+
+def text(where: str, value: object) -> str:
+    """Return a text that is not empty; a whole number is taken as its digits."""
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise InvalidInput(where, f"must be a text, not {shown(value)}")
+    return str(value)
+
+
+def whole(where: str, value: object, low: int, high: int) -> int:
+    """Return a whole number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidInput(
+            where, f"must be a whole number from {low:,} to {high:,}, not {shown(value)}"
+        )
+    return value
+
+
+def near(value: object, allowed: Collection[str]) -> str:
+    """Return a hint at the word that was meant, if one is alike."""
+    found = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def shown(value: object) -> str:
+    """Return a value for a message."""
+    match value:
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case None:
+            return "nothing"
+    return repr(value)
+
+
+def _amount(
+    where: str, value: object, low: float, high: float, wanted: str, units: dict[str, float]
+) -> float:
+    """Return a number; also one that YAML takes for a text (25e9), with a unit or without."""
+    match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+    found = float("nan")
+    if match is not None and match[2] in units:
+        found = float(match[1]) * units[match[2]]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        found = float(value)
+    if not low <= found <= high:
+        raise InvalidInput(where, f"must be {wanted}, not {shown(value)}")
+    return found

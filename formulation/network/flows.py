@@ -1,0 +1,205 @@
+"""Where jobs meet: their traffic, as their gangs place it, as flows over a topology's links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention
+from formulation.network.patterns import Flows, Placed, flows_of
+from formulation.network.routes import MOST, Routes, Ways
+from formulation.network.topology import Topology
+from formulation.network.traffic import Traffic
+from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
+
+Note = tuple[str, str]
+"""A job and a sentence about what the network does not see of it, or "" and one about all jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkJob:
+    """A job, its GPUs as (host, indices of GPUs on it), and what it does in one iteration.
+
+    Ranks count the GPUs in this order, from 0.
+    """
+
+    name: str
+    gang: tuple[tuple[str, tuple[int, ...]], ...]
+    traffic: Traffic
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs."""
+        return sum(len(indices) for _, indices in self.gang)
+
+
+def contention(
+    topology: Topology, jobs: Sequence[NetworkJob], *, most: int = MOST,
+    qps_per_connection: int = 1, routes: Routes | None = None,
+) -> tuple[Contention, list[Note]]:  # fmt: skip
+    """Return all jobs with what they load and may choose, and what has to be said about them.
+
+    A job on a host or GPU that the topology lacks stays in the list without traffic, so that it meets nobody.
+    Bundles are in order of job, source and target; a flow with but one way is none, its links are fixed.
+    The delay that a job pays in any case is the largest of its flows'.
+
+    Args:
+        most: paths a flow may choose from.
+        qps_per_connection: bundles that a flow is split in equally (NCCL_IB_QPS_PER_CONNECTION).
+        routes: of the same topology, to keep for later calls; ``most`` is then theirs.
+
+    Raises:
+        InvalidInput: a name repeats, an exchange names a rank that its job lacks, or there is no path.
+    """
+    if qps_per_connection < 1:
+        raise InvalidInput("qps_per_connection", f"is {qps_per_connection}; it must be at least 1")
+    if twice := [name for name, times in Counter(j.name for j in jobs).items() if times > 1]:
+        raise InvalidInput("jobs", f"must have unique names; {twice[0]} repeats")
+    routes = Routes(topology, most) if routes is None else routes
+    placed, notes = _placed(topology, jobs)
+    flows = flows_of(placed, topology.vertices.host)
+    ways = routes.ways(flows.source, flows.target)
+    notes += _said(jobs, flows, ways, {name for name, _ in notes})
+    if len(cut := np.flatnonzero(ways.total > routes.most)):
+        notes.append((
+            "", f"{len(cut):,} flows have more equal-cost paths than the {routes.most} that they choose from,"
+            f" up to {ways.total.max():,.0f}",
+        ))  # fmt: skip
+    if topology.adaptive and ways.crosses.any():
+        notes.append((
+            "", "the network is adaptive: switches choose paths, so none can be chosen here; traffic is taken"
+            " to spread evenly over them",
+        ))  # fmt: skip
+    return _assembled(topology, jobs, flows, ways, qps_per_connection), notes
+
+
+def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed], list[Note]]:
+    """Return exchanges on vertices, and notes on jobs that cannot be found on the topology."""
+    host_of = {name: i for i, name in enumerate(topology.hosts)}
+    counts = [len(topology.gpus_of(i)) for i in range(len(host_of))]
+    placed: list[Placed] = []
+    notes: list[Note] = []
+    for number, job in enumerate(jobs):
+        if (problem := _missing(job, host_of, counts)) is not None:
+            notes.append((job.name, f"{problem}; it is taken to meet no other job"))
+            continue
+        parts = [topology.gpus_of(host_of[host])[list(indices)] for host, indices in job.gang]
+        vertex = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        for exchange in job.traffic.exchanges:
+            if not exchange.members.size or exchange.sent_bytes == 0:
+                continue
+            if exchange.members.min() < 0 or exchange.members.max() >= len(vertex):
+                raise InvalidInput(
+                    f"{job.name}: members",
+                    f"must be ranks, 0 to {len(vertex) - 1} for {len(vertex)} GPUs",
+                )
+            placed.append(Placed(job=number, exchange=exchange, vertex=vertex[exchange.members]))
+    return placed, notes
+
+
+def _missing(job: NetworkJob, host_of: dict[str, int], counts: list[int]) -> str | None:
+    for host, indices in job.gang:
+        if host not in host_of:
+            return f"its host {host} is not in the topology"
+        count = counts[host_of[host]]
+        if indices and not 0 <= min(indices) <= max(indices) < count:
+            wrong = next(i for i in indices if not 0 <= i < count)
+            return f"it has GPU {wrong} of {host}, and the topology knows {count} there, from 0"
+    return None
+
+
+def _said(jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, told: set[str]) -> list[Note]:
+    """Return notes on jobs that load nothing, or nothing beyond their hosts."""
+    sends = np.bincount(flows.job, minlength=len(jobs))
+    crosses = np.bincount(flows.job, ways.crosses, minlength=len(jobs))
+    notes = []
+    for number in np.flatnonzero(crosses == 0).tolist():
+        job = jobs[number]
+        if job.name in told:
+            continue
+        if not sends[number]:
+            sentence = "it sends nothing, so it meets no other job"
+        elif len({host for host, _ in job.gang}) == 1:
+            sentence = f"it runs on {job.gang[0][0]} alone, so it loads no link between hosts"
+        else:
+            sentence = "it sends nothing from host to host, so it loads no link between them"
+        notes.append((job.name, sentence))
+    return notes
+
+
+def _assembled(
+    topology: Topology, jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, qps: int
+) -> Contention:
+    e = topology.links
+    count, links = len(jobs), len(e)
+    flow, link = ways.fixed_flow, ways.fixed_link
+    delay_s = sums(flow, e.delay_s[link], len(flows))
+    carried = [(flows.job[flow], link, flows.sent_bytes[flow])]
+    lengths = np.diff(ways.path_start)
+    path_of = np.repeat(np.arange(len(lengths)), lengths)
+    path_delay_s = sums(path_of, e.delay_s[ways.path_link], len(lengths))
+    chooses = ways.choice >= 0
+    if topology.adaptive:
+        carried.append(_spread(flows, ways, chooses, links))
+        delay_s[chooses] += _longest(ways, path_delay_s)[ways.choice[chooses]]
+        chooses = np.zeros_like(chooses)
+    fixed_start, fixed_link, fixed_bytes = _summed(carried, count, links)
+    fixed_delay_s = np.zeros(count)
+    np.maximum.at(fixed_delay_s, flows.job, flows.messages * delay_s)
+    bundle = np.repeat(np.flatnonzero(chooses), qps)
+    choice = ways.choice[bundle]
+    many = np.diff(ways.choice_start)[choice]
+    traffic = [job.traffic for job in jobs]
+    return Contention(
+        jobs=tuple(job.name for job in jobs),
+        work_flop=np.array([t.work_flop for t in traffic], dtype=np.float64),
+        compute_s=np.array([t.compute_s for t in traffic], dtype=np.float64),
+        start_s=np.array([t.start_s for t in traffic], dtype=np.float64),
+        gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
+        fixed_start=fixed_start, fixed_link=fixed_link, fixed_bytes=fixed_bytes,
+        fixed_delay_s=fixed_delay_s,
+        bundle_start=np.searchsorted(flows.job[bundle], np.arange(count + 1)),
+        bundle_bytes=flows.sent_bytes[bundle] / qps, bundle_messages=flows.messages[bundle],
+        candidate_start=starts(many),
+        candidate=ranges(ways.choice_start[choice], many),
+        path_start=ways.path_start, path_link=ways.path_link, path_delay_s=path_delay_s,
+        link_bytes_per_s=e.bytes_per_s,
+    )  # fmt: skip
+
+
+def _spread(flows: Flows, ways: Ways, chooses: Bools, links: int) -> tuple[Ints, Ints, Floats]:
+    """Return (job, link, bytes) of flows that take all of their paths alike."""
+    many = np.diff(ways.choice_start)
+    lengths = np.diff(ways.path_start)
+    of_link = np.repeat(np.repeat(np.arange(len(many)), many), lengths)
+    key, times = np.unique(of_link * links + ways.path_link, return_counts=True)
+    choice, link = key // links, key % links
+    share = times / many[choice]
+    start = np.searchsorted(choice, np.arange(len(many) + 1))
+    flow = np.flatnonzero(chooses)
+    count = np.diff(start)[ways.choice[flow]]
+    at = ranges(start[ways.choice[flow]], count)
+    flow = np.repeat(flow, count)
+    return flows.job[flow], link[at], flows.sent_bytes[flow] * share[at]
+
+
+def _longest(ways: Ways, path_delay_s: Floats) -> Floats:
+    """Return the longest delay of each choice's paths."""
+    if not len(path_delay_s):
+        return path_delay_s
+    found: Floats = np.maximum.reduceat(path_delay_s, ways.choice_start[:-1])
+    return found
+
+
+def _summed(
+    carried: list[tuple[Ints, Ints, Floats]], jobs: int, links: int
+) -> tuple[Ints, Ints, Floats]:
+    """Return where each job's links begin, the links, rising, and the bytes on each."""
+    key = np.concatenate([job * links + link for job, link, _ in carried])
+    key, which = np.unique(key, return_inverse=True)
+    sent = sums(which, np.concatenate([b for *_, b in carried]), len(key))
+    return np.searchsorted(key, np.arange(jobs + 1) * links), key % max(links, 1), sent

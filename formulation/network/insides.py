@@ -1,0 +1,191 @@
+"""Paths inside hosts: between two GPUs, and between a GPU and the port by which it leaves.
+
+Hosts that look alike are searched once; nothing is to be chosen here (Crux 4.1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulation.network.topology import NOWHERE, Tier, Topology
+from formulation.tables import Bools, Ints
+
+RELAYS = (Tier.NVSWITCH, Tier.PCIE)
+"""What passes traffic on inside a host; a GPU or a NIC does not."""
+
+NONE = -1
+"""No port, no link: fills rows up."""
+
+
+class Insides:
+    """The insides of all hosts. Rows of links are filled up with ``NONE`` at the end.
+
+    A port is a vertex in a host with links from and to a switch: most often a NIC. A GPU leaves by the
+    nearest one, in hops; GPUs that are equally near to several take turns.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        v, e = topology.vertices, topology.links
+        home, away = v.host[e.source], v.host[e.target]
+        is_port = np.zeros(len(v), dtype=np.bool_)
+        is_port[e.source[(home != NOWHERE) & (away == NOWHERE)]] = True
+        enters = np.zeros(len(v), dtype=np.bool_)
+        enters[e.target[(home == NOWHERE) & (away != NOWHERE)]] = True
+        is_port &= enters
+        self.ports: Ints = np.flatnonzero(is_port)
+        hosts = len(topology.hosts)
+        self._host = v.host
+        vertices, starts = _by_host(v.host, hosts)
+        within = np.where(home == away, home, NOWHERE)
+        self._link, self._link_start = _by_host(within, hosts)
+        self._local = np.full(len(v), NONE, dtype=np.int64)
+        self._local[vertices] = np.arange(len(vertices)) - starts[v.host[vertices]]
+        self._kinds: list[_Kind] = []
+        self._kind_of = np.empty(hosts, dtype=np.int64)
+        known: dict[tuple[bytes, ...], int] = {}
+        for host in range(hosts):
+            mine = vertices[starts[host] : starts[host + 1]]
+            links = self._link[self._link_start[host] : self._link_start[host + 1]]
+            ends = self._local[e.source[links]], self._local[e.target[links]]
+            looks = (
+                v.tier[mine].tobytes(),
+                is_port[mine].tobytes(),
+                *(end.tobytes() for end in ends),
+            )
+            if looks not in known:
+                known[looks] = len(self._kinds)
+                self._kinds.append(_searched(v.tier[mine], is_port[mine], *ends))
+            self._kind_of[host] = known[looks]
+        self._first = vertices[starts[:-1]] if len(vertices) and hosts else starts[:-1]
+        self._vertices, self._starts = vertices, starts
+
+    def port(self, gpus: Ints) -> Ints:
+        """Return the port of each GPU vertex; ``NONE``: it cannot leave its host."""
+        found = np.full(len(gpus), NONE, dtype=np.int64)
+        host = self._host[gpus]
+        for kind, at in self._split(gpus):
+            port = kind.port[self._local[gpus[at]]]
+            has = port != NONE
+            found[at[has]] = self._vertices[self._starts[host[at[has]]] + port[has]]
+        return found
+
+    def leaving(self, gpus: Ints) -> Ints:
+        """Return the links from each GPU vertex to its port, int64[GPUs, most]."""
+        return self._links(
+            gpus, [kind.out[self._local[gpus[at]]] for kind, at in self._split(gpus)]
+        )
+
+    def entering(self, gpus: Ints) -> Ints:
+        """Return the links from its port to each GPU vertex, int64[GPUs, most]."""
+        return self._links(
+            gpus, [kind.back[self._local[gpus[at]]] for kind, at in self._split(gpus)]
+        )
+
+    def between(self, source: Ints, target: Ints) -> Ints:
+        """Return the links from GPU to GPU of one host each, int64[pairs, most]; none: no path inside."""
+        found = [
+            kind.within[self._local[source[at]], self._local[target[at]]]
+            for kind, at in self._split(source)
+        ]
+        return self._links(source, found)
+
+    def _split(self, gpus: Ints) -> list[tuple[_Kind, Ints]]:
+        kind = self._kind_of[self._host[gpus]]
+        return [(k, np.flatnonzero(kind == i)) for i, k in enumerate(self._kinds)]
+
+    def _links(self, gpus: Ints, local: list[Ints]) -> Ints:
+        """Return rows of links, given the rows of each kind of host in its own numbers."""
+        found = np.full(
+            (len(gpus), max((r.shape[1] for r in local), default=0)), NONE, dtype=np.int64
+        )
+        begin = self._link_start[self._host[gpus]]
+        for (_, at), rows in zip(self._split(gpus), local, strict=True):
+            has = rows != NONE
+            row, column = np.nonzero(has)
+            found[at[row], column] = self._link[begin[at[row]] + rows[has]]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kind:
+    """Paths inside one kind of host, in the host's own numbers of vertices (n) and links."""
+
+    port: Ints  # (n,)
+    out: Ints  # (n, most)
+    back: Ints  # (n, most)
+    within: Ints  # (n, n, most)
+
+
+def _by_host(host: Ints, hosts: int) -> tuple[Ints, Ints]:
+    """Return the indices that have a host, host by host, and where each host's begin, (hosts + 1,)."""
+    order = np.argsort(host, kind="stable")
+    starts = np.searchsorted(host[order], np.arange(hosts + 1))
+    return order[starts[0] : starts[-1]], starts - starts[0]
+
+
+def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
+    """Search a host: NVLink first, then all of it."""
+    count = len(tier)
+    tiers = tier.tolist()
+    out: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for link, (a, b) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+        out[a].append((link, b))
+    relays = {i for i in range(count) if tiers[i] in RELAYS}
+    switches = {i for i in range(count) if tiers[i] == Tier.NVSWITCH}
+    ports = np.flatnonzero(is_port).tolist()
+    gpus = [i for i in range(count) if tiers[i] == Tier.GPU]
+    entries = {port: _paths(out, port, relays) for port in ports}
+    within: dict[tuple[int, int], list[int]] = {}
+    leaves: dict[int, list[int]] = {}
+    comes: dict[int, list[int]] = {}
+    port_of: dict[int, int] = {}
+    turns: dict[tuple[int, ...], int] = {}
+    for gpu in gpus:
+        paths = _paths(out, gpu, relays)
+        direct = _paths(out, gpu, switches)
+        within |= {
+            (gpu, other): (direct.get(other) or paths.get(other, []))
+            for other in gpus
+            if other != gpu
+        }
+        usable = [port for port in ports if port in paths and gpu in entries[port]]
+        near = min((len(paths[port]) for port in usable), default=0)
+        nearest = tuple(port for port in usable if len(paths[port]) == near)
+        if not nearest:
+            continue
+        turn = turns.get(nearest, 0)
+        turns[nearest] = turn + 1
+        port_of[gpu] = port = nearest[turn % len(nearest)]
+        leaves[gpu], comes[gpu] = paths[port], entries[port][gpu]
+    found = np.full(count, NONE, dtype=np.int64)
+    found[list(port_of)] = list(port_of.values())
+    longest = max(map(len, within.values()), default=0)
+    pairs = np.full((count, count, longest), NONE, dtype=np.int64)
+    for ends, links in within.items():
+        pairs[ends][: len(links)] = links
+    return _Kind(port=found, out=_rows(leaves, count), back=_rows(comes, count), within=pairs)
+
+
+def _paths(out: list[list[tuple[int, int]]], start: int, relays: set[int]) -> dict[int, list[int]]:
+    """Return the links of a shortest path from ``start`` to each vertex reached; the first links win."""
+    found: dict[int, list[int]] = {start: []}
+    queue = deque([start])
+    while queue:
+        at = queue.popleft()
+        if at != start and at not in relays:
+            continue
+        for link, neighbour in out[at]:
+            if neighbour not in found:
+                found[neighbour] = [*found[at], link]
+                queue.append(neighbour)
+    return found
+
+
+def _rows(links: dict[int, list[int]], count: int) -> Ints:
+    found = np.full((count, max(map(len, links.values()), default=0)), NONE, dtype=np.int64)
+    for row, of_row in links.items():
+        found[row, : len(of_row)] = of_row
+    return found

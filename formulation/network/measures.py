@@ -1,0 +1,119 @@
+"""What a topology is like: counts, links by speed, how much its halves can send each other."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from formulation.network.topology import NOWHERE, Tier, Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkKind:
+    """Directed links between two tiers of one speed and delay."""
+
+    source: Tier
+    target: Tier
+    bytes_per_s: float
+    delay_s: float
+    links: int
+
+
+def tiers(topology: Topology) -> dict[Tier, int]:
+    """Return how many vertices there are of each tier, those that there are."""
+    found = Counter(topology.vertices.tier.tolist())
+    return {Tier(tier): found[tier] for tier in sorted(found)}
+
+
+def link_kinds(topology: Topology) -> list[LinkKind]:
+    """Return links by tiers, speed and delay, from GPUs upwards."""
+    tier, e = topology.vertices.tier, topology.links
+    columns = (
+        tier[e.source].tolist(),
+        tier[e.target].tolist(),
+        e.bytes_per_s.tolist(),
+        e.delay_s.tolist(),
+    )
+    found = Counter(zip(*columns, strict=True))
+    return [
+        LinkKind(source=Tier(a), target=Tier(b), bytes_per_s=speed, delay_s=delay_s, links=count)
+        for (a, b, speed, delay_s), count in sorted(found.items())
+    ]
+
+
+def bisection_bytes_per_s(topology: Topology) -> float | None:
+    """Return what the first half of the ToRs, in order, can send to the others: a maximum flow.
+
+    Only switches count, not what hosts can send. None: there are fewer than two ToRs.
+    """
+    v, e = topology.vertices, topology.links
+    tors = np.flatnonzero((v.tier == Tier.TOR) & (v.host == NOWHERE)).tolist()
+    if len(tors) < 2:
+        return None
+    room: dict[int, dict[int, float]] = {}
+    for link in np.flatnonzero(
+        (v.host[e.source] == NOWHERE) & (v.host[e.target] == NOWHERE)
+    ).tolist():
+        a, b = int(e.source[link]), int(e.target[link])
+        room.setdefault(a, {}).setdefault(b, 0.0)
+        room[a][b] += float(e.bytes_per_s[link])
+        room.setdefault(b, {}).setdefault(a, 0.0)
+    source, sink, endless = -1, -2, float(e.bytes_per_s.sum())
+    half = len(tors) // 2
+    room[source] = {tor: endless for tor in tors[:half]}
+    room[sink] = {}
+    for tor in tors:
+        room.setdefault(tor, {})[sink if tor in tors[half:] else source] = endless * (
+            tor in tors[half:]
+        )
+    return _flow(room, source, sink)
+
+
+def _flow(room: dict[int, dict[int, float]], source: int, sink: int) -> float:
+    """Return the maximum flow (Dinic 1970): shortest augmenting paths, all of one length at a time."""
+    total, least = 0.0, 1e-9 * max(max(r.values(), default=0.0) for r in room.values())
+    while sink in (level := _levels(room, source, least)):
+        ahead = {a: [b for b in room[a] if level.get(b, -1) == level[a] + 1] for a in level}
+        while path := _path(room, ahead, source, sink, least):
+            sent = min(room[a][b] for a, b in path)
+            for a, b in path:
+                room[a][b] -= sent
+                room[b][a] = room[b].get(a, 0.0) + sent
+            total += sent
+    return total
+
+
+def _levels(room: dict[int, dict[int, float]], source: int, least: float) -> dict[int, int]:
+    found, queue = {source: 0}, deque([source])
+    while queue:
+        at = queue.popleft()
+        for then, left in room[at].items():
+            if left > least and then not in found:
+                found[then] = found[at] + 1
+                queue.append(then)
+    return found
+
+
+def _path(
+    room: dict[int, dict[int, float]],
+    ahead: dict[int, list[int]],
+    source: int,
+    sink: int,
+    least: float,
+) -> list[tuple[int, int]]:
+    """Return a path with room; what leads nowhere is taken out of ``ahead``."""
+    path = [source]
+    while path and path[-1] != sink:
+        at = path[-1]
+        while ahead[at] and room[at][ahead[at][-1]] <= least:
+            ahead[at].pop()
+        if ahead[at]:
+            path.append(ahead[at][-1])
+        else:
+            path.pop()
+            if path:
+                ahead[path[-1]].pop()
+    return list(pairwise(path))

@@ -1,0 +1,185 @@
+"""Which ways traffic between two GPUs can take: all shortest paths by links, and what they have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.fabric import Fabric, Listed
+from formulation.network.insides import NONE, Insides
+from formulation.network.topology import Topology
+from formulation.tables import Bools, Floats, Ints, ranges, starts
+
+MOST: Final = 64
+"""So many equal-cost paths are listed where there are more; switches limit groups of next hops alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ways:
+    """The ways of F flows from GPU to GPU: links that each loads in any case, and a choice for the rest.
+
+    A choice is a run of paths; flows whose paths differ in the same links share it.
+    """
+
+    crosses: Bools  # (F,) goes through a port of a host
+    fixed_flow: Ints  # (N,)
+    fixed_link: Ints  # (N,)
+    choice: Ints  # (F,) -1: there is but one way
+    choice_start: Ints  # (choices + 1,) into paths
+    path_start: Ints  # (P + 1,)
+    path_link: Ints
+    total: Floats  # (F,) ways that there are, listed or not
+
+
+class Routes:
+    """The ways through a topology, kept for later calls. Inside a host NVLink goes before PCIe.
+
+    ``most``: so many equal-cost paths are listed at most, spread evenly over all of them in order of links.
+    Traffic passes switches, never a host that it neither comes from nor goes to.
+    """
+
+    def __init__(self, topology: Topology, most: int = MOST) -> None:
+        if most < 1:
+            raise InvalidInput("most", f"is {most}; it must be at least 1")
+        self.topology, self.most = topology, most
+        self.insides = Insides(topology)
+        self._fabric = Fabric(topology, self.insides.ports)
+
+    def ways(self, source: Ints, target: Ints) -> Ways:
+        """Return the ways of flows between GPU vertices, two different ones each.
+
+        Raises:
+            InvalidInput: names two vertices between which there is no path.
+        """
+        host = self.topology.vertices.host
+        within = self.insides.between(source, target)
+        crosses = host[source] != host[target]
+        if within.shape[1]:
+            within[crosses] = NONE
+        stuck = ~crosses & ~(within != NONE).any(axis=1)
+        crosses |= stuck
+        over = np.flatnonzero(crosses)
+        ports = self._ports(source, target, over)
+        parts = [(np.arange(len(source)), within)]
+        parts += [
+            (over, self.insides.leaving(source[over])),
+            (over, self.insides.entering(target[over])),
+        ]
+        flow, link = _entries(parts)
+        listed, pair = self._listed(source, target, over, *ports)
+        count = np.diff(listed.common_start)[pair]
+        at = ranges(listed.common_start[pair], count)
+        shared = np.repeat(np.arange(len(over)), count)
+        common = self._fabric.real(listed.common[at], ports[0][shared], ports[1][shared])
+        choice, runs, paths = self._choices(listed, pair, *ports)
+        chosen = np.full(len(source), -1, dtype=np.int64)
+        chosen[over] = choice
+        total = np.ones(len(source))
+        total[over] = listed.ways[pair]
+        return Ways(
+            crosses=crosses,
+            fixed_flow=np.concatenate([flow, over[shared]]),
+            fixed_link=np.concatenate([link, common]),
+            choice=chosen, choice_start=runs, path_start=paths[0], path_link=paths[1], total=total,
+        )  # fmt: skip
+
+    def between(self, source: int, target: int) -> list[tuple[int, ...]]:
+        """Return the listed paths from GPU to GPU, each as its links in order.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        if source == target:
+            return [()]
+        ways = self.ways(np.array([source]), np.array([target]))
+        fixed = ways.fixed_link.tolist()
+        if ways.choice[0] < 0:
+            return [self._in_order(source, fixed)]
+        cuts = ways.path_start[1:-1]
+        return [
+            self._in_order(source, [*fixed, *rest.tolist()])
+            for rest in np.split(ways.path_link, cuts)
+        ]
+
+    def _ports(self, source: Ints, target: Ints, over: Ints) -> tuple[Ints, Ints]:
+        ports = self.insides.port(source[over]), self.insides.port(target[over])
+        for ends, port, verb in ((source, ports[0], "leave"), (target, ports[1], "reach")):
+            if len(lost := over[port == NONE]):
+                name = self.topology.vertices.name[ends[lost[0]]]
+                raise InvalidInput(
+                    "topology",
+                    f"has no path from {self._name(source[lost[0]])} to {self._name(target[lost[0]])}:"
+                    f" nothing leads traffic to {verb} {name} from its host to a switch and back",
+                )
+        return ports
+
+    def _listed(
+        self, source: Ints, target: Ints, over: Ints, out: Ints, into: Ints
+    ) -> tuple[Listed, Ints]:
+        """Return the paths of all pairs of attachments, and the pair of each flow that crosses."""
+        pairs, pair = np.unique(self._fabric.attachments(out, into), return_inverse=True)
+        listed = self._fabric.listed(pairs, self.most)
+        if len(lost := over[listed.ways[pair] == 0]):
+            raise InvalidInput(
+                "topology",
+                f"has no path from {self._name(source[lost[0]])} to {self._name(target[lost[0]])};"
+                " join their switches, or place jobs so that they need none",
+            )
+        return listed, pair
+
+    def _choices(
+        self, listed: Listed, pair: Ints, out: Ints, into: Ints
+    ) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
+        """Return the choice of each flow, where each choice's paths begin, and paths as starts and links.
+
+        Paths that differ in a port's own links belong to that port, others to all ports attached alike.
+        """
+        count = np.diff(listed.first)
+        owner = np.repeat(np.repeat(np.arange(len(count)), count), np.diff(listed.path_start))
+        up, down = self._fabric.at_ports(listed.path_link)
+        own_up = np.bincount(owner, up, minlength=len(count)) > 0
+        own_down = np.bincount(owner, down, minlength=len(count)) > 0
+        has = np.flatnonzero(count[pair] > 0)
+        mine = pair[has]
+        a, b = np.where(own_up[mine], out[has], -1), np.where(own_down[mine], into[has], -1)
+        size = len(self.topology.vertices) + 1
+        key, of_choice, which = np.unique(
+            (mine * size + a + 1) * size + b + 1, return_index=True, return_inverse=True
+        )
+        choice = np.full(len(pair), -1, dtype=np.int64)
+        choice[has] = which
+        mine, a, b = mine[of_choice], a[of_choice], b[of_choice]
+        path = ranges(listed.first[mine], count[mine])
+        length = np.diff(listed.path_start)[path]
+        of_link = np.repeat(np.repeat(np.arange(len(key)), count[mine]), length)
+        links = listed.path_link[ranges(listed.path_start[path], length)]
+        return (
+            choice,
+            starts(count[mine]),
+            (starts(length), self._fabric.real(links, a[of_link], b[of_link])),
+        )
+
+    def _in_order(self, at: int, links: list[int]) -> tuple[int, ...]:
+        e = self.topology.links
+        leaves = {int(e.source[link]): link for link in links}
+        found = []
+        while at in leaves:
+            found.append(leaves[at])
+            at = int(e.target[found[-1]])
+        return tuple(found)
+
+    def _name(self, vertex: int) -> str:
+        return self.topology.vertices.name[vertex]
+
+
+def _entries(rows: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Return (flow, link) of rows of links that are filled up with ``NONE``."""
+    flows, links = [], []
+    for flow, of_row in rows:
+        at, column = np.nonzero(of_row != NONE)
+        flows.append(flow[at])
+        links.append(of_row[at, column])
+    return np.concatenate(flows), np.concatenate(links)
