@@ -25,6 +25,7 @@ from estimator.memory import States, parameter_bytes
 from estimator.plans import Plan, Shape, Training, shape_of
 from estimator.profiling.totals import ProfiledTotals
 from estimator.times import CellTimes
+from estimator.traffic import traffic_of
 from formulation.errors import InvalidInput, TesseraError
 from formulation.resources import (
     EstimateRecord,
@@ -239,7 +240,8 @@ class Estimator:
         subjects = {d: self._subject(workload, gpu_type, shape, d) for d in wanted}
         if not subjects:
             return []
-        plans = cells(self._setting(next(iter(subjects.values()))), wanted)
+        setting = self._setting(next(iter(subjects.values())))
+        plans = cells(setting, wanted)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
         found = dict(zip(plans, times, strict=True))
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
@@ -253,6 +255,7 @@ class Estimator:
                 iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
                 sd=time.sd if time is not None and fits else None,
                 provenance=self._provenance(plan if fits else None, profile),
+                traffic=traffic_of(setting, plan).to_json() if plan is not None and fits else "",
             )  # fmt: skip
             estimates.append(CellEstimate(record=record, plan=plan if fits else None))
         return estimates
@@ -367,6 +370,10 @@ def _digest(plain: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+FORM: Final = 2
+"""Of what the service derives; 2: with what plans send."""
+
+
 def fingerprint(
     workload: Workload,
     spec: ModelSpec | None,
@@ -378,7 +385,7 @@ def fingerprint(
     """Return a digest of all that a workload's estimates depend on. ``spec`` None: a published model;
     ``asked`` has the counts by GPU type, ``profiles`` what was measured of it there."""
     plain = [
-        _release(), asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
+        _release(), FORM, asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
         {t: asdict(h) for t, h in hardware.items() if t in asked},
         _learned(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
