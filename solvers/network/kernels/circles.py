@@ -1,0 +1,92 @@
+"""The loop that turns jobs on the circle of one link (CASSINI)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.tables import Floats, Ints
+from solvers.kernels.jit import jitted
+
+SLACK = 1e-12
+"""Excess that is rounding's."""
+
+
+@jitted
+def turn(
+    load: Floats, period: int, begin: int, length: int, share: float, sign: float
+) -> None:  # fmt: skip
+    """Add (``sign`` 1) or take away (-1) a job that sends at ``share`` for ``length`` steps a period."""
+    for lap in range(len(load) // period):
+        for step in range(length):
+            load[lap * period + (begin + step) % period] += sign * share
+
+
+@jitted
+def excess(load: Floats) -> float:
+    """Return by how much the circle is overloaded, summed over its steps."""
+    found = 0.0
+    for step in range(len(load)):
+        found += max(0.0, load[step] - 1.0)
+    return found
+
+
+@jitted
+def best_turn(
+    load: Floats, period: int, begin: int, length: int, share: float, more: Floats
+) -> int:  # fmt: skip
+    """Return the turn, in [0, period), at which the job adds the least excess; of equal ones the smallest.
+
+    ``more`` is room for a period. The cost of all turns is one window sliding over it.
+    """
+    more[:period] = 0.0
+    for lap in range(len(load) // period):
+        for step in range(period):
+            now = load[lap * period + step]
+            more[step] += max(0.0, now + share - 1.0) - max(0.0, now - 1.0)
+    window = 0.0
+    for step in range(length):
+        window += more[(begin + step) % period]
+    best, least = 0, window
+    for at in range(1, period):
+        window += more[(begin + at + length - 1) % period] - more[(begin + at - 1) % period]
+        if window < least - SLACK:
+            best, least = at, window
+    return best
+
+
+@jitted
+def turns(
+    around: int, period: Ints, begin: Ints, length: Ints, share: Floats, starts: int, sweeps: int
+) -> tuple[Ints, float]:
+    """Return a turn of each job of a link, int64[n] in steps, and the mean excess around the circle.
+
+    Jobs are put on one by one where they add least, then each is taken off and put back until that gains
+    nothing. ``starts`` > 1: so from that many turns of the second job, the best kept. With two jobs exact.
+    """
+    jobs = len(period)
+    best, least = np.zeros(jobs, np.int64), np.inf
+    load, more = np.zeros(around), np.zeros(around)
+    for start in range(starts):
+        load[:] = 0.0
+        turned = np.zeros(jobs, np.int64)
+        for j in range(jobs):
+            if j == 1 and starts > 1:
+                turned[j] = start * period[j] // starts
+            elif j > 0:
+                turned[j] = best_turn(load, period[j], begin[j], length[j], share[j], more)
+            turn(load, period[j], begin[j] + turned[j], length[j], share[j], 1.0)
+        now = excess(load)
+        for _ in range(sweeps):
+            before = now
+            for j in range(jobs):
+                turn(load, period[j], begin[j] + turned[j], length[j], share[j], -1.0)
+                turned[j] = best_turn(load, period[j], begin[j], length[j], share[j], more)
+                turn(load, period[j], begin[j] + turned[j], length[j], share[j], 1.0)
+            now = excess(load)
+            if now >= before - SLACK * around:
+                break
+        if now < least - SLACK * around:
+            best, least = turned, now
+        if least <= SLACK * around:
+            break
+    return best, least / around

@@ -1,0 +1,62 @@
+"""Ways to decide paths, levels and time shifts, by the name that benchmarks use."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention
+from formulation.network.plan import NetworkPlan
+
+
+class Planner(Protocol):
+    """Decides for all jobs at once; the same arguments give the same plan."""
+
+    def __call__(self, contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
+        """Return a plan with levels in [0, levels); ``seed`` is the switches' hash and all chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """A planner and its name."""
+
+    name: str
+    plan: Planner
+
+
+_RIVALS: Final = {  # module of a function; imported when asked for
+    "ecmp": ("solvers.network.rivals.ecmp", "plan"),
+    "sincronia": ("solvers.network.rivals.sincronia", "plan"),
+    "varys": ("solvers.network.rivals.varys", "plan"),
+    "taccl*": ("solvers.network.rivals.taccl", "plan"),
+    "cassini": ("solvers.network.rivals.cassini", "plan"),
+}
+
+_OURS: Final[dict[str, tuple[str, str]]] = {}
+
+_KNOWN: Final = _RIVALS | _OURS
+
+
+def rivals() -> tuple[str, ...]:
+    """Return the names of what Crux is compared with."""
+    return tuple(_RIVALS)
+
+
+def names() -> tuple[str, ...]:
+    """Return all known names, the rivals first."""
+    return tuple(_KNOWN)
+
+
+def mechanism(name: str) -> Mechanism:
+    """Return the mechanism of that name.
+
+    Raises:
+        InvalidInput: none has that name; the message lists those that there are.
+    """
+    if name not in _KNOWN:
+        raise InvalidInput("mechanism", f"unknown {name!r}; choose one of {', '.join(_KNOWN)}")
+    module, function = _KNOWN[name]
+    planner = cast(Planner, getattr(importlib.import_module(module), function))
+    return Mechanism(name=name, plan=planner)

@@ -1,0 +1,175 @@
+"""CASSINI (NSDI'24): jobs that share links are shifted in time until their communication interleaves.
+
+Paths are ECMP's and all jobs share one level; what is decided is how long each job's first iteration is held
+back. The paper ranks a host scheduler's candidate placements by ``Alignment.mean_score`` and drops those
+whose affinity graph has a loop; where the placement is given, a loop is cut instead, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Floats, Ints
+from solvers.network.rivals.circles import fitted
+from solvers.network.rivals.ecmp import hashed
+
+DRIFT: Final = 0.05
+"""Part of an iteration that a job may be early or late before it is aligned again."""
+
+_EVEN: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Alignment:
+    """Time shifts, and what the links that they follow from make of them."""
+
+    offset_s: Floats  # (J,) in [0, an iteration)
+    link: Ints  # (L,) links that the shifts follow from
+    score: Floats  # (L,) 1: they fit
+    error: Floats  # (L,) by how much the common grid changed a length, relative
+    loops: int  # meetings that could not be kept, for they closed a loop
+
+    @property
+    def mean_score(self) -> float:
+        """Return the mean over links; 1 where none can overflow."""
+        return float(self.score.mean()) if len(self.score) else 1.0
+
+    def __str__(self) -> str:
+        """Return what was reached, in words."""
+        said = f"{len(self.link)} links, mean score {self.mean_score:.3f}"
+        if self.loops:
+            said += f"; {self.loops} meetings left out, which close loops"
+        if (rough := int((self.error > DRIFT).sum())) > 0:
+            said += (
+                f"; {rough} links whose iterations have no common multiple on a grid of {DRIFT:.0%}"
+            )
+        return said
+
+
+def aligned(demand: Demand) -> Alignment:
+    """Return the shifts that follow from each link's best turns along the affinity graph.
+
+    The graph joins jobs and links. A link whose jobs cannot exceed it together is left out, and of links
+    with the same jobs only the one with the highest peak stays. The busiest links come first; an edge that
+    would close a loop is left out, and a link with but one edge left is not looked at.
+    """
+    alone_s, active_s = demand.alone_s, demand.comm_s - demand.delay_s
+    begin_s, job = demand.start_s + demand.delay_s, demand.job
+    share = demand.busy_s / active_s[job]
+    graph = Affinity(demand.jobs)
+    link, score, error, loops = [], [], [], 0
+    for at, entries in _meetings(demand, share):
+        jobs = job[entries]
+        parts = graph.parts(jobs)
+        loops += len(jobs) - len(parts)
+        if len(parts) > 1:
+            found = fitted(alone_s[jobs], begin_s[jobs], active_s[jobs], share[entries])
+            graph.join(jobs[parts], found.shift_s[parts])
+            link.append(at)
+            score.append(found.score)
+            error.append(found.error)
+    return Alignment(
+        offset_s=graph.offsets_s(alone_s), link=np.array(link, dtype=np.int64),
+        score=np.array(score), error=np.array(error), loops=loops,
+    )  # fmt: skip
+
+
+def _meetings(demand: Demand, share: Floats) -> list[tuple[int, Ints]]:
+    """Return the links that may overflow, by falling offered load, and the entries of ``demand`` on each."""
+    by_link = np.argsort(demand.link, kind="stable")
+    first = np.searchsorted(demand.link[by_link], np.arange(demand.links + 1))
+    peak = np.bincount(demand.link, weights=share, minlength=demand.links)
+    overfull = np.flatnonzero((np.diff(first) > 1) & (peak > 1 + _EVEN))
+    job = demand.job
+    highest: dict[bytes, int] = {}
+    for link in overfull.tolist():
+        key = job[by_link[first[link] : first[link + 1]]].tobytes()
+        if key not in highest or peak[link] > peak[highest[key]] + _EVEN:
+            highest[key] = link
+    kept = np.array(sorted(highest.values()), dtype=np.int64)
+    kept = kept[np.argsort(-demand.offered[kept], kind="stable")]
+    return [(link, by_link[first[link] : first[link + 1]]) for link in kept.tolist()]
+
+
+class Affinity:
+    """Jobs and links, kept free of loops; an edge weighs the job's shift on the link."""
+
+    def __init__(self, jobs: int) -> None:
+        self._part = list(range(jobs))  # towards one job of each connected part
+        self._links: list[list[tuple[int, float]]] = []
+        self._of_job: list[list[tuple[int, float]]] = [[] for _ in range(jobs)]
+
+    def parts(self, jobs: Ints) -> list[int]:
+        """Return the places of those jobs that a link may join: the first of each connected part."""
+        first: dict[int, int] = {}
+        for place, job in enumerate(jobs.tolist()):
+            first.setdefault(self._root(job), place)
+        return list(first.values())
+
+    def join(self, jobs: Ints, shift_s: Floats) -> None:
+        """Add a link of these jobs, no two of them connected."""
+        met = list(zip(jobs.tolist(), shift_s.tolist(), strict=True))
+        for job, weight_s in met:
+            self._of_job[job].append((len(self._links), weight_s))
+            self._part[self._root(job)] = self._root(met[0][0])
+        self._links.append(met)
+
+    def offsets_s(self, period_s: Floats) -> Floats:
+        """Return each job's shift, by a walk from the first job of each part, which is not shifted.
+
+        From job j over link l to job k: t_k = t_j - t_j^l + t_k^l, modulo the iteration of k.
+        """
+        offset_s = np.full(len(period_s), np.nan)
+        for first in range(len(period_s)):
+            if not np.isnan(offset_s[first]):
+                continue
+            offset_s[first] = 0.0
+            queue = deque([first])
+            while queue:
+                job = queue.popleft()
+                for link, own_s in self._of_job[job]:
+                    for other, other_s in self._links[link]:
+                        if np.isnan(offset_s[other]):
+                            offset_s[other] = (offset_s[job] - own_s + other_s) % period_s[other]
+                            queue.append(other)
+        return offset_s
+
+    def _root(self, job: int) -> int:
+        while self._part[job] != job:
+            self._part[job] = self._part[self._part[job]]
+            job = self._part[job]
+        return job
+
+
+def waits_s(
+    began_s: Floats, offset_s: Floats, period_s: Floats, *, tolerance: float = DRIFT
+) -> Floats:
+    """Return how long each job holds back its next iteration so that it is in step again, (J,).
+
+    ``began_s``: when an iteration began, on the clock on which jobs should begin at ``offset_s`` and then
+    every ``period_s``. A job off by at most ``tolerance`` of its iteration goes on at once.
+    """
+    late_s = (began_s - offset_s) % period_s
+    off_s = np.minimum(late_s, period_s - late_s)
+    found: Floats = np.where(off_s > tolerance * period_s, period_s - late_s, 0.0)
+    return found
+
+
+def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
+    """Return ECMP's paths, one level, and the time shifts of ``aligned``."""
+    chosen = hashed(contention, seed)
+    jobs = len(contention.jobs)
+    return NetworkPlan(
+        chosen=chosen,
+        priority=np.zeros(jobs),
+        order=np.arange(jobs, dtype=np.int64),
+        level=np.zeros(jobs, dtype=np.int64),
+        levels=levels,
+        offset_s=aligned(demand_of(contention, chosen)).offset_s,
+    )

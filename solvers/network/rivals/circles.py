@@ -1,0 +1,91 @@
+"""CASSINI's geometry: an iteration rolled on a circle, the jobs of a link turned until they fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from formulation.tables import Floats, Ints
+from solvers.kernels.jit import fixed
+from solvers.network.kernels.circles import turns
+
+STEPS: Final = 72
+"""Steps of the shortest iteration: 5 degrees."""
+
+FINEST: Final = 20
+"""Parts of the shortest iteration that lengths are rounded to, at most: 5 % of it, as much as may drift."""
+
+LAPS: Final = 24
+"""Shortest iterations on a circle at most."""
+
+SWEEPS: Final = 8
+FEW: Final = 4
+"""Jobs of a link up to which several beginnings are tried."""
+
+STARTS: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Circle:
+    """The iterations of one link's jobs on a common grid; job j's fits ``around / counts[j]`` times."""
+
+    counts: Ints  # (n,) length of each iteration, in parts
+    parts: int  # that the shortest iteration has
+    around: int  # least common multiple of counts
+    error: float  # the most that rounding changed a length by, relative
+
+
+def circle(period_s: Floats) -> Circle:
+    """Return the grid on which the iterations' lengths have a common multiple of few laps.
+
+    Of 1 to FINEST parts of the shortest iteration that which rounds best, then the coarsest; where no grid
+    has a common multiple within LAPS, lengths are rounded to powers of two, at most 2^7 (a large ``error``).
+    """
+    shortest_s = float(period_s.min())
+    best: Circle | None = None
+    for parts in range(1, FINEST + 1):
+        counts = np.maximum(np.rint(period_s * parts / shortest_s), 1).astype(np.int64)
+        around = math.lcm(*set(counts.tolist()))
+        if around > LAPS * parts:
+            continue
+        error = float(np.abs(counts * shortest_s / (parts * period_s) - 1).max())
+        if best is None or error < best.error - 1e-9:
+            best = Circle(counts=counts, parts=parts, around=around, error=error)
+    if best is not None:
+        return best
+    counts = 2 ** np.minimum(np.rint(np.log2(period_s / shortest_s)), 7).astype(np.int64)
+    error = float(np.abs(counts * shortest_s / period_s - 1).max())
+    return Circle(counts=counts, parts=1, around=int(counts.max()), error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fitted:
+    """The turns of a link's jobs."""
+
+    shift_s: Floats  # (n,) each in [0, its iteration)
+    score: float  # 1: never more wanted than the link has; the mean excess taken off
+    error: float  # of the grid, relative
+
+
+def fitted(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) -> Fitted:
+    """Turn the jobs of a link against each other for the best score (CASSINI, 1 - mean excess / capacity).
+
+    Job j wants ``share[j]`` of the link from ``begin_s[j]`` into its iteration on, for ``sends_s[j]``.
+    """
+    grid = circle(period_s)
+    fine = -(-STEPS // grid.parts)
+    steps = grid.counts * fine
+    begin = np.rint(begin_s / period_s * steps).astype(np.int64)
+    length = np.clip(np.rint(sends_s / period_s * steps).astype(np.int64), 1, steps)
+    first = np.argsort(-share * sends_s / period_s, kind="stable")
+    starts = STARTS if 2 < len(first) <= FEW else 1
+    turned, excess = turns(
+        grid.around * fine, fixed(steps[first]), fixed(begin[first]), fixed(length[first]),
+        fixed(share[first]), starts, SWEEPS,
+    )  # fmt: skip
+    shift_s = np.empty(len(first))
+    shift_s[first] = turned / steps[first] * period_s[first]
+    return Fitted(shift_s=shift_s, score=1.0 - excess, error=grid.error)

@@ -1,0 +1,50 @@
+"""Plain ECMP: switches hash each flow onto a path, and all jobs share one level."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from formulation.network.contention import Contention
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Ints
+
+
+def hashed(contention: Contention, seed: int = 0) -> Ints:
+    """Return the candidate that each bundle is hashed to, (B,).
+
+    A bundle keeps it whoever else comes and goes: it depends on the job's name, the bundle's place among
+    the job's and ``seed`` (the switches' hash function).
+    """
+    c = contention
+    digests = b"".join(
+        hashlib.blake2b(
+            name.encode(), digest_size=8, salt=(seed % 2**64).to_bytes(8, "little")
+        ).digest()
+        for name in c.jobs
+    )
+    job = c.bundle_job
+    within = np.arange(len(job), dtype=np.uint64) - c.bundle_start[job].astype(np.uint64)
+    key = np.frombuffer(digests, dtype="<u8")[job] + within * np.uint64(0x9E3779B97F4A7C15)
+    found: Ints = (_mixed(key) % np.diff(c.candidate_start).astype(np.uint64)).astype(np.int64)
+    return found
+
+
+def _mixed(key: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
+    """Return 64 bits that look random, one for one (the finaliser of SplitMix64)."""
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))
+
+
+def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
+    """Return hashed paths and one level, whatever ``levels`` there are."""
+    jobs = len(contention.jobs)
+    return NetworkPlan(
+        chosen=hashed(contention, seed),
+        priority=np.zeros(jobs),
+        order=np.arange(jobs, dtype=np.int64),
+        level=np.zeros(jobs, dtype=np.int64),
+        levels=levels,
+    )

@@ -1,0 +1,54 @@
+"""From an order to few levels, the ways of the rivals.
+
+Levels are dealt to jobs that share a link. The others (``contended_first`` puts them last) get level 0, which
+changes nothing for anybody: counted too, they would use up levels, to the rivals' loss.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from formulation.tables import Bools, Ints
+
+
+def contended_first(demand: Demand, order: Ints) -> tuple[Ints, int]:
+    """Return the order with the jobs that meet nobody at its end, and how many jobs do meet others."""
+    meets = demand.contended()[order]
+    return np.concatenate([order[meets], order[~meets]]), int(meets.sum())
+
+
+def alone_then_rest(order: Ints, ranked: int, levels: int) -> Ints:
+    """Return a level of its own for each of the first ``levels`` - 1 jobs, the last for the rest, (J,).
+
+    As Sincronia is read in Crux, figure 13. Only the first ``ranked`` of the order count.
+    """
+    _possible(levels)
+    return _by_job(order, np.maximum(levels - 1 - np.arange(ranked), 0))
+
+
+def blocks(order: Ints, ranked: int, levels: int, tied: Bools | None = None) -> Ints:
+    """Return levels that share the first ``ranked`` jobs of the order equally, (J,).
+
+    As Varys is read in Crux, figure 13. ``tied[i]``: the i-th of the order is no less urgent than the one
+    before it, and takes its level.
+    """
+    _possible(levels)
+    place = np.arange(ranked, dtype=np.int64)
+    if tied is not None and ranked:
+        opens = ~tied[:ranked]
+        opens[0] = True
+        place = np.maximum.accumulate(np.where(opens, place, 0))
+    return _by_job(order, levels - 1 - place * levels // max(ranked, 1))
+
+
+def _by_job(order: Ints, of_ranked: Ints) -> Ints:
+    level = np.zeros(len(order), dtype=np.int64)
+    level[order[: len(of_ranked)]] = of_ranked
+    return level
+
+
+def _possible(levels: int) -> None:
+    if levels < 1:
+        raise InvalidInput("levels", f"is {levels}; a network has at least one")

@@ -1,0 +1,61 @@
+"""Sincronia (SIGCOMM'18): an order of coflows by bottleneck, select, scale, iterate (BSSI).
+
+A job's coflow is one iteration's traffic, a port is a link. Paths are ECMP's: Sincronia chooses none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Floats, Ints
+from solvers.network.rivals.ecmp import hashed
+from solvers.network.rivals.levels import alone_then_rest, contended_first
+
+
+def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
+    """Return the jobs in the order of BSSI, the first to be served first, (J,).
+
+    From the last place to the first: the job with the least weight for its time on the busiest link takes
+    the place, and the weights of the others there shrink by what it was worth. Served so, weighted
+    completion times add up to at most 4 times the least (their theorem). Ties: the lower link, and the job
+    of higher index is served later. Jobs without traffic come last. ``weight`` (J,): 1 where not given.
+    """
+    by_link = np.argsort(demand.link, kind="stable")
+    job, busy_s = demand.job[by_link], demand.busy_s[by_link]
+    first = np.searchsorted(demand.link[by_link], np.arange(demand.links + 1))
+    waiting = np.diff(first)  # unplaced jobs of each link
+    load_s = np.bincount(demand.link, demand.busy_s, demand.links).astype(np.float64)
+    left = np.ones(demand.jobs) if weight is None else weight.astype(np.float64)
+    sends = np.diff(demand.link_start) > 0
+    order = np.concatenate([np.zeros(sends.sum(), dtype=np.int64), np.flatnonzero(~sends)])
+    unplaced = sends.copy()
+    for place in range(int(sends.sum()) - 1, -1, -1):
+        busiest = int(load_s.argmax())
+        on_link = slice(first[busiest], first[busiest + 1])
+        still = unplaced[job[on_link]]
+        there, time_s = job[on_link][still], busy_s[on_link][still]
+        worth = left[there] / time_s
+        at = len(worth) - 1 - int(worth[::-1].argmin())
+        last = int(there[at])
+        left[there] = np.maximum(left[there] - worth[at] * time_s, 0)
+        order[place], unplaced[last] = last, False
+        gone = slice(*demand.link_start[last : last + 2])
+        waiting[demand.link[gone]] -= 1
+        load_s[demand.link[gone]] -= demand.busy_s[gone]
+        load_s[demand.link[gone]] *= waiting[demand.link[gone]] > 0  # no rounding stays behind
+    return order
+
+
+def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
+    """Return ECMP's paths and levels by BSSI: the first jobs alone, the rest share the last."""
+    chosen = hashed(contention, seed)
+    demand = demand_of(contention, chosen)
+    order, ranked = contended_first(demand, bssi(demand))
+    priority = np.empty(len(order))
+    priority[order] = np.arange(len(order), 0, -1)
+    return NetworkPlan(
+        chosen=chosen, priority=priority, order=order,
+        level=alone_then_rest(order, ranked, levels), levels=levels,
+    )  # fmt: skip

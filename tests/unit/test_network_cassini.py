@@ -1,0 +1,175 @@
+"""CASSINI's circles, its walk over the affinity graph, and what shifts do on the fluid engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from formulation.network.contention import Demand
+from formulation.tables import Floats
+from solvers.network.fluid import simulate
+from solvers.network.rivals.cassini import aligned, waits_s
+from solvers.network.rivals.circles import circle, fitted
+from tests.support.networks import FluidJob, a_demand
+
+
+def a_job(period_s: float, sends_s: float, *links: int) -> FluidJob:
+    """Return a job that computes and then fills its links for ``sends_s``."""
+    return FluidJob(compute_s=period_s - sends_s, busy_s=dict.fromkeys(links or (0,), sends_s))
+
+
+def slowdown(demand: Demand, offset_s: Floats) -> Floats:
+    """Return how many times longer iterations take than alone, over many common multiples, on one level."""
+    run = simulate(
+        demand, np.zeros(demand.jobs, np.int64), horizon_s=720.0, warm_s=72.0, offset_s=offset_s
+    )
+    found: Floats = 1 / (run.iterations * demand.alone_s)
+    return found
+
+
+def overlap(demand: Demand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]) -> float:
+    """Return the most that jobs (those of each link) want of it together while they run as alone."""
+    at_s = np.linspace(0, 60, 6001) + 1e-3
+    sends = np.stack([
+        ((at_s - offset_s[j]) % demand.alone_s[j]) >= demand.start_s[j] for j in range(demand.jobs)
+    ])  # fmt: skip
+    return float(max(sends[list(jobs)].sum(axis=0).max() for jobs in links.values()))
+
+
+def test_two_jobs_that_send_half_of_the_time_are_shifted_apart_and_run_as_alone() -> None:
+    demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
+    found = aligned(demand)
+    assert found.score == pytest.approx([1.0])
+    assert found.offset_s == pytest.approx([0.0, 1.0])
+    assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
+
+
+def test_without_a_shift_equal_jobs_share_the_link_for_ever() -> None:
+    demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
+    assert slowdown(demand, np.zeros(2)) == pytest.approx([1.5, 1.5])
+
+
+def test_three_jobs_that_send_a_third_of_the_time_fit_one_link() -> None:
+    demand = a_demand(*(a_job(3.0, 1.0) for _ in range(3)))
+    found = aligned(demand)
+    assert found.score == pytest.approx([1.0])
+    assert sorted(found.offset_s) == pytest.approx([0.0, 1.0, 2.0])
+    assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(3))
+
+
+def test_unequal_periods_meet_on_the_circle_of_their_common_multiple() -> None:
+    demand = a_demand(a_job(2.0, 0.5), a_job(3.0, 0.5))
+    grid = circle(demand.alone_s)
+    assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
+    assert grid.around == 3 * grid.parts
+    assert grid.error == pytest.approx(0.0, abs=1e-12)
+    found = aligned(demand)
+    assert found.score == pytest.approx([1.0])
+    assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
+    assert slowdown(demand, np.zeros(2)).max() < 1.2  # what there is to gain
+
+
+def test_a_job_twice_as_long_goes_into_the_gaps_of_the_other() -> None:
+    demand = a_demand(a_job(1.0, 0.5), a_job(2.0, 0.5))
+    found = aligned(demand)
+    assert found.score == pytest.approx([1.0])
+    assert overlap(demand, found.offset_s, {0: (0, 1)}) == 1.0
+
+
+def test_lengths_that_have_no_common_multiple_are_rounded_to_one() -> None:
+    grid = circle(np.array([1.0, 1.5003]))
+    assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
+    assert grid.error == pytest.approx(0.0002, rel=0.01)
+
+
+def test_where_no_grid_is_good_the_circle_stays_small_and_the_error_is_told() -> None:
+    demand = a_demand(*(a_job(t, 0.4 * t) for t in (1.0, 7.3, 11.9, 13.7)))
+    grid = circle(demand.alone_s)
+    assert grid.around <= 128
+    assert grid.error > 0.05
+    assert "no common multiple" in str(aligned(demand))
+
+
+def test_what_does_not_fit_has_the_score_of_its_excess() -> None:
+    demand = a_demand(a_job(4.0, 3.0), a_job(4.0, 3.0))  # 2 of 4 s are wanted twice at best
+    assert aligned(demand).score == pytest.approx([0.5])
+
+
+def test_shares_of_a_link_that_fit_beside_each_other_need_no_shift() -> None:
+    demand = a_demand(
+        FluidJob(busy_s={0: 0.5, 1: 1.0}), FluidJob(busy_s={0: 0.5, 2: 1.0}), FluidJob(busy_s={1: 0.1})
+    )  # fmt: skip
+    found = aligned(demand)
+    assert found.link.tolist() == [1]  # jobs 0 and 2; half each of link 0 is no contention
+    assert found.offset_s[1] == 0.0
+
+
+def test_a_delay_is_no_time_of_sending() -> None:
+    found = fitted(np.array([2.0, 2.0]), np.array([1.5, 1.0]), np.array([0.5, 0.5]), np.ones(2))
+    assert found.score == 1.0
+    assert found.shift_s.tolist() == [0.0, 0.0]
+    demand = a_demand(
+        FluidJob(compute_s=1.0, delay_s=0.5, busy_s={0: 0.5}),
+        FluidJob(compute_s=2.0, start_s=0.5, delay_s=0.5, busy_s={0: 0.5}),
+    )
+    assert aligned(demand).score == pytest.approx([1.0])
+    assert aligned(demand).offset_s.tolist() == [0.0, 0.0]
+
+
+def test_shifts_go_along_the_graph_from_job_to_job() -> None:
+    demand = a_demand(
+        a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2), a_job(2.0, 1.0, 2)
+    )
+    found = aligned(demand)
+    assert found.loops == 0
+    assert np.abs(np.diff(found.offset_s)) == pytest.approx(np.ones(3))
+    assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(4))
+
+
+def test_shifts_of_unequal_periods_go_along_the_graph() -> None:
+    demand = a_demand(a_job(2.0, 1.0, 0), a_job(4.0, 1.0, 0, 1), a_job(8.0, 3.0, 1))
+    found = aligned(demand)
+    assert found.score == pytest.approx([1.0, 1.0])
+    assert overlap(demand, found.offset_s, {0: (0, 1), 1: (1, 2)}) == 1.0
+
+
+def test_links_with_the_same_jobs_are_one_and_no_loop() -> None:
+    demand = a_demand(a_job(2.0, 1.0, 0, 1, 2), a_job(2.0, 1.0, 0, 1, 2))
+    found = aligned(demand)
+    assert (len(found.link), found.loops) == (1, 0)
+    assert found.offset_s == pytest.approx([0.0, 1.0])
+
+
+def test_a_loop_is_cut_counted_and_told() -> None:
+    demand = a_demand(a_job(2.0, 1.0, 0, 2), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2))
+    found = aligned(demand)
+    assert found.loops == 1
+    assert "1 meetings left out" in str(found)
+    assert np.abs(np.diff(found.offset_s)).max() == pytest.approx(
+        1.0
+    )  # two of three still are apart
+    assert slowdown(demand, found.offset_s).max() > 1.2
+
+
+def test_jobs_that_meet_nobody_are_not_held_back() -> None:
+    found = aligned(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
+    assert found.offset_s.tolist() == [0.0, 0.0, 0.0]
+    assert found.mean_score == 1.0
+
+
+def test_only_who_has_drifted_is_aligned_again() -> None:
+    began_s = np.array([10.0, 10.05, 10.2, 9.9, 10.0])
+    offset_s, period_s = np.array([0.0, 0.0, 0.0, 0.0, 0.5]), np.full(5, 2.0)
+    wait_s = waits_s(began_s, offset_s, period_s)
+    assert wait_s == pytest.approx([0.0, 0.0, 1.8, 0.0, 0.5])
+    assert waits_s(began_s, offset_s, period_s, tolerance=0.01)[1] == pytest.approx(1.95)
+
+
+def test_the_drift_that_is_left_after_waiting_is_none() -> None:
+    rng = np.random.default_rng(0)
+    began_s, offset_s = rng.uniform(0, 99, 200), rng.uniform(0, 1, 200)
+    period_s = rng.uniform(1, 5, 200)
+    again_s = began_s + waits_s(began_s, offset_s, period_s, tolerance=0.0)
+    assert waits_s(again_s, offset_s, period_s, tolerance=1e-6) == pytest.approx(np.zeros(200))

@@ -1,0 +1,268 @@
+"""The orders, levels and paths of the rivals on cases worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.check import network_violations
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.tables import Floats, Ints
+from solvers.network.mechanisms import mechanism, rivals
+from solvers.network.rivals.ecmp import hashed
+from solvers.network.rivals.levels import alone_then_rest, blocks, contended_first
+from solvers.network.rivals.sincronia import bssi
+from solvers.network.rivals.taccl import distances
+from solvers.network.rivals.varys import sebf
+from tests.support.networks import FluidJob, a_demand
+
+
+def a_contention(
+    *, fixed: Sequence[Mapping[int, float]], bundles: Sequence[Sequence[Sequence[Sequence[int]]]] = (),
+    links: int = 4, names: Sequence[str] | None = None, sent_bytes: float = 1.0,
+) -> Contention:  # fmt: skip
+    """Return jobs with ``fixed`` bytes by link; a bundle is a list of paths, a path one of links."""
+    jobs = len(fixed)
+    bundles = bundles or [[] for _ in range(jobs)]
+    paths = [path for job in bundles for bundle in job for path in bundle]
+    flat = [bundle for job in bundles for bundle in job]
+    return Contention(
+        jobs=tuple(names or [f"job-{j}" for j in range(jobs)]), work_flop=np.ones(jobs),
+        compute_s=np.ones(jobs), start_s=np.ones(jobs), gpus=np.full(jobs, 8),
+        fixed_start=_starts([len(f) for f in fixed]),
+        fixed_link=np.array([e for f in fixed for e in f], dtype=np.int64),
+        fixed_bytes=np.array([b for f in fixed for b in f.values()], dtype=np.float64),
+        fixed_delay_s=np.zeros(jobs), bundle_start=_starts([len(job) for job in bundles]),
+        bundle_bytes=np.full(len(flat), sent_bytes), bundle_messages=np.ones(len(flat), np.int64),
+        candidate_start=_starts([len(bundle) for bundle in flat]),
+        candidate=np.arange(len(paths)), path_start=_starts([len(path) for path in paths]),
+        path_link=np.array([e for path in paths for e in path], dtype=np.int64),
+        path_delay_s=np.zeros(len(paths)), link_bytes_per_s=np.ones(links),
+    )  # fmt: skip
+
+
+def _starts(counts: Sequence[int]) -> Ints:
+    return np.cumsum([0, *counts]).astype(np.int64)
+
+
+def two_pairs() -> Demand:
+    """Return Crux's figure 13: jobs 0 and 1 share a link, jobs 2 and 3 another; the urgent come first."""
+    return a_demand(*(FluidJob(busy_s={j // 2: 1.0 + j}) for j in range(4)))
+
+
+def open_shop(demand: Demand, order: Sequence[int], weight: Floats) -> float:
+    """Return the weighted sum of completion times where links work through the order, each by itself."""
+    busy_s = np.zeros((demand.jobs, demand.links))
+    busy_s[demand.job, demand.link] = demand.busy_s
+    upto = np.cumsum(busy_s[list(order)], axis=0)
+    done = np.where(busy_s[list(order)] > 0, upto, 0).max(axis=1)
+    return float(weight[list(order)] @ done)
+
+
+def test_on_one_link_bssi_serves_the_smallest_time_first() -> None:
+    demand = a_demand(*(FluidJob(busy_s={0: t}) for t in (3.0, 1.0, 2.0, 0.5)))
+    assert bssi(demand).tolist() == [3, 1, 2, 0]
+
+
+def test_on_one_link_bssi_with_weights_is_smiths_rule() -> None:
+    busy_s, weight = np.array([3.0, 1.0, 2.0, 0.5]), np.array([9.0, 1.0, 3.0, 0.2])
+    demand = a_demand(*(FluidJob(busy_s={0: t}) for t in busy_s))
+    assert bssi(demand, weight).tolist() == np.argsort(busy_s / weight).tolist()
+
+
+def test_bssi_scales_weights_by_what_the_last_job_was_worth() -> None:
+    # Link 0: 2 + 4 + 0 = 6, link 1: 3 + 0 + 2 = 5. Link 0 is busiest: weight / time 1/2 and 1/4, so job 1 is
+    # last, and job 0 keeps 1 - 2/4 = 1/2. Then link 1 is: 1/2 / 3 = 1/6 and 1/2, so job 0 comes before it.
+    demand = a_demand(
+        FluidJob(busy_s={0: 2, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2})
+    )
+    assert bssi(demand).tolist() == [2, 0, 1]
+
+
+def test_bssi_leaves_its_mark_only_where_the_last_job_is() -> None:
+    # Unscaled, job 0 (1/3) would come after job 2 (w/t = 0.9/2.9); scaled to 1/4 by job 1, it is last there.
+    demand = a_demand(
+        FluidJob(busy_s={0: 3, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2.9})
+    )
+    assert bssi(demand, np.array([1.0, 1.0, 0.9])).tolist() == [2, 0, 1]
+    alone = a_demand(FluidJob(busy_s={1: 3}), FluidJob(busy_s={0: 8}), FluidJob(busy_s={1: 2.9}))
+    assert bssi(alone, np.array([1.0, 1.0, 0.9])).tolist()[:2] == [0, 2]
+
+
+def test_jobs_without_traffic_come_last_in_every_order() -> None:
+    demand = a_demand(FluidJob(), FluidJob(busy_s={0: 2}), FluidJob(busy_s={0: 1}))
+    assert bssi(demand).tolist() == [2, 1, 0]
+    assert sebf(demand).tolist() == [2, 1, 0]
+
+
+def test_bssi_is_within_twice_the_least_sum_of_completion_times_link_by_link() -> None:
+    rng = np.random.default_rng(0)
+    worst = 1.0
+    for _ in range(40):
+        busy_s = rng.exponential(1.0, (5, 3)) * (rng.random((5, 3)) < 0.6)
+        demand = a_demand(
+            *(FluidJob(busy_s={e: t for e, t in enumerate(row) if t > 0}) for row in busy_s),
+            links=3,
+        )
+        weight = rng.uniform(0.1, 3.0, 5)
+        least = min(open_shop(demand, order, weight) for order in permutations(range(5)))
+        worst = max(worst, open_shop(demand, bssi(demand, weight).tolist(), weight) / least)
+    assert 1.0 <= worst <= 2.0
+
+
+def test_coflows_served_in_bssis_order_are_within_four_times_the_least() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        size = rng.exponential(1.0, (4, 3, 3)) * (rng.random((4, 3, 3)) < 0.4)
+        size[:, 0, 0] += 0.1
+        ports = np.concatenate([size.sum(axis=2), size.sum(axis=1)], axis=1)  # out of 3, into 3
+        demand = a_demand(
+            *(FluidJob(busy_s={e: t for e, t in enumerate(row) if t > 0}) for row in ports), links=6
+        )
+        weight = rng.uniform(0.1, 3.0, 4)
+        least = min(open_shop(demand, order, weight) for order in permutations(range(4)))
+        assert weight @ served(size, bssi(demand, weight).tolist()) <= 4 * least
+
+
+def served(size: Floats, order: Sequence[int]) -> Floats:
+    """Return when each coflow is done where its flows, sizes (coflows, in, out), go by strict priority."""
+    left, now, done = size.copy(), 0.0, np.zeros(len(size))
+    while (left > 0).any():
+        sends, receives, rate = np.ones(3), np.ones(3), np.zeros_like(left)
+        for k in order:
+            for a, b in zip(*np.nonzero(left[k] > 0), strict=True):
+                rate[k, a, b] = min(sends[a], receives[b])
+                sends[a] -= rate[k, a, b]
+                receives[b] -= rate[k, a, b]
+        moving = rate > 0
+        step = (left[moving] / rate[moving]).min()
+        left = np.where(left - rate * step > 1e-12, left - rate * step, 0.0)
+        now += step
+        done[(left.sum(axis=(1, 2)) == 0) & (done == 0)] = now
+    return done
+
+
+def test_varys_serves_the_smallest_bottleneck_first() -> None:
+    demand = a_demand(
+        FluidJob(busy_s={0: 2, 1: 2, 2: 2}), FluidJob(busy_s={0: 3}), FluidJob(busy_s={1: 1, 2: 1.5}),
+    )  # fmt: skip
+    assert sebf(demand).tolist() == [2, 0, 1]  # by sums the second would come before the first
+
+
+def test_delays_are_no_part_of_varyss_bottleneck() -> None:
+    demand = a_demand(FluidJob(busy_s={0: 1}, delay_s=9.0), FluidJob(busy_s={0: 2}))
+    assert sebf(demand).tolist() == [0, 1]
+
+
+def test_figure_13_of_crux_has_its_levels() -> None:
+    demand, order = two_pairs(), np.arange(4)
+    assert contended_first(demand, order)[1] == 4
+    assert alone_then_rest(order, 4, 2).tolist() == [1, 0, 0, 0]
+    assert blocks(order, 4, 2).tolist() == [1, 1, 0, 0]
+    assert bssi(demand).tolist()[0] == 0
+    assert sebf(demand).tolist() == [0, 1, 2, 3]
+
+
+def test_blocks_are_equal_but_for_one_job() -> None:
+    level = blocks(np.arange(11), 11, 4)
+    assert np.ptp(np.bincount(level, minlength=4)) <= 1
+    assert (np.diff(level) <= 0).all()
+
+
+def test_blocks_keep_equals_together() -> None:
+    tied = np.array([False, True, True, False, True])
+    assert blocks(np.arange(5), 5, 3, tied).tolist() == [2, 2, 2, 1, 1]
+
+
+def test_jobs_that_meet_nobody_take_no_level_of_their_own() -> None:
+    demand = a_demand(*(FluidJob(busy_s={e: 1.0 + e}) for e in (0, 1, 2, 5, 5)))
+    order, ranked = contended_first(demand, bssi(demand))
+    assert (sorted(order[:2].tolist()), ranked) == ([3, 4], 2)
+    assert alone_then_rest(order, ranked, 2)[:3].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["sincronia", "varys", "taccl*"])
+def test_less_than_one_level_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="at least one"):
+        mechanism(name).plan(a_contention(fixed=[{0: 1.0}]), levels=0)
+
+
+def test_a_flow_keeps_its_path_when_other_jobs_come() -> None:
+    choice = [[[0], [1], [2]]] * 3
+    alone = a_contention(fixed=[{}], bundles=[choice], names=["mine"])
+    later = a_contention(fixed=[{}, {}], bundles=[choice, choice], names=["other", "mine"])
+    assert hashed(later, 3)[3:].tolist() == hashed(alone, 3).tolist()
+
+
+def test_hashes_spread_flows_evenly_and_change_with_the_seed() -> None:
+    many = a_contention(fixed=[{}] * 200, bundles=[[[[0], [1], [2], [3]]] * 20] * 200)
+    first, second = hashed(many, 0), hashed(many, 1)
+    assert np.bincount(first) == pytest.approx([1000] * 4, rel=0.1)
+    assert (first == second).mean() == pytest.approx(0.25, abs=0.05)
+    assert np.bincount(4 * first[::2] + first[1::2]) == pytest.approx([125] * 16, rel=0.35)
+
+
+def test_taccl_measures_the_longest_path_then_the_mean() -> None:
+    far, near = [[0, 1, 2, 3]], [[0, 1]]
+    jobs = a_contention(fixed=[{}, {}, {}, {0: 1.0}], bundles=[[far, near], [far], [near], []])
+    most, mean = distances(jobs, np.zeros(4, np.int64))
+    assert (most.tolist(), mean.tolist()) == ([4, 4, 2, 0], [3, 4, 2, 0])
+
+
+def test_taccl_serves_the_traffic_that_goes_furthest_first() -> None:
+    far, near = [[0, 1, 2, 3]], [[0, 1]]
+    jobs = a_contention(fixed=[{0: 1.0}, {}, {}, {}], bundles=[[], [near], [far], [far, near]])
+    plan = mechanism("taccl*").plan(jobs, levels=4)
+    assert plan.order.tolist() == [2, 3, 1, 0]
+    assert plan.level.tolist() == [0, 1, 3, 2]
+
+
+def test_taccl_lets_jobs_choose_as_they_arrive_whatever_their_intensity() -> None:
+    choice = [[[0], [1]]]
+    jobs = a_contention(fixed=[{}, {}, {1: 0.01}], bundles=[choice, choice, []])
+    jobs = replace(jobs, work_flop=np.array([1.0, 100.0, 1.0]))
+    assert mechanism("taccl*").plan(jobs, levels=2).chosen.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", rivals())
+@pytest.mark.parametrize("levels", [1, 3, 8])
+def test_every_rivals_plan_passes_the_checker(name: str, levels: int) -> None:
+    rng = np.random.default_rng(5)
+    jobs = a_contention(
+        fixed=[{int(e): float(rng.exponential()) for e in rng.choice(12, 2)} for _ in range(30)],
+        bundles=[
+            [[rng.choice(12, 3, replace=False).tolist() for _ in range(4)] for _ in range(2)]
+            for _ in range(30)
+        ],
+        links=12,
+    )  # fmt: skip
+    plan = mechanism(name).plan(jobs, levels=levels, seed=2)
+    assert network_violations(jobs, plan) == []
+    again = mechanism(name).plan(jobs, levels=levels, seed=2)
+    assert (plan.level == again.level).all()
+    assert (plan.chosen == again.chosen).all()
+    assert (plan.offset_s is not None) == (name == "cassini")
+
+
+def test_no_jobs_at_all_are_a_plan_too() -> None:
+    for name in rivals():
+        plan = mechanism(name).plan(a_contention(fixed=[]), levels=8)
+        assert len(plan.level) == len(plan.order) == 0
+
+
+def test_an_unknown_mechanism_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match=r"sincronia, varys, taccl\*"):
+        mechanism("sincronya")
+
+
+def test_plans_follow_the_demand_of_the_hashed_paths() -> None:
+    choice = [[[0], [1]]]
+    jobs = a_contention(fixed=[{}] * 6, bundles=[choice] * 6)
+    plan = mechanism("varys").plan(jobs, levels=3, seed=4)
+    demand = demand_of(jobs, hashed(jobs, 4))
+    assert plan.order.tolist() == contended_first(demand, sebf(demand))[0].tolist()
