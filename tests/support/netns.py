@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from formulation.errors import Unavailable
-from service.agent.network.commands import inside, run
+from service.agent.network.commands import inside, run, search_path
 
 REPOSITORY = Path(__file__).parents[2]
 FLOWS = Path(__file__).with_name("flows.py")
@@ -25,7 +25,7 @@ FLOWS = Path(__file__).with_name("flows.py")
 def why_not() -> str:
     """Return why there can be no namespaces with shaped cables here; "" if there can."""
     for program in ("ip", "tc"):
-        if shutil.which(program) is None:
+        if shutil.which(program, path=search_path()) is None:
             return f"{program} is missing: install the package iproute2"
     try:
         with hosts(1) as (name,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ Run = Callable[[Sequence[str]], str]
 """Runs a command and returns what it prints. Raises Unavailable."""
 
 PATIENCE_S = 20.0
+
+SYSTEM = "/usr/sbin:/sbin"
+"""Where these tools are, though a user's PATH often is without."""
 
 _ADVICE = (
     ("not permitted", "run the agent as root, or give it CAP_NET_ADMIN"),
@@ -31,7 +35,8 @@ def run(argv: Sequence[str]) -> str:
     command = shlex.join(argv)
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False, stdin=subprocess.DEVNULL
+            argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            stdin=subprocess.DEVNULL, env={**os.environ, "PATH": search_path()},
         )  # fmt: skip
     except FileNotFoundError as error:
         raise Unavailable(
@@ -43,6 +48,11 @@ def run(argv: Sequence[str]) -> str:
         said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
         raise Unavailable(f"`{command}` ended with {done.returncode}: {said}{_advice(said)}")
     return done.stdout
+
+
+def search_path() -> str:
+    """Return PATH with the system's own directories at its end."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), SYSTEM])
 
 
 def inside(netns: str) -> Run:

@@ -21,7 +21,7 @@ LEAST_PERIODS = 3
 
 _NEAR = 0.85  # of the best peak: the first such is the period, later ones its multiples
 _HARMONICS = 12
-_GRID = 401
+_GRID = 201
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +113,11 @@ def _first_peak(correlation: Floats) -> int | None:
 def _refined(wave: Floats, lag: int) -> float:
     """Return the period in steps near ``lag`` whose multiples of frequency carry most power together."""
     count = len(wave)
-    multiples = np.arange(1, min(_HARMONICS, lag // 2) + 1)
     periods = np.linspace(lag - 1.0, lag + 1.0, _GRID)
-    at = np.arange(count)
-    power = np.zeros(_GRID)
-    for multiple in multiples:
-        phase = np.exp(-2j * np.pi * multiple * np.outer(1 / periods, at))
+    first = np.exp(-2j * np.pi * np.outer(1 / periods, np.arange(count)))
+    phase = first.copy()
+    power = np.abs(phase @ wave) ** 2
+    for _ in range(1, min(_HARMONICS, lag // 2)):
+        phase *= first
         power += np.abs(phase @ wave) ** 2
     return float(periods[int(power.argmax())])

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.agent.network.tags import CONTROL_TAG, RESERVED, assigned
+
+LEVELS = 4
+JOBS = st.dictionaries(
+    st.integers(0, 90).map(lambda n: f"j{n}"), st.integers(0, LEVELS - 1), max_size=80
+)
+
+
+@given(st.lists(JOBS, min_size=1, max_size=4))
+def test_through_any_history_tags_stay_and_no_job_is_served_later_than_its_level(
+    history: list[dict[str, int]],
+) -> None:
+    tags: dict[str, int] = {}
+    for jobs in history:
+        found = assigned(jobs, LEVELS, tags)
+        assert found.tags.keys() == jobs.keys()
+        assert all(found.tags[job] == tag for job, tag in tags.items() if job in jobs)
+        assert not set(found.tags.values()) & {*RESERVED, CONTROL_TAG}
+        for job, tag in found.tags.items():
+            assert found.priorities[tag] >= jobs[job]
+            alone = list(found.tags.values()).count(tag) == 1
+            assert not alone or found.priorities[tag] == jobs[job]
+        assert set(found.priorities) == {*found.tags.values(), CONTROL_TAG}
+        tags = dict(found.tags)
+
+
+@given(JOBS)
+def test_the_same_again_changes_nothing(jobs: dict[str, int]) -> None:
+    once = assigned(jobs, LEVELS)
+    assert assigned(jobs, LEVELS, once.tags) == once

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from formulation.errors import InvalidInput, NotAllowed, Unavailable
+from service.agent.network.backend import Advice, Change, differences, stages
+from service.agent.network.commands import run
+from service.agent.network.dcb import Dcb
+from service.agent.network.dcb import parse as parse_dcb
+from service.agent.network.mlnx import MlnxQos, shortcomings
+from service.agent.network.mlnx import parse as parse_mlnx
+from service.agent.network.tc import Tc, parse_filters
+
+TRUSTED = """\
+DCBX mode: OS controlled
+Priority trust state: dscp
+dscp2prio mapping:
+\tprio:0 dscp:07,06,05,04,03,02,01,00,
+\tprio:3 dscp:31,30,29,28,27,25,24,
+\tprio:6 dscp:26,55,54,53,52,51,50,49,
+\tprio:6 dscp:48,
+default priority:
+Receive buffer size (bytes): 130944,130944,0,0,0,0,0,0,
+Cable len: 7
+PFC configuration:
+\tpriority    0   1   2   3   4   5   6   7
+\tenabled     0   0   0   1   0   0   0   0   
+\tbuffer      0   0   0   1   0   0   0   0   
+tc: 0 ratelimit: unlimited, tsa: vendor
+\t priority:  1
+\t priority:  0
+tc: 3 ratelimit: unlimited, tsa: ets, bw: 50%
+\t priority:  3
+\t priority:  6
+"""  # noqa: W291 - as the tool prints it
+PCP = TRUSTED.replace("state: dscp", "state: pcp")
+
+
+@dataclass
+class FakeDcb:
+    """Answers as ``dcb`` does; ``obeys``: the driver takes what it is given."""
+
+    table: dict[int, int] = field(default_factory=dict)
+    obeys: bool = True
+    ran: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        self.ran.append(list(argv))
+        if "show" in argv:
+            return json.dumps({"dscp_prio": sorted(self.table.items())} if self.table else {})
+        for entry in argv[argv.index("dscp-prio") + 1 :]:
+            tag, _, priority = entry.partition(":")
+            if self.obeys:
+                self.table[int(tag)] = int(priority)
+        return ""
+
+
+def change(tag: int, before: int | None, after: int) -> Change:
+    return Change(interface="eth1", tag=tag, before=before, after=after)
+
+
+def test_only_what_differs_is_written_and_a_second_time_nothing() -> None:
+    driver = FakeDcb({10: 3, 11: 4, 50: 5})
+    table = Dcb("eth1", run=driver, dry_run=False)
+    assert table.apply({10: 3, 11: 5, 12: 0}) == (change(11, 4, 5), change(12, None, 0))
+    assert ["dcb", "app", "replace", "dev", "eth1", "dscp-prio", "11:5", "12:0"] in driver.ran
+    assert driver.table == {10: 3, 11: 5, 12: 0, 50: 5}
+    driver.ran.clear()
+    assert table.apply({10: 3, 11: 5, 12: 0}) == ()
+    assert [argv[:4] for argv in driver.ran] == [["dcb", "-j", "app", "show"]]
+
+
+def test_a_dry_run_is_the_default_and_writes_nothing() -> None:
+    driver = FakeDcb()
+    assert Dcb("eth1", run=driver).apply({10: 3}) == (change(10, None, 3),)
+    assert driver.table == {}
+
+
+def test_what_does_not_read_back_is_an_error_that_says_what_is_in_force() -> None:
+    driver = FakeDcb({10: 1}, obeys=False)
+    with pytest.raises(Unavailable, match="tag 10 is 1, not 3, tag 11 is not mapped, not 2"):
+        Dcb("eth1", run=driver, dry_run=False).apply({10: 3, 11: 2})
+
+
+def test_a_tag_with_two_priorities_counts_as_not_mapped_so_that_it_is_replaced() -> None:
+    assert parse_dcb('{"dscp_prio":[[0,0],[24,2],[24,3],[48,6]]}') == {0: 0, 48: 6}
+
+
+@pytest.mark.parametrize(("text", "found"), [("", {}), ("{}", {}), ('{"default_prio":[1]}', {})])
+def test_an_empty_table_maps_nothing(text: str, found: dict[int, int]) -> None:
+    assert parse_dcb(text) == found
+
+
+@pytest.mark.parametrize("text", ["dscp-prio 0:0", "[]", '{"dscp_prio":[["x"]]}'])
+def test_what_dcb_never_prints_is_refused(text: str) -> None:
+    with pytest.raises(Unavailable, match="cannot read"):
+        parse_dcb(text)
+
+
+def test_maps_with_tags_or_priorities_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="0 to 63"):
+        differences("eth1", {}, {64: 0})
+    with pytest.raises(InvalidInput, match="0 to 7"):
+        differences("eth1", {}, {1: 8})
+
+
+def test_what_moves_up_comes_after_new_entries_and_what_moves_down() -> None:
+    new, down, up = change(1, None, 7), change(2, 5, 3), change(3, 3, 5)
+    assert stages([up, new, down]) == ((new, down), (up,))
+
+
+def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_priorities_in_a_class() -> (
+    None
+):
+    state = parse_mlnx(TRUSTED)
+    assert state.trust == "dscp"
+    assert (state.priorities[26], state.priorities[48], state.priorities[7]) == (6, 6, 0)
+    assert len(state.priorities) == 24
+    assert state.lossless == {3}
+    assert state.schedule == {0: (0, "vendor"), 1: (0, "vendor"), 3: (3, "ets"), 6: (3, "ets")}
+
+
+def test_what_is_not_strict_or_shared_or_lossy_is_reported() -> None:
+    said = shortcomings(parse_mlnx(TRUSTED))
+    assert said == [
+        "priority 3 is scheduled by ets, not strictly",
+        "priority 6 is scheduled by ets, not strictly",
+        "priorities [3, 6] share traffic class 3 and are served alike",
+        "priorities [0, 6] have no flow control: RoCE there must tolerate loss",
+    ]
+
+
+def test_an_interface_that_trusts_pcp_maps_nothing_and_is_told_to_trust_the_dscp_first() -> None:
+    table = MlnxQos("eth1", run=lambda _: PCP)
+    assert table.read() == {}
+    assert table.findings() == ("eth1: trusts pcp, so DSCP tags have no effect yet",)
+    base = ["mlnx_qos", "-i", "eth1"]
+    assert table.commands([change(26, None, 3), change(27, None, 4)]) == [
+        [*base, "--trust", "dscp"],
+        [*base, "--dscp2prio", "set,26,3", "--dscp2prio", "set,27,4"],
+    ]
+
+
+def test_an_interface_that_trusts_the_dscp_only_gets_the_entries() -> None:
+    table = MlnxQos("eth1", run=lambda _: TRUSTED)
+    assert table.commands(table.apply({26: 3, 27: 3})) == [
+        ["mlnx_qos", "-i", "eth1", "--dscp2prio", "set,26,3"]
+    ]
+
+
+def test_output_that_is_not_of_mlnx_qos_is_refused() -> None:
+    with pytest.raises(Unavailable, match="no trust state"):
+        parse_mlnx("Interface name is required")
+
+
+def filter_row(protocol: str, value: str, mask: str, flow: str) -> dict[str, object]:
+    match = {"value": value, "mask": mask, "offmask": "", "off": 0}
+    return {"protocol": protocol, "kind": "u32", "options": {"flowid": flow, "match": match}}
+
+
+def test_filters_count_where_both_ip_versions_agree() -> None:
+    rows = [
+        {"protocol": "ip", "pref": 10, "kind": "u32", "chain": 0},
+        filter_row("ip", "680000", "fc0000", "7e5:2"),
+        filter_row("ipv6", "6800000", "fc00000", "7e5:2"),
+        filter_row("ip", "280000", "fc0000", "7e5:8"),
+        filter_row("ipv6", "2800000", "fc00000", "7e5:7"),
+        filter_row("ip", "500000", "ff0000", "7e5:1"),
+    ]
+    assert parse_filters(json.dumps(rows)) == {26: 6}
+
+
+def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
+    table = Tc("eth1", discipline="prio", unmarked=0, run=lambda _: "[]")
+    made, four, six = table.commands([change(26, None, 6)])
+    assert (
+        made
+        == ("tc qdisc replace dev eth1 root handle 7e5: prio bands 8 priomap" + " 7" * 16).split()
+    )
+    assert " ".join(four).endswith("u32 match ip dsfield 0x68 0xfc flowid 7e5:2")
+    assert " ".join(six).endswith("u32 match ip6 priority 0x68 0xfc flowid 7e5:2")
+
+
+def test_another_discipline_and_output_that_is_no_json_are_refused() -> None:
+    foreign = json.dumps([{"kind": "cake", "handle": "1:", "root": True}])
+    with pytest.raises(NotAllowed, match="cake that is not ours"):
+        Tc("eth1", discipline="prio", run=lambda _: foreign).apply({1: 1})
+    with pytest.raises(Unavailable, match="no JSON"):
+        Tc("eth1", discipline="prio", run=lambda _: "qdisc").read()
+
+
+def test_htb_without_the_links_rate_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="the link's rate"):
+        Tc("eth1")
+
+
+def test_the_back_end_none_says_once_what_it_was_asked_for() -> None:
+    none = Advice("eth1")
+    assert none.apply({10: 3}) == (change(10, None, 3),)
+    assert none.apply({10: 3}) == ()
+    assert none.commands([change(10, None, 3)]) == []
+    assert "nothing is carried out" in none.findings()[0]
+
+
+def test_a_missing_tool_and_a_failed_command_are_named_with_what_to_do() -> None:
+    with pytest.raises(Unavailable, match="no-such-tool is not installed"):
+        run(["no-such-tool", "x"])
+    with pytest.raises(
+        Unavailable, match=r"`sh -c .* ended with 3: not permitted; run the agent as root"
+    ):
+        run(["sh", "-c", "echo not permitted >&2; exit 3"])

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from formulation.errors import InvalidInput, Unavailable
+from service.agent.main import main
+from service.agent.network.backend import Advice, Change, differences
+from service.agent.network.devices import forced, rdma_devices, steering
+from service.agent.network.node import NodeNetwork
+from service.agent.network.tags import Settings
+
+
+class Table:
+    """A back end that obeys; ``writes`` holds each map that it was given."""
+
+    interface = "eth1"
+    dry_run = False
+
+    def __init__(self, **found: int) -> None:
+        self.table = {int(tag[1:]): priority for tag, priority in found.items()}
+        self.writes: list[dict[int, int]] = []
+        self.broken = False
+
+    def read(self) -> dict[int, int]:
+        return dict(self.table)
+
+    def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
+        if self.broken:
+            raise Unavailable("the driver refused")
+        changes = differences(self.interface, self.table, wanted)
+        self.table |= wanted
+        self.writes.append(dict(wanted))
+        return changes
+
+    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+        return []
+
+    def findings(self) -> tuple[str, ...]:
+        return ()
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def settings(**priorities: int) -> Settings:
+    return Settings(tags={}, priorities={int(tag[1:]): p for tag, p in priorities.items()})
+
+
+def node_of(table: Table, clock: Clock) -> NodeNetwork:
+    return NodeNetwork([table], clock=clock, drain_s=0.5)
+
+
+def test_what_moves_up_waits_for_a_drain_after_what_moves_down() -> None:
+    clock, table = Clock(), Table(t1=5, t2=3)
+    node = node_of(table, clock)
+    node.desired(settings(t1=3, t2=5, t3=4))
+    assert table.writes == [{1: 3, 3: 4}]
+    assert node.advance() == pytest.approx(0.5)
+    clock.now_s = 0.4
+    assert node.advance() == pytest.approx(0.1)
+    assert len(table.writes) == 1
+    clock.now_s = 0.5
+    assert node.advance() is None
+    assert table.writes == [{1: 3, 3: 4}, {2: 5}]
+
+
+def test_the_same_settings_again_write_nothing() -> None:
+    clock, table = Clock(), Table()
+    node = node_of(table, clock)
+    node.desired(settings(t1=3))
+    clock.now_s = 9.0
+    node.desired(settings(t1=3))
+    assert table.writes == [{1: 3}]
+    assert node.advance() is None
+
+
+def test_newer_settings_that_come_too_soon_replace_what_was_to_follow() -> None:
+    clock, table = Clock(), Table(t1=5, t2=3)
+    node = node_of(table, clock)
+    node.desired(settings(t1=3, t2=5))
+    clock.now_s = 0.1
+    node.desired(settings(t1=3, t2=3))
+    clock.now_s = 1.0
+    assert node.advance() is None
+    assert table.writes == [{1: 3}]
+
+
+def test_what_somebody_else_changed_is_put_right() -> None:
+    clock, table = Clock(), Table()
+    node = node_of(table, clock)
+    node.desired(settings(t1=3))
+    table.table[1] = 0
+    clock.now_s = 1.0
+    assert node.advance() is None
+    assert table.table == {1: 3}
+
+
+def test_a_refusal_reaches_the_caller_and_is_tried_again_after_a_drain() -> None:
+    clock, table = Clock(), Table()
+    node = node_of(table, clock)
+    table.broken = True
+    with pytest.raises(Unavailable, match="refused"):
+        node.desired(settings(t1=3))
+    table.broken = False
+    assert node.advance() == pytest.approx(0.5)
+    clock.now_s = 0.5
+    assert node.advance() is None
+    assert table.table == {1: 3}
+
+
+def test_advice_is_logged_once_and_nothing_waits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    node = NodeNetwork([Advice("eth1")], clock=Clock())
+    node.desired(settings(t1=3))
+    node.desired(settings(t1=3))
+    assert node.advance() is None
+    assert [r.message for r in caplog.records] == ["not done (dry run): eth1: DSCP 1 to priority 3"]
+
+
+def test_a_negative_drain_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="drain_s"):
+        NodeNetwork([], clock=Clock(), drain_s=-1)
+
+
+def rdma(
+    sys: Path, *, driver: str = "mlx5_core", layer: str = "Ethernet", tclass: str = ""
+) -> Path:
+    base = sys / "class/infiniband/mlx5_0"
+    (base / "device/net/eth1").mkdir(parents=True)
+    (sys / "drivers" / driver).mkdir(parents=True)
+    (base / "device/driver").symlink_to(sys / "drivers" / driver)
+    (base / "ports/1").mkdir(parents=True)
+    (base / "ports/1/link_layer").write_text(layer + "\n")
+    (base / "tc/1").mkdir(parents=True)
+    (base / "tc/1/traffic_class").write_text(tclass)
+    return sys
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Global tclass=106\n", 106), ("236\n", 236), ("Global tclass=0\n", 0),
+        ("", None), ("Global tclass=-1\n", None),
+    ],
+)  # fmt: skip
+def test_a_forced_traffic_class_is_found(tmp_path: Path, text: str, value: int | None) -> None:
+    sys = rdma(tmp_path, tclass=text)
+    assert rdma_devices("eth1", sys) == ("mlx5_0",)
+    assert forced("eth1", sys) == ({} if value is None else {"mlx5_0": value})
+    assert forced("eth2", sys) == {}
+
+
+def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -> None:
+    table = Table()
+    node = NodeNetwork([table], clock=Clock(), sys=rdma(tmp_path, tclass="Global tclass=106"))
+    node.desired(Settings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
+    said, hidden = node.findings()
+    assert said == "said"
+    assert "mlx5_0 forces traffic class 106, so job a" in hidden
+    assert node.environment("a")["NCCL_IB_TC"] == "50"
+    assert node.environment("b") == {}
+
+
+def test_a_path_can_be_steered_only_if_nic_fabric_and_transport_allow_it(tmp_path: Path) -> None:
+    sys = rdma(tmp_path)
+    good = steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    assert (good.steerable, good.reason) == (True, "mlx5dv_modify_qp_udp_sport")
+    for adaptive, moves, why in (
+        (True, True, "adaptive routing"),
+        (False, False, "transport does not"),
+    ):
+        found = steering("mlx5_0", adaptive_routing=adaptive, transport_moves_ports=moves, sys=sys)
+        assert not found.steerable
+        assert found.reason.startswith("not steerable: ")
+        assert why in found.reason
+
+
+@pytest.mark.parametrize(
+    ("driver", "layer", "why"),
+    [("irdma", "Ethernet", "driver irdma"), ("mlx5_core", "InfiniBand", "InfiniBand routes")],
+)
+def test_other_nics_and_infiniband_cannot_be_steered(
+    tmp_path: Path, driver: str, layer: str, why: str
+) -> None:
+    sys = rdma(tmp_path, driver=driver, layer=layer)
+    found = steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    assert not found.steerable
+    assert why in found.reason
+    gone = steering("mlx5_9", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    assert "no such RDMA device" in gone.reason
+
+
+def test_by_default_the_command_only_advises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "s.json"
+    told.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}}')
+    assert main(["network", "apply", "--settings", str(told)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not said["interfaces"][""]["done"]
+    assert said["jobs"]["a"]["NCCL_IB_SL"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        ("{}", (), "must hold"),
+        ('{"levels": 9, "jobs": {}}', (), "1 to 8"),
+        ('{"levels": 1, "jobs": {}}', ("--network-backend", "dcb"), "name at least one"),
+        ('{"levels": 1, "jobs": {}}', ("--priorities", "x"), "numbers with commas"),
+    ],
+)
+def test_wrong_settings_of_the_command_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: tuple[str, ...], why: str
+) -> None:  # fmt: skip
+    told = tmp_path / "s.json"
+    told.write_text(text)
+    assert main(["network", "plan", "--settings", str(told), *options]) == 2
+    assert why in capsys.readouterr().err
