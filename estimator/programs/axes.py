@@ -17,10 +17,14 @@ def through(
 
     ``shape`` is of the operand that is divided along ``axis``.
     """
-    if name == "transpose":
+    if name in ("transpose", "permuted"):
         return int(params["permutation"].index(axis)), False
     if name == "broadcast_in_dim":
         return int(params["broadcast_dimensions"][axis]), False
+    if name in ("headed", "headed_clone"):
+        return (1 if axis == len(shape) - 1 else None), False
+    if name == "expanded":
+        return axis + len(out) - len(shape), False
     if name in ("reshape",):
         return reshaped(axis, shape, out), False
     if name == "squeeze" or is_reduction(name):

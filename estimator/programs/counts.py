@@ -1,4 +1,9 @@
-"""FLOPs of one primitive from its shapes: products exactly, everything else by the number of elements."""
+"""FLOPs of one primitive from its shapes: products exactly, everything else by the number of elements.
+
+Names are those of JAX's primitives. Ours, for what PyTorch does otherwise: ``attention`` (a fused kernel that
+stores no scores), ``clone`` (a copy in another layout), and views of the same memory: ``permuted``,
+``expanded``, ``part`` (a slice) and ``headed`` (a hidden axis seen as heads; ``headed_clone`` copies).
+"""
 
 from __future__ import annotations
 
@@ -9,20 +14,20 @@ from typing import Any
 Dims = tuple[int, ...]
 
 HEAVY = frozenset(
-    {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan"}
+    {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan", "attention"}
 )
 """Products: kernels of their own that carry nearly all the work."""
 
 ALIAS = frozenset(
     {"reshape", "squeeze", "expand_dims", "stop_gradient", "slice_of", "stack_of", "copy_p", "copy",
-     "optimization_barrier", "sharding_constraint"}
+     "optimization_barrier", "sharding_constraint", "permuted", "expanded", "part", "headed"}
 )  # fmt: skip
 """Another view of the same data: no kernel."""
 
 MOVING = frozenset(
     {"transpose", "broadcast_in_dim", "slice", "pad", "concatenate", "rev", "iota", "convert_element_type",
      "bitcast_convert_type", "split", "dynamic_slice", "dynamic_update_slice", "gather", "select_n",
-     "random_wrap", "random_unwrap", "tile", "empty", "real", "imag"} | ALIAS
+     "random_wrap", "random_unwrap", "tile", "empty", "real", "imag", "clone", "headed_clone"} | ALIAS
 )  # fmt: skip
 """Data movement: no arithmetic."""
 
@@ -49,6 +54,9 @@ def flops_of(name: str, ins: Sequence[Dims], outs: Sequence[Dims], params: dict[
         return 2.0 * math.prod(outs[0]) * float(math.prod(ins[0][d] for d in contracted))
     if name in ("ragged_dot", "ragged_dot_general"):  # (m, k) with a group's (k, n)
         return 2.0 * math.prod(outs[0]) * ins[0][-1]
+    if name == "attention":  # of queries (.., s, d) over keys (.., t, d) and values (.., t, e)
+        scores = math.prod(ins[0][:-1]) * ins[1][-2] * (0.5 if params["causal"] else 1.0)
+        return 2.0 * scores * (ins[0][-1] + ins[2][-1])
     if name == "conv_general_dilated":
         kernel = ins[1]
         taps: float = math.prod(kernel) / kernel[params["dimension_numbers"].rhs_spec[0]]

@@ -150,6 +150,9 @@ def _place(flow: Flow, op: Operator, side: int, axis: Axis) -> Axis:
 def _convolution(flow: Flow, division: Division, op: Operator, *, large: bool) -> None:
     numbers = op.params["dimension_numbers"]
     data, kernel, (out,) = op.reads[0], op.reads[1], op.writes
+    if not _is_weight(flow, kernel):
+        _other(flow, division, op)
+        return
     (_, channel, *space), divided = numbers.lhs_spec, division.tensor.get(data)
     grouped = op.params["feature_group_count"] > 1
     if divided == channel and not grouped:

@@ -18,6 +18,7 @@ import typer
 from estimator.architectures import files
 from estimator.architectures.published import find, published
 from estimator.cells import MicroBatches
+from estimator.exporting.graphs import export
 from estimator.graph import DTYPE_BYTES, Graph
 from estimator.memory import States
 from estimator.plans import Training
@@ -56,16 +57,18 @@ def asked(
     batch: Annotated[int, _option(
         "Samples an iteration.", min=1, max=limits.MAX_BATCH)],
     model: Annotated[str, _option(
-        "One of the papers' models; `bert` lists its sizes. With --architecture, --hf or --step: the name to"
-        " give it.", "--model", "-m", metavar="NAME[/PARAMS]")] = "",
+        "One of the papers' models; `bert` lists its sizes. With --architecture, --hf, --step or --torch: the"
+        " name to give it.", "--model", "-m", metavar="NAME[/PARAMS]")] = "",
     architecture: Annotated[Path | None, _option(
         "Layers, hidden, heads ... in YAML or JSON.", metavar="FILE")] = None,
     hf: Annotated[Path | None, _option(
         "A Hugging Face configuration.", metavar="config.json")] = None,
     step: Annotated[str, _option(
         "A training step in JAX, which is an extra: estimator.", metavar="MODULE:FUNCTION")] = "",
+    torch: Annotated[str, _option(
+        "A PyTorch module and example arguments; an extra: torch.", metavar="MODULE:FUNCTION")] = "",
     argument: Annotated[list[str] | None, _option(
-        "Of the step's function; repeatable.", metavar="KEY=VALUE")] = None,
+        "Of the function of --step or --torch; repeatable.", metavar="KEY=VALUE")] = None,
     sequence: Annotated[int | None, _training("Tokens a sample, instead of the file's.", min=1)] = None,
     dtype: Annotated[str | None, _training(f"Of compute: {', '.join(DTYPE_BYTES)}.")] = None,
     flash: Annotated[bool, _training("Attention that stores no scores (files only).", "--flash")] = False,
@@ -80,11 +83,12 @@ def asked(
         "Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=64.0)] = None,
 ) -> Model:  # fmt: skip
     """Return what the options say. Raises InvalidInput."""
-    given = [n for n, v in (("--architecture", architecture), ("--hf", hf), ("--step", step)) if v]
+    models = {"--architecture": architecture, "--hf": hf, "--step": step, "--torch": torch}
+    given = [name for name, value in models.items() if value]
     if len(given) > 1:
         raise InvalidInput(", ".join(given), "are each a model of its own; give one of them")
-    if argument and not step:
-        raise InvalidInput("--argument", "belongs to --step")
+    if argument and not (step or torch):
+        raise InvalidInput("--argument", "belongs to --step or --torch")
     if dtype is not None and dtype not in DTYPE_BYTES:
         raise InvalidInput("--dtype", f"must be one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
     file = architecture or hf
@@ -94,6 +98,9 @@ def asked(
         graph = files.load(file, sequence=sequence, dtype=dtype, flash=flash)
     elif step:
         graph = traced(step, step_arguments(argument))
+    elif torch:
+        _need("torch", extra="torch")
+        graph = export(torch, step_arguments(argument))
     else:
         graph = None
     made = _published(model, batch) if graph is None else _own(model, batch, graph)
@@ -116,12 +123,13 @@ def _published(text: str, batch: int) -> Model:
     known = {m: [p for n, p in published() if n == m] for m, _ in published()}
     if not text:
         raise InvalidInput(
-            "--model", f"is needed (or --architecture, --hf, --step); there are {', '.join(known)}"
+            "--model",
+            f"is needed (or --architecture, --hf, --step, --torch); there are {', '.join(known)}",
         )
     if name not in known:
         raise InvalidInput(
             "--model", f"there is no model {name!r}, only {', '.join(known)}; describe another one with"
-            " --architecture, --hf or --step",
+            " --architecture, --hf, --step or --torch",
         )  # fmt: skip
     if not params and len(known[name]) == 1:
         params = known[name][0]
@@ -216,12 +224,16 @@ def with_jax(module: str) -> ModuleType:
     Raises:
         CallFailed: JAX is not installed.
     """
-    missing = [n for n in ("jax", "equinox") if importlib.util.find_spec(n) is None]
-    if missing:
+    _need("jax", "equinox", extra="estimator")
+    return importlib.import_module(module)
+
+
+def _need(*modules: str, extra: str) -> None:
+    """Let what is in the folder of the call be imported. Raises CallFailed: these are not installed."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise CallFailed(
-            f"this needs {' and '.join(missing)}; install it with: pip install 'tessera[estimator]'",
+            f"this needs {' and '.join(missing)}; install it with: pip install 'tessera[{extra}]'",
             Exit.REFUSED,
         )
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
-    return importlib.import_module(module)

@@ -1,0 +1,150 @@
+"""Rules of arithmetic by element, reductions and normalisations, with what their derivatives need.
+
+The derivatives are those of PyTorch's ``derivatives.yaml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from estimator.exporting.layouts import same
+from estimator.exporting.lowering import Lowering
+from estimator.exporting.nodes import Node, reads, refs
+
+Rule = Callable[[Lowering, Node], None]
+
+SAVES_RESULT: Final = frozenset(
+    {"relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "_softmax", "_log_softmax",
+     "softmax", "log_softmax", "tan"}
+)  # fmt: skip
+
+SAVES_NOTHING: Final = frozenset(
+    {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "trunc", "sign", "fill", "real", "imag"}
+)
+
+FACTORS: Final = frozenset({"mul", "div", "pow", "maximum", "minimum", "atan2"})
+"""Of two tensors, the gradient of each needs the other (and of some itself)."""
+
+
+def by_element(low: Lowering, node: Node) -> None:
+    """Rule of anything by element, and of what has no other rule: an operation for each result."""
+    values = reads(node)
+    writes = tuple(v for v in node.writes if v >= 0)
+    low.emit(node.target, values, *writes)
+    trained = [v for v in values if v in low.trained]
+    if not trained or node.target in SAVES_NOTHING:
+        return
+    if node.target in SAVES_RESULT:
+        low.save(writes[0])
+    elif node.target == "where":
+        low.save(values[0])
+    elif node.target in FACTORS and len(values) == 2:
+        low.save_factors(*values)
+    elif node.target not in FACTORS or node.target == "pow":
+        low.save(*values)
+
+
+def reduction(name: str, *, saves: bool = False) -> Rule:
+    """Return the rule of a reduction of some axes or all; ``saves``: its gradient needs what it read."""
+
+    def rule(low: Lowering, node: Node) -> None:
+        source = reads(node)[0]
+        shape = low.shape(source)
+        named = node.arguments.get("dim")
+        many = named if isinstance(named, list | tuple) else [] if named is None else [named]
+        axes = tuple(sorted(int(a) % len(shape) for a in many)) or tuple(range(len(shape)))
+        left = tuple(size for a, size in enumerate(shape) if a not in axes)
+        for write in node.writes:
+            if write < 0:
+                continue
+            kept = low.shape(write) != left
+            result = low.temporary(write, left) if kept else write
+            low.emit(name, (source,), result, axes=axes)
+            if kept:
+                low.emit("reshape", (result,), write)
+        if saves and source in low.trained:
+            low.save(source)
+
+    return rule
+
+
+def normalisation(low: Lowering, node: Node) -> None:
+    """Rule of a normalisation over the last axes or groups: one pass, which keeps its input."""
+    values = reads(node)
+    low.emit(node.target, values, node.writes[0])
+    if values[0] in low.trained or any(v in low.trained for v in values[1:]):
+        low.save(values[0])
+
+
+def batch_normalisation(low: Lowering, node: Node) -> None:
+    """Rule of a normalisation by channel: statistics over all else, then by element."""
+    source = reads(node)[0]
+    values = [source, *refs(node.arguments.get("weight")), *refs(node.arguments.get("bias"))]
+    if node.arguments.get("training", node.arguments.get("train", True)):
+        shape = low.shape(source)
+        axes = (0, *range(2, len(shape)))
+        moments = low.temporary(source, shape[1:2])
+        low.emit("reduce_moments", (source,), moments, axes=axes)
+        values.insert(1, moments)
+    low.emit("batch_norm", values, node.writes[0])
+    if node.writes[0] in low.trained:
+        low.save(source)
+
+
+def normalisation_in_inference(low: Lowering, node: Node) -> None:
+    """Rule of a normalisation by channel with known statistics."""
+    values = reads(node)
+    low.emit("batch_norm", values, node.writes[0])
+    if node.writes[0] in low.trained:
+        low.save(values[0])
+
+
+def dropout(low: Lowering, node: Node) -> None:
+    """Rule of dropout: a mask, which the backward pass needs, and a product; nothing outside training."""
+    source = reads(node)[0]
+    training = node.arguments.get("train", True)
+    if training is False or node.arguments.get("p") == 0:
+        same(low, node)
+        return
+    if len(node.writes) > 1 and node.writes[1] >= 0:
+        mask = node.writes[1]
+    else:
+        mask = low.temporary(source, low.shape(source))
+    low.emit("random_bits", (source,), mask)
+    low.emit("mul", (source, mask), node.writes[0])
+    low.save(mask)
+
+
+def along(name: str) -> Rule:
+    """Return the rule of a scan, a sort or a selection along one axis."""
+
+    def rule(low: Lowering, node: Node) -> None:
+        source = reads(node)[0]
+        axis = int(node.arguments.get("dim", -1)) % max(1, len(low.shape(source)))
+        writes = tuple(v for v in node.writes if v >= 0)
+        low.emit(name, (source,), *writes, axis=axis)
+        low.save(*(v for v in writes if not low.floating(v)))
+
+    return rule
+
+
+RULES: Final[dict[str, Rule]] = {
+    **dict.fromkeys(("sum", "mean", "nansum"), reduction("reduce_sum")),
+    **dict.fromkeys(("amax", "max"), reduction("reduce_max", saves=True)),
+    **dict.fromkeys(("amin", "min"), reduction("reduce_min", saves=True)),
+    **dict.fromkeys(("prod", "var", "var_mean", "std", "std_mean", "logsumexp", "linalg_vector_norm", "norm"),
+                    reduction("reduce_sum", saves=True)),
+    **dict.fromkeys(("any", "all"), reduction("reduce_or")),
+    "argmax": reduction("argmax"),
+    "argmin": reduction("argmin"),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm",
+                     "group_norm"), normalisation),
+    **dict.fromkeys(("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm",
+                     "batch_norm", "cudnn_batch_norm"), batch_normalisation),
+    "_native_batch_norm_legit_no_training": normalisation_in_inference,
+    **dict.fromkeys(("native_dropout", "dropout"), dropout),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), along("cumsum")),
+    "topk": along("top_k"),
+    **dict.fromkeys(("sort", "argsort"), along("sort")),
+}  # fmt: skip

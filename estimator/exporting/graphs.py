@@ -1,0 +1,136 @@
+"""A PyTorch module as a graph of layers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from estimator.exporting.nodes import Exported
+from estimator.exporting.translate import program_of
+from estimator.graph import Graph, Untraceable, graph_of, layer_of
+from estimator.programs.layers import Layered, layered
+from estimator.programs.targets import check_call, function_of, takes
+from formulation.errors import Unavailable
+
+SAMPLES: Final = (2, 4)
+"""Numbers of samples that a function which takes ``samples`` is asked for."""
+
+_GROWING: Final = (
+    "flops", "touched", "boundary", "kept", "unsplit", "working", "reduced", "exchanged",
+)  # fmt: skip
+_ROUNDING: Final = 1e-9
+
+
+def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
+    """Return the graph of the module that ``module:function`` makes, called with these keyword arguments.
+
+    The function returns ``(module, args)`` or ``(module, args, kwargs)``. If it takes ``samples``, amounts
+    of a sample are the difference between two numbers of samples, and what does not grow with them is no
+    batch; otherwise all tensors of the arguments begin with the samples, and amounts are divided by them.
+
+    Raises:
+        Untraceable: why it cannot be exported, and what to do.
+        Unavailable: PyTorch is not installed.
+    """
+    reading = _reading()
+    make, given = function_of(target), dict(arguments or {})
+    if not takes(make, "samples") or "samples" in given:
+        check_call(target, make, given)
+        whole = reading.made(target, make, given)
+        return alone(target, reading.exported(target, whole), reading.leading(*whole[1:]))
+    few, many = ({**given, "samples": n} for n in SAMPLES)
+    check_call(target, make, few)
+    first, second = (
+        reading.exported(target, reading.made(target, make, asked)) for asked in (few, many)
+    )
+    return between(target, first, second, SAMPLES)
+
+
+def _reading() -> Any:
+    if importlib.util.find_spec("torch") is None:
+        raise Unavailable("torch cannot be imported; install it with pip install 'tessera[torch]'")
+    return importlib.import_module("estimator.exporting.reading")
+
+
+def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
+    """Return the graph of an export whose inputs begin with these sizes: the samples.
+
+    Raises:
+        Untraceable: the sizes differ.
+    """
+    sizes = [size for size in leading if size]
+    if len(leading) != 1 or len(sizes) != 1:
+        begin = ", ".join(sorted(map(str, leading))) or "nothing"
+        raise Untraceable(
+            f"{name}: the tensors among the arguments begin with {begin}; all must have the same number of"
+            " samples as their first axis, or the function must take `samples`"
+        )
+    made = layered(name, program_of(name, exported, exported.inputs), sizes[0], latest=True)
+    return _named(made, exported)
+
+
+def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) -> Graph:
+    """Return the graph of what a sample adds, from exports with so many samples.
+
+    Raises:
+        Untraceable: no input grows, or the layers are not the same.
+    """
+    if len(few.inputs) != len(many.inputs):
+        raise Untraceable(f"{name}: the number of arguments changes with `samples`; keep it fixed")
+    grows = [
+        n for n, (a, b) in enumerate(zip(few.inputs, many.inputs, strict=True))
+        if few.values[a].shape != many.values[b].shape
+    ]  # fmt: skip
+    if not grows:
+        raise Untraceable(
+            f"{name}: no argument grows with `samples`; give the example arguments that many samples"
+        )
+    low, high = (
+        layered(name, program_of(name, e, [e.inputs[n] for n in grows]), 1, latest=True)
+        for e in (few, many)
+    )
+    if len(low.graph) != len(high.graph):
+        raise Untraceable(
+            f"{name} has {len(low.graph)} layers with {samples[0]} samples and {len(high.graph)} with"
+            f" {samples[1]}; make the module's structure the same whatever `samples` is"
+        )
+    named, step = _named(low, few), samples[1] - samples[0]
+    amounts: dict[str, Any] = {}
+    for field in _GROWING:
+        one, other = getattr(low.graph, field), getattr(high.graph, field)
+        amounts[field] = np.where(
+            np.abs(other - one) <= _ROUNDING * other, 0.0, (other - one) / step
+        )
+    found = replace(named, **amounts)
+    return graph_of(name, found.dtype, [layer_of(found, n) for n in range(len(found))])
+
+
+def _named(made: Layered, exported: Exported) -> Graph:
+    """Return the graph, its kinds named after the modules that the layers are of, without their numbers."""
+    path = {v: node.path for node in exported.nodes for v in node.writes if v >= 0}
+    kinds, start = [], 0
+    for kind, end in zip(made.graph.kind, made.ends, strict=True):
+        operators = [made.flow.program.operators[i] for i in made.flow.active[start:end]]
+        paths = {p for op in operators for v in op.writes if (p := path.get(v))}
+        common = _common([p.split(".") for p in sorted(paths)])
+        kinds.append(f"{common}-{kind.rpartition('-')[2]}" if common else kind)
+        start = end
+    return replace(made.graph, kind=tuple(kinds))
+
+
+def _common(paths: list[list[str]]) -> str:
+    """Return the path of the innermost module that holds all, numbers (of repeated blocks) left out."""
+    if not paths:
+        return ""
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return re.sub(r"(^|\.)\d+(?=\.|$)", "", ".".join(shared)).strip(".")

@@ -1,0 +1,176 @@
+"""Rules of views, copies and look-ups: no arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from estimator.exporting.lowering import Lowering
+from estimator.exporting.nodes import Node, reads, refs
+
+Rule = Callable[[Lowering, Node], None]
+
+
+def _first(node: Node) -> int:
+    return reads(node)[0]
+
+
+def _axes(given: Any, rank: int) -> tuple[int, ...]:
+    """Return axes counted from the front; a number is one axis."""
+    many = given if isinstance(given, list | tuple) else [given]
+    return tuple(int(a) % max(rank, 1) for a in many)
+
+
+def same(low: Lowering, node: Node) -> None:
+    """Rule of another name for the same value."""
+    low.view("copy", _first(node), node.writes[0])
+
+
+def detach(low: Lowering, node: Node) -> None:
+    """Rule of a value that passes no gradient on."""
+    same(low, node)
+    low.trained.discard(node.writes[0])
+
+
+def reshape(low: Lowering, node: Node) -> None:
+    """Rule of the same elements in another shape."""
+    low.view("reshape", _first(node), node.writes[0])
+
+
+def permute(low: Lowering, node: Node) -> None:
+    """Rule of axes in another order, as a view."""
+    source = _first(node)
+    rank = len(low.shape(source))
+    if "dims" in node.arguments:
+        order = _axes(node.arguments["dims"], rank)
+    else:  # two axes change places; of a matrix, its two
+        pair = _axes([node.arguments.get("dim0", 0), node.arguments.get("dim1", -1)], rank)
+        order = tuple({pair[0]: pair[1], pair[1]: pair[0]}.get(d, d) for d in range(rank))
+    low.view("permuted", source, node.writes[0], permutation=order)
+
+
+def expand(low: Lowering, node: Node) -> None:
+    """Rule of axes of size one, or new ones, repeated without a copy."""
+    low.view("expanded", _first(node), node.writes[0])
+
+
+def unsqueeze(low: Lowering, node: Node) -> None:
+    """Rule of a new axis."""
+    write = node.writes[0]
+    places = _axes(node.arguments["dim"], len(low.shape(write)))
+    low.view("expand_dims", _first(node), write, dimensions=places)
+
+
+def squeeze(low: Lowering, node: Node) -> None:
+    """Rule of axes of size one dropped: all, or those that are named."""
+    source = _first(node)
+    shape = low.shape(source)
+    named = node.arguments.get("dim")
+    axes = range(len(shape)) if named is None else _axes(named, len(shape))
+    gone = tuple(a for a in axes if shape[a] == 1)
+    low.view("squeeze", source, node.writes[0], dimensions=gone)
+
+
+def select(low: Lowering, node: Node) -> None:
+    """Rule of one place of an axis, or of every place apart."""
+    source = _first(node)
+    gone = _axes(node.arguments["dim"], len(low.shape(source)))
+    for write in node.writes:
+        low.view("squeeze", source, write, dimensions=gone)
+
+
+def part(low: Lowering, node: Node) -> None:
+    """Rule of slices of an axis."""
+    for write in node.writes:
+        low.view("part", _first(node), write)
+
+
+def copied(low: Lowering, node: Node) -> None:
+    """Rule of a copy. None is made in the same layout, nor of what attention wrote, which is laid out so."""
+    source, copied = low.origin(_first(node))
+    alike = node.arguments.get("memory_format") in (None, "preserve_format")
+    name = "copy" if alike or (source in low.attended and not copied) else "clone"
+    low.view(name, _first(node), node.writes[0])
+
+
+def cast(low: Lowering, node: Node) -> None:
+    """Rule of a copy in another type."""
+    source, write = _first(node), node.writes[0]
+    if low.program.values[source].dtype == low.program.values[write].dtype:
+        low.view("copy", source, write)
+    else:
+        low.emit("convert_element_type", (source,), write)
+
+
+def concatenate(low: Lowering, node: Node) -> None:
+    """Rule of tensors put together along an axis."""
+    parts = [v for v in reads(node) if low.shape(v) != (0,)]
+    rank = len(low.shape(node.writes[0]))
+    (axis,) = _axes(node.arguments.get("dim", 0), rank)
+    low.emit("concatenate", parts, node.writes[0], dimension=axis)
+
+
+def moved(name: str) -> Rule:
+    """Return the rule of elements moved about by an operator of that name."""
+
+    def rule(low: Lowering, node: Node) -> None:
+        low.emit(name, reads(node), node.writes[0])
+
+    return rule
+
+
+def looked_up(low: Lowering, node: Node) -> None:
+    """Rule of elements picked by indices, which the backward pass needs."""
+    source, *indices = reads(node)
+    low.emit("gather" if indices else "clone", (source, *indices), node.writes[0])
+    if source in low.trained:
+        low.save(*indices)
+
+
+def scattered(low: Lowering, node: Node) -> None:
+    """Rule of elements put to places given by indices."""
+    low.emit("scatter-add", reads(node), node.writes[0])
+    low.save(*(v for v in reads(node) if not low.floating(v)))
+
+
+def made(low: Lowering, node: Node) -> None:
+    """Rule of a constant: what it is made like gives its shape only."""
+    low.emit("iota", (), node.writes[0])
+
+
+def random(low: Lowering, node: Node) -> None:
+    """Rule of random numbers."""
+    low.emit("random_bits", tuple(refs(node.arguments.get("self"))), node.writes[0])
+
+
+RULES: Final[dict[str, Rule]] = {
+    **dict.fromkeys(("alias", "lift_fresh_copy", "view_as_real", "contiguous"), same),
+    **dict.fromkeys(("detach", "detach_copy"), detach),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), reshape),
+    **dict.fromkeys(("permute", "transpose", "t"), permute),
+    "expand": expand,
+    "unsqueeze": unsqueeze,
+    "squeeze": squeeze,
+    **dict.fromkeys(("select", "unbind"), select),
+    **dict.fromkeys(("slice", "narrow", "split", "split_with_sizes", "chunk"), part),
+    "clone": copied,
+    "copy": cast,
+    "_to_copy": cast,
+    "cat": concatenate,
+    "constant_pad_nd": moved("pad"),
+    "repeat": moved("tile"),
+    **dict.fromkeys(("flip", "roll"), moved("rev")),
+    **dict.fromkeys(("slice_scatter", "select_scatter"), moved("dynamic_update_slice")),
+    **dict.fromkeys(("index", "gather", "index_select", "take"), looked_up),
+    **dict.fromkeys(
+        ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce", "_unsafe_index_put"),
+        scattered,
+    ),
+    **dict.fromkeys(
+        ("arange", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "empty_like",
+         "scalar_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "eye", "linspace",
+         "tril_indices"),
+        made,
+    ),
+    **dict.fromkeys(("rand", "randn", "randint", "randperm", "bernoulli", "rand_like", "randn_like"), random),
+}  # fmt: skip

@@ -1,0 +1,113 @@
+"""Building a program from ATen nodes: operators, what needs gradients, and what autograd saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from estimator.exporting.nodes import Exported
+from estimator.programs.counts import flops_of
+from estimator.programs.program import Operator, Program, Value
+
+Dims = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Lowering:
+    """A program being built.
+
+    ``trained``: values that gradients flow through. ``saved``: what autograd keeps for the backward pass.
+    ``layout``: of a value that is another one seen or laid out differently, that value and whether it is
+    a copy. ``attended``: results of fused attention, whose kernels write heads beside each other, as the
+    product that follows reads them.
+    """
+
+    program: Program
+    trained: set[int]
+    saved: dict[int, None] = field(default_factory=dict)
+    layout: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    attended: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, exported: Exported, batch: Sequence[int]) -> Lowering:
+        """Return the beginning of a program whose batch are these values."""
+        program = Program(
+            values=list(exported.values), parameters=list(exported.parameters), batch=list(batch)
+        )
+        floating = {v for v in exported.parameters if exported.values[v].floating}
+        return cls(program=program, trained=floating)
+
+    def shape(self, value: int) -> Dims:
+        """Return the shape of a value."""
+        return self.program.shape(value)
+
+    def floating(self, value: int) -> bool:
+        """Return whether a value is floating-point."""
+        return self.program.values[value].floating
+
+    def temporary(self, like: int, shape: Iterable[int]) -> int:
+        """Return a new value of the type of another."""
+        what = self.program.values[like]
+        return self.program.append(Value(tuple(shape), what.dtype, what.itemsize, what.floating))
+
+    def emit(self, name: str, reads: Sequence[int], *writes: int, **params: Any) -> None:
+        """Append an operator. What it writes is trained if anything it reads is."""
+        ins, outs = [self.shape(v) for v in reads], [self.shape(v) for v in writes]
+        flops = flops_of(name, ins, outs, params)
+        self.program.operators.append(Operator(name, tuple(reads), tuple(writes), flops, params))
+        if any(v in self.trained for v in reads):
+            self.trained.update(v for v in writes if self.floating(v))
+
+    def view(self, name: str, source: int, write: int, **params: Any) -> None:
+        """Append an operator that only sees or lays out a value differently."""
+        self.emit(name, (source,), write, **params)
+        self.layout[write] = (source, name == "clone")
+
+    def save(self, *values: int) -> None:
+        """Note what the backward pass needs."""
+        self.saved.update(dict.fromkeys(values))
+
+    def save_factors(self, one: int, other: int) -> None:
+        """Note what the derivative of a product needs: of each factor's gradient the other factor."""
+        if one in self.trained:
+            self.save(other)
+        if other in self.trained:
+            self.save(one)
+
+    def origin(self, value: int) -> tuple[int, bool]:
+        """Return what a value is another layout of, and whether it was copied on the way."""
+        copied = False
+        while value in self.layout:
+            value, copies = self.layout[value]
+            copied = copied or copies
+        return value, copied
+
+    def headed(self, value: int, heads: int) -> int:
+        """Return keys, queries or values, of shape (batch, heads, sequence, width), straight from the hidden
+        axis they were cut from, however they were laid out on the way; so a division can be followed."""
+        source, copied = self.origin(value)
+        shape = self.shape(source)
+        if source == value or len(shape) not in (2, 3) or shape[-1] % heads:
+            return value
+        seen = self.temporary(value, self.shape(value))
+        self.emit("headed_clone" if copied else "headed", (source,), seen)
+        return seen
+
+    def scalar(self, results: Iterable[int]) -> int | None:
+        """Return the loss: a result that is one floating-point number, or else the sum over all results."""
+        floating = [v for v in results if self.floating(v)]
+        if single := [v for v in floating if math.prod(self.shape(v)) == 1]:
+            return single[0]
+        total: int | None = None
+        for value in floating:
+            part = self.temporary(value, ())
+            self.emit("reduce_sum", (value,), part, axes=tuple(range(len(self.shape(value)))))
+            if total is None:
+                total = part
+                continue
+            both = self.temporary(value, ())
+            self.emit("add", (total, part), both)
+            total = both
+        return total

@@ -1,0 +1,153 @@
+"""Rules of products: matrices, convolutions, attention; one operator each, which adds its bias too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from estimator.exporting.lowering import Lowering
+from estimator.exporting.nodes import Node, reads, refs
+
+Rule = Callable[[Lowering, Node], None]
+Axes = tuple[int, ...]
+
+
+class Spec(NamedTuple):
+    """Axes of batch (or output channels), channels and space, in this order, as JAX names them."""
+
+    lhs_spec: Axes
+    rhs_spec: Axes
+    out_spec: Axes
+
+
+def of(node: Node, name: str) -> int:
+    """Return the value of an argument that must be a tensor."""
+    (value,) = refs(node.arguments[name])
+    return value
+
+
+def maybe(node: Node, name: str) -> int | None:
+    """Return the value of an argument, or none."""
+    return next(refs(node.arguments.get(name)), None)
+
+
+def _product(
+    low: Lowering, left: int, right: int, write: int, bias: int | None,
+    contracted: tuple[Axes, Axes], batch: tuple[Axes, Axes] = ((), ()),
+) -> None:  # fmt: skip
+    reads = (left, right) if bias is None else (left, right, bias)
+    low.emit("dot_general", reads, write, dimension_numbers=(contracted, batch))
+    low.save_factors(left, right)
+
+
+def linear(low: Lowering, node: Node) -> None:
+    """Rule of ``linear``: weights (out, in)."""
+    data, weight = of(node, "input"), of(node, "weight")
+    contracted = ((len(low.shape(data)) - 1,), (len(low.shape(weight)) - 1,))
+    _product(low, data, weight, node.writes[0], maybe(node, "bias"), contracted)
+
+
+def matrices(left: str, right: str, bias: str = "") -> Rule:
+    """Return the rule of a product of (.., m, k) with (.., k, n), or of vectors; leading axes of both are
+    a batch."""
+
+    def rule(low: Lowering, node: Node) -> None:
+        a, b = of(node, left), of(node, right)
+        ranks = len(low.shape(a)), len(low.shape(b))
+        place = max(ranks[1] - 2, 0)
+        both = min(ranks) - 2 if min(ranks) > 2 else 0
+        batch = tuple(range(ranks[0] - 2 - both, ranks[0] - 2)), tuple(range(place - both, place))
+        added = maybe(node, bias) if bias else None
+        _product(low, a, b, node.writes[0], added, ((ranks[0] - 1,), (place,)), batch)
+
+    return rule
+
+
+def grouped(low: Lowering, node: Node) -> None:
+    """Rule of rows multiplied with the matrix of their group."""
+    a, b = (next(refs(v)) for v in list(node.arguments.values())[:2])
+    low.emit("ragged_dot", (a, b), node.writes[0])
+    low.save_factors(a, b)
+
+
+def convolution(low: Lowering, node: Node) -> None:
+    """Rule of convolutions of any rank, with channels second; transposed ones too."""
+    data, kernel, bias = of(node, "input"), of(node, "weight"), maybe(node, "bias")
+    groups = int(node.arguments["groups"])
+    axes = tuple(range(len(low.shape(data))))
+    transposed = bool(node.arguments["transposed"])
+    # of a transposed kernel (in, out / groups, ..) each input element meets it once; a group has its part
+    spec = Spec(axes, (1, 0, *axes[2:]) if transposed else axes, axes)
+    spread = (*node.arguments["stride"], groups) if transposed else (1,)
+    reads = (data, kernel) if bias is None else (data, kernel, bias)
+    low.emit(
+        "conv_general_dilated", reads, node.writes[0], dimension_numbers=spec,
+        lhs_dilation=spread, feature_group_count=groups,
+    )  # fmt: skip
+    low.save_factors(data, kernel)
+
+
+def attention(low: Lowering, node: Node) -> None:
+    """Rule of fused attention: no scores stored, and of a causal one half computed."""
+    whole = [of(node, name) for name in ("query", "key", "value")]
+    four = all(len(low.shape(v)) == 4 for v in whole)
+    parts = [low.headed(v, low.shape(v)[1]) if four else v for v in whole]
+    mask = next((m for n in ("attn_mask", "attn_bias") if (m := maybe(node, n)) is not None), None)
+    reads = parts if mask is None else [*parts, mask]
+    low.emit(
+        "attention", reads, node.writes[0], causal=bool(node.arguments.get("is_causal", False))
+    )
+    low.attended.add(node.writes[0])
+    if node.writes[0] in low.trained:
+        low.save(*parts, node.writes[0])
+
+
+def embedding(low: Lowering, node: Node) -> None:
+    """Rule of a look-up of rows."""
+    low.emit("gather", (of(node, "weight"), of(node, "indices")), node.writes[0])
+
+
+def pool(name: str) -> Rule:
+    """Return the rule of a pooling; its window is given, or what the result leaves."""
+
+    def rule(low: Lowering, node: Node) -> None:
+        data, write = reads(node)[0], node.writes[0]
+        shape, out = low.shape(data), low.shape(write)
+        window = node.arguments.get("kernel_size")
+        sizes = window or [-(-a // b) for a, b in zip(shape[2:], out[2:], strict=True)]
+        taps = tuple(sizes) if len(sizes) > 1 else tuple(sizes) * (len(shape) - 2)
+        low.emit(name, (data,), write, window_dimensions=taps)
+        if name == "reduce_window_max" and data in low.trained:
+            low.save(data)
+
+    return rule
+
+
+_ATTENTION: Final = (
+    "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_fused_attention_overrideable",
+)  # fmt: skip
+
+RULES: Final[dict[str, Rule]] = {
+    "linear": linear,
+    "matmul": matrices("self", "other"),
+    "mm": matrices("self", "mat2"),
+    "bmm": matrices("self", "mat2"),
+    "mv": matrices("self", "vec"),
+    "dot": matrices("self", "tensor"),
+    "addmm": matrices("mat1", "mat2", "self"),
+    "baddbmm": matrices("batch1", "batch2", "self"),
+    "_grouped_mm": grouped,
+    "convolution": convolution,
+    "embedding": embedding,
+    "max_pool2d_with_indices": pool("reduce_window_max"),
+    "max_pool3d_with_indices": pool("reduce_window_max"),
+    "avg_pool1d": pool("reduce_window_sum"),
+    "avg_pool2d": pool("reduce_window_sum"),
+    "avg_pool3d": pool("reduce_window_sum"),
+    "_adaptive_avg_pool2d": pool("reduce_window_sum"),
+    "_adaptive_avg_pool3d": pool("reduce_window_sum"),
+    "adaptive_max_pool2d": pool("reduce_window_max"),
+} | dict.fromkeys(_ATTENTION, attention)

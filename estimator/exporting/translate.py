@@ -1,0 +1,59 @@
+"""From an exported module to a program: each ATen operator by its rule, the rest refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from estimator.exporting import elementwise, layouts, products
+from estimator.exporting.lowering import Lowering
+from estimator.exporting.nodes import Exported, Node
+from estimator.graph import Untraceable
+from estimator.programs.program import Program
+
+RULES: Final = layouts.RULES | elementwise.RULES | products.RULES
+
+_HEAVY: Final = re.compile(
+    r"::|mm|conv|attention|linalg|cholesky|solve|lstm|gru|rnn|cdist|fft|ctc|bilinear$|sparse|fbgemm|mkldnn|cudnn|miopen"
+)
+"""Operators without a rule that are, or may be, more work than their results are long."""
+
+
+def program_of(name: str, exported: Exported, batch: Sequence[int]) -> Program:
+    """Return the program of an exported module; ``batch``: the inputs that grow with the samples.
+
+    What is kept for the backward pass is what autograd saves (PyTorch's ``derivatives.yaml``), of which the
+    kernels' rule then takes what is not computed again.
+
+    Raises:
+        Untraceable: an operator whose work cannot be counted, nothing to train, or no result.
+    """
+    lowering = Lowering.of(exported, batch)
+    if not lowering.trained:
+        raise Untraceable(f"{name}: no parameter is floating-point; there is nothing to train")
+    for node in exported.nodes:
+        if any(v >= 0 for v in node.writes):
+            _translate(name, lowering, node)
+    loss = lowering.scalar(exported.results)
+    if loss is None:
+        raise Untraceable(
+            f"{name}: forward returns no floating-point tensor; return the loss, or the logits"
+        )
+    lowering.program.loss = loss
+    lowering.program.residuals = list(lowering.saved)
+    return lowering.program
+
+
+def _translate(name: str, lowering: Lowering, node: Node) -> None:
+    rule = RULES.get(node.target)
+    if rule is not None:
+        rule(lowering, node)
+    elif _HEAVY.search(node.target) is None or node.pointwise:
+        elementwise.by_element(lowering, node)
+    else:
+        where = f"{node.path} calls" if node.path else "the module calls"
+        raise Untraceable(
+            f"{name}: {where} {node.target}, whose work cannot be counted; export"
+            " a version in plain PyTorch operators, or describe the model by a configuration"
+        )

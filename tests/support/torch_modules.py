@@ -1,0 +1,136 @@
+"""PyTorch modules as a user writes them, and functions that return them with example arguments.
+
+Imported only where PyTorch is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block; ``fused``: attention by PyTorch's kernel, else written out."""
+
+    def __init__(self, hidden: int, heads: int, *, fused: bool) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.heads, self.fused = heads, fused
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.out(self.attend(self.qkv(self.before(x))))
+        return x + self.down(F.gelu(self.up(self.between(x))))
+
+    def attend(self, qkv: Any) -> Any:
+        batch, length, wide = qkv.shape
+        hidden = wide // 3
+        shape = (batch, length, self.heads, hidden // self.heads)
+        q, k, v = (part.view(shape).transpose(1, 2) for part in qkv.chunk(3, -1))
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+            scores = q @ k.transpose(-1, -2) * (hidden // self.heads) ** -0.5
+            y = torch.where(mask, scores, -1e9).softmax(-1) @ v
+        return y.transpose(1, 2).reshape(batch, length, hidden)
+
+
+class Decoder(nn.Module):
+    """GPT-2 with its head tied to the embedding and its loss."""
+
+    def __init__(
+        self, hidden: int, layers: int, heads: int, vocabulary: int, sequence: int, *, fused: bool
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, hidden), nn.Embedding(sequence, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads, fused=fused) for _ in range(layers))
+        self.last = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Any, targets: Any) -> Any:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.last(x)).flatten(0, 1), targets.flatten())
+
+
+def decoder(
+    samples: int = 2, *, hidden: int = 64, layers: int = 3, heads: int = 4, vocabulary: int = 512,
+    sequence: int = 32, fused: int = 1,
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    ids = torch.zeros(samples, sequence, dtype=torch.long)
+    module = Decoder(hidden, layers, heads, vocabulary, sequence, fused=bool(fused))
+    return module, (ids, ids.clone())
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder layers, a classifier behind them."""
+
+    def __init__(self, hidden: int, layers: int, heads: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            hidden, heads, 4 * hidden, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.classes = nn.Linear(hidden, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.classes(self.layers(x).mean(1))
+
+
+def encoder(
+    samples: int = 2, *, hidden: int = 64, layers: int = 3, heads: int = 4, sequence: int = 16
+) -> tuple[Any, tuple[Any, ...]]:
+    return Encoder(hidden, layers, heads), (torch.zeros(samples, sequence, hidden),)
+
+
+class Bottleneck(nn.Module):
+    """A bottleneck of ResNet-50 (He et al. 2016), strided in its middle convolution."""
+
+    def __init__(self, into: int, width: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(into, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide),
+        )  # fmt: skip
+        self.skip: Any = nn.Identity()
+        if stride > 1 or into != wide:
+            self.skip = nn.Sequential(
+                nn.Conv2d(into, wide, 1, stride, bias=False), nn.BatchNorm2d(wide)
+            )
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(self.body(x) + self.skip(x), inplace=True)
+
+
+class ResNet(nn.Module):
+    """ResNet-50 and its like."""
+
+    def __init__(self, blocks: tuple[int, ...], base: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, base, 7, 2, 3, bias=False), nn.BatchNorm2d(base), nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        )  # fmt: skip
+        parts, into = [], base
+        for stage, count in enumerate(blocks):
+            for n in range(count):
+                parts.append(Bottleneck(into, base << stage, 2 if stage and n == 0 else 1))
+                into = 4 * base << stage
+        self.blocks = nn.Sequential(*parts)
+        self.classes = nn.Linear(into, classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.classes(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def resnet(samples: int = 2, *, base: int = 64, size: int = 224, classes: int = 1000) -> Any:
+    return ResNet((3, 4, 6, 3), base, classes), (torch.zeros(samples, 3, size, size),)
