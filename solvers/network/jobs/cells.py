@@ -1,0 +1,73 @@
+"""The hierarchy of a machine as HiveD sees it, read off a topology."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from enum import IntEnum
+
+import numpy as np
+
+from formulation.network.topology import NOWHERE, Tier, Topology
+from formulation.tables import Ints
+
+
+class Level(IntEnum):
+    """Kinds of cells, the smaller first."""
+
+    GPU = 0
+    PCIE = 1
+    HOST = 2
+    RACK = 3
+    POD = 4
+    CLUSTER = 5
+
+
+def cells(topology: Topology) -> Ints:
+    """Return the cell that each GPU is in on each level, int64[levels, GPUs]; GPUs by host, then by index.
+
+    Cells of a level count from 0 in the order of their first GPUs. GPUs at the same PCIe switches form a cell
+    (a host's without any: one); hosts at the same switches of the fabric form a rack; racks whose switches
+    link up to the same others form a pod. What has no switch above it is alone on that level.
+    """
+    t = topology
+    vertex = np.concatenate([t.gpus_of(h) for h in range(len(t.hosts))]).tolist()
+    host = t.vertices.host[vertex].tolist()
+    pcie, uplinks, above = _neighbours(t)
+    racks = [frozenset(uplinks.get(h, ())) for h in range(len(t.hosts))]
+    rack: list[Hashable] = [racks[h] or h for h in host]
+    pods = {r: frozenset(s for tor in r for s in above.get(tor, ())) for r in set(racks)}
+    return np.stack([
+        _numbered(vertex),
+        _numbered((h, frozenset(pcie.get(v, ()))) for h, v in zip(host, vertex, strict=True)),
+        _numbered(host),
+        _numbered(rack),
+        _numbered(pods[racks[h]] or r for h, r in zip(host, rack, strict=True)),
+        _numbered(0 for _ in vertex),
+    ])  # fmt: skip
+
+
+_Reached = dict[int, set[int]]
+
+
+def _neighbours(topology: Topology) -> tuple[_Reached, _Reached, _Reached]:
+    """Return the PCIe switches of GPUs, the fabric's switches of hosts, and those above each such switch."""
+    v, e = topology.vertices, topology.links
+    pcie: _Reached = {}
+    uplinks: _Reached = {}
+    above: _Reached = {}
+    tier, host = v.tier.tolist(), v.host.tolist()
+    for a, b in zip(e.source.tolist(), e.target.tolist(), strict=True):
+        if host[a] == NOWHERE:
+            if host[b] == NOWHERE and tier[b] > tier[a]:
+                above.setdefault(a, set()).add(b)
+        elif host[b] == NOWHERE:
+            uplinks.setdefault(host[a], set()).add(b)
+        elif tier[a] == Tier.GPU and tier[b] == Tier.PCIE:
+            pcie.setdefault(a, set()).add(b)
+    return pcie, uplinks, above
+
+
+def _numbered(keys: Iterable[Hashable]) -> Ints:
+    """Return a number for each key, equal for equal ones, in the order in which they first come."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)

@@ -1,0 +1,132 @@
+"""HiveD (OSDI'20) with one virtual cluster that owns all: buddy cells along the hierarchy of the machine.
+
+A cell is split when a part of it is taken and whole again when all of it is free. Both follow from which
+GPUs are free, so nothing else is kept: the free list of a level is its wholly free cells in split ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulation.network.topology import Topology
+from formulation.placement import Gang
+from formulation.tables import Bools, Ints
+from solvers.network.jobs.cells import Level, cells
+from solvers.network.jobs.placers import Free, positive
+
+ABOVE_HOSTS = (Level.RACK, Level.POD, Level.CLUSTER)
+
+
+class HiveD:
+    """Places each gang in the smallest cell that holds it; of several, in the one most used.
+
+    A gang larger than a host wants whole hosts and, for the rest, a part of one more. Where no cell offers
+    that it waits (``waits``), or takes what is free in the smallest cell that has enough, as little spread
+    as the hierarchy allows.
+    """
+
+    def __init__(self, topology: Topology, *, waits: bool = False) -> None:
+        self._cell = cells(topology)
+        self._waits = waits
+        sizes = np.array([len(topology.gpus_of(h)) for h in range(len(topology.hosts))])
+        self._begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each host
+        self._gpu = [np.unique(cell, return_index=True)[1] for cell in self._cell]  # first of cells
+        self._size = np.bincount(self._cell[Level.HOST])
+
+    def __call__(self, free: Free, gpus: int) -> Gang | None:
+        """Return where the gang goes."""
+        positive(gpus)
+        mask = np.zeros(self._cell.shape[1], dtype=np.bool_)
+        for host, indices in enumerate(free):
+            mask[self._begin[host] + np.array(indices, dtype=np.int64)] = True
+        left = [
+            np.bincount(cell[mask], minlength=len(self._gpu[at]))
+            for at, cell in enumerate(self._cell)
+        ]
+        taken = self._in_one(tuple(Level)[: Level.RACK], mask, left, gpus)
+        if taken is None:
+            taken = self._of_hosts(mask, left, gpus)
+        if taken is None and not self._waits:
+            taken = self._in_one(ABOVE_HOSTS, mask, left, gpus)
+        return None if taken is None else self._gang(taken)
+
+    def _in_one(
+        self, levels: tuple[Level, ...], mask: Bools, left: list[Ints], gpus: int
+    ) -> Ints | None:
+        """Return free GPUs of one cell of the lowest level that has such."""
+        for level in levels:
+            holding = np.flatnonzero(left[level] >= gpus)
+            if len(holding):
+                inside = mask & (self._cell[level] == self._most_used(level, holding, left))
+                return self._close(np.flatnonzero(inside), level, gpus, left)
+        return None
+
+    def _of_hosts(self, mask: Bools, left: list[Ints], gpus: int) -> Ints | None:
+        """Return whole hosts, and a part of one more for the rest, all in one cell above hosts."""
+        largest = int(self._size.max(initial=1))
+        count, rest = divmod(gpus, largest)
+        if count == 0:
+            return None
+        free = left[Level.HOST]
+        whole = np.flatnonzero(free == largest)
+        part = np.flatnonzero((free >= max(rest, 1)) & (free < largest))
+        for level in ABOVE_HOSTS:
+            above = self._cell[level][self._gpu[Level.HOST]]
+            idle = np.bincount(above[whole], minlength=len(self._gpu[level]))
+            broken = np.bincount(above[part], minlength=len(self._gpu[level])) > 0
+            spare = (idle > count) | ((idle == count) & broken)
+            holding = np.flatnonzero(spare if rest else idle >= count)
+            if len(holding) == 0:
+                continue
+            cell = self._most_used(level, holding, left)
+            units = self._gpu[Level.HOST][whole[above[whole] == cell]]
+            hosts = self._cell[Level.HOST][self._close(units, level, count, left)]
+            taken = np.flatnonzero(np.isin(self._cell[Level.HOST], hosts))
+            if rest == 0:
+                return taken
+            others = np.setdiff1d(np.flatnonzero((free >= rest) & (above == cell)), hosts)
+            rack = self._cell[Level.RACK]
+            far = ~np.isin(rack[self._gpu[Level.HOST][others]], rack[taken])
+            last = others[np.lexsort((others, free[others], far))[0]]
+            inside = np.flatnonzero(mask & (self._cell[Level.HOST] == last))
+            return np.concatenate([taken, self._close(inside, Level.HOST, rest, left)])
+        return None
+
+    def _most_used(self, level: Level, among: Ints, left: list[Ints]) -> int:
+        """Return the cell with the least free, of those the one in the most used cell above it, and so on."""
+        gpu = self._gpu[level][among]
+        above = [left[up][self._cell[up][gpu]] for up in range(Level.CLUSTER, level - 1, -1)]
+        return int(among[np.lexsort((among, *above))[0]])
+
+    def _close(self, units: Ints, level: int, wanted: int, left: list[Ints]) -> Ints:
+        """Return ``wanted`` of the units (free GPUs, or the first ones of hosts) in as few cells as possible.
+
+        All units lie in one cell of ``level``. A child that holds what is wanted is best, the tightest first;
+        without one, the child with the most is used up, and the rest is sought in the others.
+        """
+        taken = [units[:0]]
+        while wanted < len(units):
+            level -= 1
+            child, which, count = np.unique(
+                self._cell[level][units], return_inverse=True, return_counts=True
+            )
+            used = left[level][child]
+            while count.max() < wanted:
+                most = int(np.lexsort((child, used, -count))[0])
+                taken.append(units[which == most])
+                wanted -= int(count[most])
+                count[most] = 0
+            holds = np.flatnonzero(count >= wanted)
+            best = holds[np.lexsort((child[holds], used[holds], count[holds]))[0]]
+            units = units[which == best]
+        return np.concatenate([*taken, units])
+
+    def _gang(self, taken: Ints) -> Gang:
+        taken = np.sort(taken)
+        host = np.searchsorted(self._begin, taken, side="right") - 1
+        return Gang(
+            members=tuple(
+                (h, tuple((taken[host == h] - self._begin[h]).tolist()))
+                for h in np.unique(host).tolist()
+            )
+        )

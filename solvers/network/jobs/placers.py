@@ -1,0 +1,111 @@
+"""Plain rules of where a gang goes, and the book of which GPUs are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.topology import Topology
+from formulation.placement import Gang
+
+Free: TypeAlias = Sequence[Sequence[int]]
+"""The free GPUs of each host: indices on it, rising. Hosts are those of the topology."""
+
+
+class Placer(Protocol):
+    """Says where a gang of so many GPUs goes."""
+
+    def __call__(self, free: Free, gpus: int) -> Gang | None:
+        """Return free GPUs for all of the gang; None: it must wait."""
+
+
+def first_fit(free: Free, gpus: int) -> Gang | None:
+    """Return the first host that holds the gang, else free GPUs in the order of hosts."""
+    return _taken(free, gpus, range(len(free)))
+
+
+class RandomSpread:
+    """A host at random among those that hold the gang; larger gangs take hosts at random, idle ones first."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._chance = np.random.default_rng(seed)
+
+    def __call__(self, free: Free, gpus: int) -> Gang | None:
+        """Return where the gang goes."""
+        order = self._chance.permutation(len(free)).tolist()
+        return _taken(free, gpus, sorted(order, key=lambda h: -len(free[h])) if gpus > _most(free)
+                      else order)  # fmt: skip
+
+
+def _most(free: Free) -> int:
+    return max((len(indices) for indices in free), default=0)
+
+
+def _taken(free: Free, gpus: int, hosts: Iterable[int]) -> Gang | None:
+    """Return the first of ``hosts`` that holds the gang, else what they have free in their order."""
+    positive(gpus)
+    hosts = list(hosts)
+    for host in hosts:
+        if len(free[host]) >= gpus:
+            return Gang(members=((host, tuple(free[host][:gpus])),))
+    if sum(len(indices) for indices in free) < gpus:
+        return None
+    members = []
+    for host in hosts:
+        if part := tuple(free[host][:gpus]):
+            members.append((host, part))
+            gpus -= len(part)
+    return Gang(members=tuple(sorted(members)))
+
+
+def positive(gpus: int) -> None:
+    """Refuse a gang of no GPU.
+
+    Raises:
+        InvalidInput: it has none.
+    """
+    if gpus < 1:
+        raise InvalidInput("gpus", f"is {gpus}; a gang has at least one")
+
+
+class Occupancy:
+    """Which GPUs are free, and who has the others; a placer says where a gang goes."""
+
+    def __init__(self, topology: Topology, placer: Placer) -> None:
+        self._placer = placer
+        self._free = [set(range(len(topology.gpus_of(h)))) for h in range(len(topology.hosts))]
+        self._gangs: dict[str, Gang] = {}
+
+    @property
+    def free(self) -> list[list[int]]:
+        """Return the free GPUs of each host."""
+        return [sorted(indices) for indices in self._free]
+
+    def allocate(self, job: str, gpus: int) -> Gang | None:
+        """Give the job its gang and return it; None: there is no place now, and nothing changes.
+
+        Raises:
+            InvalidInput: the job has a gang already, or asks for none.
+        """
+        if job in self._gangs:
+            raise InvalidInput("job", f"{job} has GPUs already; release them first")
+        gang = self._placer(self.free, gpus)
+        if gang is not None:
+            for host, indices in gang.members:
+                self._free[host].difference_update(indices)
+            self._gangs[job] = gang
+        return gang
+
+    def release(self, job: str) -> None:
+        """Take the job's gang back.
+
+        Raises:
+            InvalidInput: the job has none.
+        """
+        if job not in self._gangs:
+            raise InvalidInput("job", f"{job} has no GPUs")
+        for host, indices in self._gangs.pop(job).members:
+            self._free[host].update(indices)

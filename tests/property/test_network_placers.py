@@ -1,0 +1,129 @@
+"""Laws of HiveD's cells under any arrivals and departures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.placement import Gang
+from formulation.tables import Ints
+from solvers.network.jobs.cells import Level, cells
+from solvers.network.jobs.hived import HiveD
+from solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
+from tests.support.hierarchies import a_machine
+
+MACHINE = a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2)
+CELL = cells(MACHINE)
+HOST_GPUS, GPUS = 4, 32
+
+steps = st.lists(
+    st.one_of(st.integers(1, 9), st.integers(-9, -1)), min_size=1, max_size=40
+)  # a gang of so many GPUs comes; one of the running jobs goes
+
+
+@dataclass
+class Story:
+    """Jobs that come and go, and what each step found and did."""
+
+    placer: Placer
+
+    def play(self, moves: list[int]) -> list[tuple[int, Ints, Gang | None]]:
+        """Return (gpus asked for, free GPUs before, gang) of each arrival."""
+        self.book = Occupancy(MACHINE, self.placer)
+        self.running: dict[str, Gang] = {}
+        seen = []
+        for at, move in enumerate(moves):
+            if move > 0:
+                before = flat(self.book.free)
+                if gang := self.book.allocate(f"job-{at}", move):
+                    self.running[f"job-{at}"] = gang
+                seen.append((move, before, gang))
+            elif self.running:
+                job = sorted(self.running)[-move % len(self.running)]
+                self.book.release(job)
+                del self.running[job]
+        return seen
+
+
+def flat(free: list[list[int]]) -> Ints:
+    return np.array([h * HOST_GPUS + g for h, own in enumerate(free) for g in own], dtype=np.int64)
+
+
+def gpus_of(gang: Gang) -> Ints:
+    return np.array([h * HOST_GPUS + g for h, own in gang.members for g in own], dtype=np.int64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.sampled_from(["hived", "strict", "first", "random"]))
+def test_no_gpu_is_given_twice_and_gangs_have_what_they_asked_for(
+    moves: list[int], rule: str
+) -> None:
+    placers: dict[str, Placer] = {
+        "hived": HiveD(MACHINE), "strict": HiveD(MACHINE, waits=True), "first": first_fit,
+        "random": RandomSpread(1),
+    }  # fmt: skip
+    story = Story(placers[rule])
+    for gpus, before, gang in story.play(moves):
+        if gang is not None:
+            assert gang.gpus == gpus
+            assert set(gpus_of(gang).tolist()) <= set(before.tolist())
+            assert list(gang.members) == sorted(gang.members)
+        elif rule != "strict":
+            assert len(before) < gpus
+    held = [gpu for gang in story.running.values() for gpu in gpus_of(gang).tolist()]
+    assert sorted(held + flat(story.book.free).tolist()) == list(range(GPUS))
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_what_has_been_split_is_whole_again_when_all_have_gone(moves: list[int]) -> None:
+    story = Story(HiveD(MACHINE))
+    story.play(moves)
+    for job in list(story.running):
+        story.book.release(job)
+    assert story.book.free == [list(range(HOST_GPUS))] * (GPUS // HOST_GPUS)
+    assert story.book.allocate("all", GPUS) is not None
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps)
+def test_a_gang_that_a_cell_holds_never_straddles_two_of_its_kind(moves: list[int]) -> None:
+    for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
+        if gang is None:
+            continue
+        for level in (Level.GPU, Level.PCIE, Level.HOST):
+            if np.bincount(CELL[level][before]).max(initial=0) >= gpus:
+                assert len(set(CELL[level][gpus_of(gang)].tolist())) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps)
+def test_a_gang_of_whole_hosts_stays_in_a_rack_or_pod_that_has_them(moves: list[int]) -> None:
+    for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
+        if gang is None or gpus % HOST_GPUS:
+            continue
+        free = np.bincount(CELL[Level.HOST][before], minlength=GPUS // HOST_GPUS)
+        idle = np.flatnonzero(free == HOST_GPUS) * HOST_GPUS
+        for level in (Level.RACK, Level.POD):
+            if np.bincount(CELL[level][idle]).max(initial=0) * HOST_GPUS >= gpus:
+                assert len(set(CELL[level][gpus_of(gang)].tolist())) == 1
+                assert gang.nodes == gpus // HOST_GPUS
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps)
+def test_a_whole_cell_is_split_only_where_no_split_one_holds_the_gang(moves: list[int]) -> None:
+    for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
+        if gang is None or gpus > HOST_GPUS:
+            continue
+        left = np.bincount(CELL[Level.PCIE][before], minlength=16)
+        split = (left > 0) & (left < 2)
+        if gpus == 1 and split.any():
+            assert split[CELL[Level.PCIE][gpus_of(gang)[0]]]
+        hosts = np.bincount(CELL[Level.HOST][before], minlength=8)
+        used = (hosts >= gpus) & (hosts < HOST_GPUS)
+        if gpus > 2 and used.any():
+            assert used[CELL[Level.HOST][gpus_of(gang)[0]]]
