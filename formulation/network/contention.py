@@ -6,13 +6,17 @@ Indices are flat (CSR): the bundles of job j are ``bundle_start[j] : bundle_star
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from formulation.errors import InvalidInput
 from formulation.tables import Bools, Floats, Ints, ranges
+
+
+def _nobody() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +44,10 @@ class Contention:
     path_link: Ints  # in order
     path_delay_s: Floats  # (P,) of one message
     link_bytes_per_s: Floats  # (E,)
+    bundle_source: Ints = field(
+        default_factory=_nobody
+    )  # (B,) vertices, for those who carry it out;
+    bundle_target: Ints = field(default_factory=_nobody)  # none: nobody asked
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning; all that follows counts on it."""

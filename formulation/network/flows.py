@@ -168,6 +168,7 @@ def _assembled(
         candidate=ranges(ways.choice_start[choice], many),
         path_start=ways.path_start, path_link=ways.path_link, path_delay_s=path_delay_s,
         link_bytes_per_s=e.bytes_per_s,
+        bundle_source=flows.source[bundle], bundle_target=flows.target[bundle],
     )  # fmt: skip
 
 
