@@ -18,6 +18,7 @@ from pathlib import Path
 
 from formulation.errors import InvalidInput, TesseraError
 from formulation.resources import PROFILER
+from service.agent.network import command as network
 from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Runtime
@@ -205,8 +206,11 @@ def _set_up_logging(level: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent; return the exit status: 2 for a wrong setting, 3 if it was superseded."""
-    options = _parser().parse_args(arguments)
+    """Run the agent, or ``network ...``; return the exit status: 2 for a wrong setting, 3 if superseded."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["network"]:
+        return network.main(given[1:])
+    options = _parser().parse_args(given)
     _set_up_logging(options.log_level)
     status = 0
     try:
