@@ -1,0 +1,102 @@
+"""Profiling tasks in rounds: on GPUs that nobody wants, under every objective, and bound by no promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from formulation.lifecycle import JobState
+from formulation.placement import Gang
+from formulation.policy import Policy
+from formulation.snapshot import PROFILING, Snapshot, Workload
+from service.profiling import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S
+from service.rounds import plan_round
+from solvers.base import Budget
+from solvers.policies.base import Scheduler
+from solvers.policies.registry import published
+from solvers.registry import solver
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+FOREVER = Budget(remaining_s=lambda: math.inf)
+ONE_GPU = Gang(members=((0, (0,)),))
+OBJECTIVES = (
+    "throughput", "jct", "balanced", "cost", "finish-time-fairness", "max-min", "makespan",
+    "deadline then jct",
+)  # fmt: skip
+
+
+def a_task(name: str = "task", **overrides: Any) -> dict[str, Any]:
+    settings = {
+        "weight": LEAST_WEIGHT,
+        "queue": LAST_QUEUE,
+        "iterations": 4.0,
+        "iterations_left": 4.0,
+    }
+    return a_job(name, workload=1, **(settings | overrides))
+
+
+def a_cluster(gpus: int, *jobs: dict[str, Any], **rest: Any) -> Snapshot:
+    """Return a node; workload 0 trains on 1 or 2 GPUs, workload 1 is profiling on one."""
+    estimates = [
+        an_estimate(0, 0, 1, iter_time_s=1.0), an_estimate(0, 0, 2, iter_time_s=0.6),
+        an_estimate(1, 0, 1, iter_time_s=NOMINAL_S),
+    ]  # fmt: skip
+    found = a_snapshot(
+        nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, workloads=2, **rest
+    )
+    kinds = tuple(replace(t, dollars_per_hour=1.0) for t in found.gpu_types)
+    task = Workload(model=PROFILING, params="", global_batch=1)
+    return replace(found, gpu_types=kinds, workloads=(found.workloads[0], task))
+
+
+def running(snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = None) -> set[str]:
+    """Return the jobs that a round lets run."""
+    outcome = plan_round(snapshot, policy, solver(), FOREVER, scheduler=scheduler)
+    assert not outcome.violations
+    return {snapshot.jobs.name[d.job] for d in outcome.decisions if d.gang is not None}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_task_runs_where_a_gpu_is_idle(objective: str) -> None:
+    snapshot = a_cluster(3, a_job("real"), a_task())
+    assert running(snapshot, Policy(objective=objective)) == {"real", "task"}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_job_that_wants_the_gpu_has_it_though_the_task_came_first(objective: str) -> None:
+    snapshot = a_cluster(1, a_task(), a_job("real", weight=0.01))
+    assert running(snapshot, Policy(objective=objective)) == {"real"}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *({"objective": objective} for objective in OBJECTIVES),
+        {"run_to_completion": True}, {"min_run_s": 1e6},
+        {"queue_order": True, "promote_after_s": 1.0}, {"reserve_after_s": 1.0},
+    ],
+)  # fmt: skip
+def test_a_running_task_gives_way_whatever_the_policy_promises(policy: dict[str, Any]) -> None:
+    task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=999.0, generation=1)
+    snapshot = a_cluster(1, task, a_job("real", submit_s=999.0, queued_s=999.0), gangs={0: ONE_GPU})
+    assert running(snapshot, replace(Policy(), **policy)) == {"real"}
+
+
+def test_a_task_does_not_keep_a_job_from_growing() -> None:
+    task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=1.0, generation=1)
+    snapshot = a_cluster(2, task, a_job("real", requested_gpus=2), gangs={0: ONE_GPU})
+    assert running(snapshot, Policy()) == {"real"}
+
+
+@pytest.mark.parametrize("name", ["fcfs", "arena"])
+def test_published_policies_run_no_tasks_and_say_so(name: str) -> None:
+    snapshot = a_cluster(3, a_task(), a_job("real"))
+    scheduler = Scheduler(published=published(name))
+    assert running(snapshot, Policy(), scheduler) == {"real"}
+    outcome = plan_round(snapshot, Policy(), solver(), FOREVER, scheduler=scheduler)
+    (waits,) = (d for d in outcome.decisions if d.gang is None)
+    assert waits.reason is not None
+    assert "published policy" in waits.reason.message
