@@ -86,7 +86,7 @@ def sampled(dag: Dag, levels: int, samples: int, seed: int) -> Cut:
     lost, proven = 0, True
     for at in np.flatnonzero(highest >= levels).tolist():
         part = dag.part(at)
-        settled = levels == 1 or highest[at] == len(part.job) - 1
+        settled = levels == 1 or int(highest[at]) == len(part.job) - 1
         cuts = (
             cut_of(part, order, levels) for order in orders(part, 1 if settled else samples, seed)
         )

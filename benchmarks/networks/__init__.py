@@ -1,0 +1,1 @@
+"""Networks with jobs on them, to measure on."""
