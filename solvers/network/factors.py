@@ -121,7 +121,8 @@ def ties(job: Timing, reference: Timing, speed: Floats) -> Floats:
 
     ``speed`` (pairs, 2): how fast the job, and the reference, sends while the other one is served first.
     """
-    ticks = _ticks(job, reference)
+    fractional = ((speed > 0) & (speed < 1)).any(axis=1)
+    ticks = _ticks(job, reference, fractional)
     mine, other = ticks[:3], ticks[3:6]
     comm, other_comm = ticks[6:]
     alone, other_alone = _alone(mine), _alone(other)
@@ -252,13 +253,16 @@ def _tick_s(*timings: Timing) -> float:
     return 1 / a_second
 
 
-def _ticks(job: Timing, reference: Timing) -> list[Floats]:
-    """Return both jobs' parts and t as whole numbers without a common divisor, pair by pair."""
+def _ticks(job: Timing, reference: Timing, fractional: Bools) -> list[Floats]:
+    """Return both jobs' parts and t as whole numbers, pair by pair.
+
+    They have no common divisor, which keeps products small, but where moments fall between ``fractional``.
+    """
     size = _tick_s(job, reference)
     values = np.stack([*_parts(job), *_parts(reference), job.comm_s, reference.comm_s])
     whole = np.rint(values / size).astype(np.int64)
     whole[(whole == 0) & (values > 0)] = 1
-    whole //= np.gcd.reduce(whole, axis=0)
+    whole //= np.where(fractional, 1, np.gcd.reduce(whole, axis=0))
     return list(whole.astype(np.float64))
 
 

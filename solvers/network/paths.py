@@ -9,31 +9,26 @@ links of one speed that ranks candidates as without it, and of two idle links it
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention
 from formulation.tables import Floats, Ints, ranges
 from solvers.kernels.jit import fixed
-from solvers.network.kernels.paths import placed, rerouted
+from solvers.network.kernels.paths import placed
 
 
-def select(contention: Contention, order: Ints, *, rounds: int = 0) -> Ints:
+def select(contention: Contention, order: Ints) -> Ints:
     """Return the candidate of each bundle, int64[B], where jobs choose in ``order``.
 
-    ``rounds``: how often, at most, each job is then placed anew against all the others (not in the paper).
-
     Raises:
-        InvalidInput: ``order`` does not name each job once, or rounds are below 0.
+        InvalidInput: ``order`` does not name each job once.
     """
     c = contention
     jobs = len(c.jobs)
     if len(order) != jobs or (np.bincount(order, minlength=jobs) != 1).any():
         raise InvalidInput("order", f"must name each of the {jobs} jobs once")
-    if rounds < 0:
-        raise InvalidInput("rounds", f"is {rounds}; it must be at least 0")
     period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
-    turn, job_start = _turns(c, order)
+    turn = _turns(c, order)
     rate = fixed(c.bundle_bytes / period_s[c.bundle_job])
     paths = (
         fixed(c.candidate_start), fixed(c.candidate), fixed(c.path_start), fixed(c.path_link),
@@ -42,25 +37,7 @@ def select(contention: Contention, order: Ints, *, rounds: int = 0) -> Ints:
     load = _fixed_load(c, period_s)
     chosen = np.zeros(len(rate), dtype=np.int64)
     placed(fixed(turn), rate, paths, load, chosen)
-    for _ in range(rounds):
-        if not rerouted(fixed(job_start), fixed(turn), rate, paths, load, chosen):
-            break
     return chosen
-
-
-def hashed(contention: Contention, seed: int = 0) -> Ints:
-    """Return what plain ECMP does, int64[B]: each bundle on a candidate that its number hashes to.
-
-    Raises:
-        InvalidInput: the seed is below 0.
-    """
-    if seed < 0:
-        raise InvalidInput("seed", f"is {seed}; it must be at least 0")
-    bundles = np.arange(len(contention.bundle_bytes), dtype=np.uint64)
-    mixed = _scrambled(bundles + _scrambled(np.full(1, seed, dtype=np.uint64)))
-    most = np.diff(contention.candidate_start).astype(np.uint64)
-    found: Ints = (mixed % most).astype(np.int64)
-    return found
 
 
 def least_comm_s(contention: Contention) -> Floats:
@@ -101,12 +78,13 @@ def offered(contention: Contention, chosen: Ints) -> Floats:
     return found.astype(np.float64)
 
 
-def _turns(c: Contention, order: Ints) -> tuple[Ints, Ints]:
-    """Return bundles in the order in which they choose, and where each job's begin, (J + 1,)."""
+def _turns(c: Contention, order: Ints) -> Ints:
+    """Return bundles in the order in which they choose."""
     counts = np.diff(c.bundle_start)[order]
     turn = ranges(c.bundle_start[order], counts)
-    turn = turn[np.lexsort((-c.bundle_bytes[turn], np.repeat(np.arange(len(order)), counts)))]
-    return turn, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    place = np.repeat(np.arange(len(order)), counts)
+    found: Ints = turn[np.lexsort((-c.bundle_bytes[turn], place))]
+    return found
 
 
 def _fixed_load(c: Contention, period_s: Floats) -> Floats:
@@ -118,11 +96,3 @@ def _fixed_load(c: Contention, period_s: Floats) -> Floats:
 def _owners(c: Contention) -> Ints:
     """Return the job of each fixed link, (F,)."""
     return np.repeat(np.arange(len(c.jobs), dtype=np.int64), np.diff(c.fixed_start))
-
-
-def _scrambled(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return splitmix64 of each value: any two that differ by one share nothing that can be seen."""
-    x = values + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

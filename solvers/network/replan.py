@@ -2,7 +2,7 @@
 
 1. Paths, in order of intensity (``paths``).
 2. Priorities P = k I (``factors``, ``priorities``); an earlier order is kept where P hardly differs.
-3. Orders of small link groups, tried on the engine (``swaps``).
+3. Paths and orders of small groups, tried on the engine (``trials``, ``swaps``).
 4. Compression to the levels that there are (``compression``); small groups with more jobs than levels are
    tried once more.
 5. On request a fairness floor (``floor``).
@@ -26,9 +26,11 @@ from solvers.network.compression import compressed
 from solvers.network.factors import Clip, factors
 from solvers.network.floor import Floored, floored
 from solvers.network.fluid import works
-from solvers.network.paths import hashed, least_comm_s, select
+from solvers.network.paths import least_comm_s, select
 from solvers.network.priorities import MARGIN, assigned, held, order_of
+from solvers.network.rivals.ecmp import hashed
 from solvers.network.swaps import Moves, Window, by_level, releveled, swapped
+from solvers.network.trials import TRIALS, tried
 
 FABRIC_LEVELS = 8
 """Levels that NICs and switches have at most (Crux 4.3)."""
@@ -49,9 +51,9 @@ class Options:
     variant: Variant = Variant.FULL
     references: int = 1
     clip: Clip = Clip.BY_LOAD
-    rounds: int = 0  # of re-routing
     swap_jobs: int = 8  # of a link group that is tried on the engine, at most; 0: none
     moves: Moves = Moves.INSERTION
+    trials: int = TRIALS  # of paths in such a group; 0: none
     window: Window = field(default_factory=Window)
     margin: float = MARGIN
     floor: float = 0.0  # share of its rate alone that each job shall have
@@ -98,29 +100,23 @@ def replanned(
         raise InvalidInput(
             "levels", f"is {levels}; it must lie between 1 and the fabric's {fabric_levels}"
         )
-    c = contention
-    chosen = _paths(c, options)
-    demand = demand_of(c, chosen)
-    priority = assigned(demand, factors(demand, references=options.references, clip=options.clip))
-    full = options.variant is Variant.FULL
-    count = levels if full else max(len(c.jobs), 1)
-    index = {name: job for job, name in enumerate(c.jobs)}
+    index = {name: job for job, name in enumerate(contention.jobs)}
+    known = [index[name] for name in dict.fromkeys(earlier) if name in index]
     new = [index[name] for name in dict.fromkeys(unmeasured) if name in index]
+    chosen, order = _ranked(contention, np.array(known, dtype=np.int64), options)
+    demand = demand_of(contention, chosen)
+    priority = _priority(demand, options)
+    full = options.variant is Variant.FULL
+    count = levels if full else max(demand.jobs, 1)
     holding = _holding(demand, new) if count > 1 else np.zeros(0, dtype=np.int64)
-    rest = np.setdiff1d(np.arange(demand.jobs), holding)
-    place = np.full(demand.jobs, -1)
+    rest = np.setdiff1d(order, holding)
+    place = np.empty(demand.jobs, dtype=np.int64)
     place[rest] = np.arange(len(rest))
-    before = [int(place[index[name]]) for name in dict.fromkeys(earlier) if name in index]
-    part = demand.among(rest)
-    order = _order(part, priority[rest], np.array([b for b in before if b >= 0], np.int64), options)
+    part, order = demand.among(rest), place[order[~np.isin(order, holding)]]
     below = count - (1 if full and len(holding) else 0)
-    if full:
-        level, order = _levels(part, priority[rest], order, below, options)
-    else:
-        level = np.empty(len(rest), dtype=np.int64)
-        level[order] = np.arange(len(rest) - 1, -1, -1)
+    level, order = _levels(part, priority[rest], order, below, options)
     fair = None
-    if options.floor > 0:
+    if options.floor != 0:
         fair = floored(
             part, level, order, below, options.floor, most_jobs=options.swap_jobs,
             window=options.window,
@@ -173,22 +169,40 @@ def _paths(c: Contention, options: Options) -> Ints:
     comm_s = least_comm_s(c)
     intensity = np.full(len(c.jobs), np.inf)
     np.divide(c.work_flop, comm_s, out=intensity, where=comm_s > 0)
-    return select(c, order_of(intensity), rounds=options.rounds)
+    return select(c, order_of(intensity))
 
 
-def _order(demand: Demand, priority: Floats, earlier: Ints, options: Options) -> Ints:
+def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Ints]:
+    """Return the candidate of each bundle, (B,), and the order, (J,), after swaps."""
+    chosen = _paths(c, options)
+    demand = demand_of(c, chosen)
+    priority = _priority(demand, options)
     order = held(priority, earlier, margin=options.margin) if len(earlier) else order_of(priority)
     if options.swap_jobs < 2:
-        return order
-    return swapped(
+        return chosen, order
+    if options.trials and options.variant is not Variant.PA:
+        chosen, order = tried(
+            c, chosen, order, most_jobs=options.swap_jobs, trials=options.trials,
+            window=options.window,
+        )  # fmt: skip
+        demand = demand_of(c, chosen)
+    return chosen, swapped(
         demand, order, most_jobs=options.swap_jobs, moves=options.moves, window=options.window
     )
+
+
+def _priority(demand: Demand, options: Options) -> Floats:
+    return assigned(demand, factors(demand, references=options.references, clip=options.clip))
 
 
 def _levels(
     demand: Demand, priority: Floats, order: Ints, levels: int, options: Options
 ) -> tuple[Ints, Ints]:
-    """Return compressed levels, and the order that they follow."""
+    """Return levels, compressed where the variant does so, and the order that they follow."""
+    if options.variant is not Variant.FULL:
+        level = np.empty(demand.jobs, dtype=np.int64)
+        level[order] = np.arange(demand.jobs - 1, -1, -1)
+        return level, order
     level = compressed(demand, priority, order, levels, samples=options.samples, seed=options.seed)
     if options.swap_jobs <= levels:
         return level, order

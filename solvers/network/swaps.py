@@ -141,7 +141,7 @@ def _best_order(demand: Demand, moves: Moves, window: Window) -> Ints:
         # the order given is the first; another must be better
         best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
         return best
-    level = _climbed(demand, start, lambda now: _order_moves(now, moves), window)
+    level = _climbed(demand, start, lambda now: order_moves(now, moves), window)
     return np.argsort(-level, kind="stable")
 
 
@@ -164,7 +164,7 @@ def _climbed(
     return now
 
 
-def _order_moves(level: Ints, moves: Moves) -> Ints:
+def order_moves(level: Ints, moves: Moves) -> Ints:
     """Return the neighbours, as levels, of distinct levels."""
     order = np.argsort(-level, kind="stable").tolist()
     count = len(order)

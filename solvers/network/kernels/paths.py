@@ -48,19 +48,6 @@ def _least_congested(paths: Paths, bundle: int, rate: float, load: Floats) -> in
 
 
 @jitted
-def _met(paths: Paths, bundles: Ints, load: Floats, chosen: Ints) -> tuple[float, float]:
-    """Return the largest load on the paths of these bundles, and the sum."""
-    candidate_start, candidate, path_start, path_link, _ = paths
-    peak, total = 0.0, 0.0
-    for bundle in bundles:
-        p = candidate[candidate_start[bundle] + chosen[bundle]]
-        for k in range(path_start[p], path_start[p + 1]):
-            peak = max(peak, load[path_link[k]])
-            total += load[path_link[k]]
-    return peak, total
-
-
-@jitted
 def placed(turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints) -> None:
     """Give each bundle of ``turn``, in that order, its least congested candidate; add it to ``load``.
 
@@ -69,35 +56,3 @@ def placed(turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints) -
     for bundle in turn:
         chosen[bundle] = _least_congested(paths, bundle, rate[bundle], load)
         _shift(paths, bundle, chosen[bundle], rate[bundle], load)
-
-
-@jitted
-def rerouted(
-    job_start: Ints, turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints
-) -> int:
-    """Place the bundles of one job after another anew against all others; return how many jobs gained.
-
-    The bundles of the i-th job are ``turn[job_start[i] : job_start[i + 1]]``. A job keeps its new paths
-    where the largest load that its bundles meet falls, or stays and the sum falls; else its old ones.
-    """
-    gained = 0
-    for i in range(job_start.size - 1):
-        bundles = turn[job_start[i] : job_start[i + 1]]
-        before = chosen[bundles]
-        peak, total = _met(paths, bundles, load, chosen)
-        for bundle in bundles:
-            _shift(paths, bundle, chosen[bundle], -rate[bundle], load)
-        for bundle in bundles:
-            chosen[bundle] = _least_congested(paths, bundle, rate[bundle], load)
-            _shift(paths, bundle, chosen[bundle], rate[bundle], load)
-        new_peak, new_total = _met(paths, bundles, load, chosen)
-        same = abs(new_peak - peak) <= 1e-9
-        if new_peak < peak - 1e-9 or (same and new_total < total - 1e-9 * (1.0 + total)):
-            gained += 1
-            continue
-        for bundle in bundles:
-            _shift(paths, bundle, chosen[bundle], -rate[bundle], load)
-        for at in range(bundles.size):
-            chosen[bundles[at]] = before[at]
-            _shift(paths, bundles[at], before[at], rate[bundles[at]], load)
-    return gained

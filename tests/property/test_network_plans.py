@@ -1,0 +1,46 @@
+"""Whatever is asked, a network plan keeps the checker's rules, and asking again gives the same."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.network.check import network_violations
+from solvers.network.factors import Clip
+from solvers.network.replan import Options, Variant, replan
+from solvers.network.swaps import Moves
+from tests.support.contentions import a_contention
+
+
+@st.composite
+def some_options(draw: st.DrawFn) -> Options:
+    """Draw any way to plan."""
+    return Options(
+        variant=draw(st.sampled_from(Variant)), references=draw(st.integers(1, 3)),
+        clip=draw(st.sampled_from(Clip)), swap_jobs=draw(st.sampled_from([0, 3, 6])),
+        moves=draw(st.sampled_from([Moves.ADJACENT, Moves.INSERTION])),
+        trials=draw(st.sampled_from([0, 10])), margin=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        floor=draw(st.sampled_from([0.0, 0.4, 0.9])), seed=draw(st.integers(0, 5)),
+    )  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6), jobs=st.integers(1, 9), idle=st.integers(0, 2),
+    load=st.sampled_from([0.1, 1.0, 5.0]), levels=st.integers(1, 8), options=some_options(),
+    data=st.data(),
+)  # fmt: skip
+def test_every_plan_passes_the_checker_and_comes_out_the_same_again(
+    seed: int, jobs: int, idle: int, load: float, levels: int, options: Options, data: st.DataObject
+) -> None:
+    case = a_contention(seed, jobs=jobs, idle=min(idle, jobs), load=load)
+    names = st.lists(st.sampled_from(case.jobs), unique=True)
+    earlier, unmeasured = data.draw(names), data.draw(names)
+    plan, again = (
+        replan(case, levels=levels, options=options, earlier=earlier, unmeasured=unmeasured)
+        for _ in range(2)
+    )
+    assert network_violations(case, plan) == []
+    assert plan.level.tolist() == again.level.tolist()
+    assert plan.chosen.tolist() == again.chosen.tolist()
+    assert plan.order.tolist() == again.order.tolist()

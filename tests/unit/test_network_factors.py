@@ -1,0 +1,207 @@
+"""Correction factors and priorities on cases whose answers are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Demand
+from solvers.network.factors import (
+    NARROW,
+    WIDE,
+    Clip,
+    Timing,
+    against,
+    factors,
+    fitted,
+    low_periods_s,
+    reference_of,
+)  # fmt: skip
+from solvers.network.fluid import simulate
+from solvers.network.priorities import assigned, held, noisy, order_of
+from tests.support.networks import FluidJob, a_demand
+
+
+def _example_1() -> Demand:
+    return a_demand(
+        FluidJob(work=10, compute_s=2, busy_s={0: 2}), FluidJob(work=5, compute_s=1, busy_s={0: 1})
+    )
+
+
+def _timing(compute_s: float, start_s: float, comm_s: float) -> Timing:
+    one = np.ones(1)
+    return Timing(
+        compute_s=one * compute_s, start_s=one * start_s, delay_s=one * 0, comm_s=one * comm_s
+    )
+
+
+def _low_s(high: Timing, low: Timing, speed: float = 0.0) -> float:
+    found, slack = low_periods_s(high, low, np.array([speed]))
+    assert slack[0] == 0
+    return float(found[0])
+
+
+def test_example_1_of_crux_ties_at_exactly_three_halves() -> None:
+    demand = _example_1()
+    assert reference_of(demand) == 0
+    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
+    assert assigned(demand, factors(demand)).tolist() == [5.0, 7.5]
+    assert order_of(assigned(demand, factors(demand))).tolist() == [1, 0]
+
+
+def test_example_1_has_the_same_factor_in_tenths_and_thirds_of_its_times() -> None:
+    for scale in (0.1, 1 / 3, 1e-5):
+        demand = a_demand(
+            FluidJob(work=10, compute_s=2 * scale, busy_s={0: 2 * scale}),
+            FluidJob(work=5, compute_s=scale, busy_s={0: scale}),
+        )
+        assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
+
+
+def test_periods_of_example_1_are_4_and_6_for_who_is_last() -> None:
+    first, second = _timing(2, 2, 2), _timing(1, 1, 1)
+    assert _low_s(first, second) == 4
+    assert _low_s(second, first) == 6
+
+
+def test_in_example_2_neither_order_matters_so_that_k_is_1() -> None:
+    demand = a_demand(
+        FluidJob(work=10, compute_s=4, start_s=2, busy_s={0: 1}),
+        FluidJob(work=30, compute_s=2, start_s=1, busy_s={0: 3}),
+    )
+    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
+
+
+def test_who_is_last_starves_where_the_other_one_fills_the_link() -> None:
+    assert _low_s(_timing(1, 0, 2), _timing(1, 1, 1)) == math.inf
+    assert _low_s(_timing(1, 0, 2), _timing(1, 1, 1), speed=0.5) == pytest.approx(3.0)
+
+
+def test_a_job_that_only_gains_has_k_infinite_and_one_that_only_loses_0_until_clipped() -> None:
+    # the reference always sends, also when last: as much of it as is left over hides behind its compute
+    eager = FluidJob(work=1, compute_s=4, start_s=0, busy_s={0: 1.5})
+    small = FluidJob(work=1, compute_s=1, busy_s={0: 1})
+    demand = a_demand(eager, small)
+    against_eager = against(demand, np.array([1]), np.array([0]))
+    against_small = against(demand, np.array([0]), np.array([1]))
+    assert against_eager.tolist() == [math.inf]
+    assert against_small.tolist() == [0.0]
+    assert factors(demand, clip=Clip.NARROW).max() <= NARROW[1]
+
+
+def test_k_is_clipped_narrowly_where_a_shared_link_is_saturated_and_widely_where_it_is_not() -> (
+    None
+):
+    free = a_demand(
+        FluidJob(compute_s=4, start_s=0, busy_s={0: 1.5}), FluidJob(compute_s=2, busy_s={0: 1})
+    )
+    assert free.offered[0] < 1
+    assert reference_of(free) == 0
+    assert factors(free).tolist() == [1.0, WIDE[1]]
+    full = a_demand(
+        FluidJob(compute_s=4, start_s=0, busy_s={0: 2.5}), FluidJob(compute_s=1, busy_s={0: 1})
+    )
+    assert full.offered[0] >= 1
+    assert set(factors(full).tolist()) <= {1.0, *NARROW}
+    assert factors(full)[1] == NARROW[1]
+
+
+def test_jobs_that_cannot_fill_a_link_together_are_played_on_one_as_the_paper_does() -> None:
+    # both need all of a link of their own, and half of the one that they share
+    demand = a_demand(
+        FluidJob(work=10, compute_s=2, busy_s={0: 1, 1: 2}),
+        FluidJob(work=5, compute_s=1, busy_s={0: 0.5, 2: 1}),
+    )
+    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
+
+
+def test_a_pair_is_played_at_the_speed_that_their_fullest_link_leaves() -> None:
+    # link 0 lets one send at (1 - 0.8) / 0.8 = 1/4 while the other does, link 3 at 2/3
+    demand = a_demand(
+        FluidJob(work=10, compute_s=2, busy_s={0: 1.6, 1: 2.0, 3: 1.2}),
+        FluidJob(work=5, compute_s=1, busy_s={0: 0.8, 2: 1.0, 3: 0.6}),
+    )
+    first, second = _timing(2, 2, 2), _timing(1, 1, 1)
+    low_s = _low_s(second, first, 0.25), _low_s(first, second, 0.25)
+    for last, level in enumerate(([0, 1], [1, 0])):
+        run = simulate(demand, np.array(level), horizon_s=6000.0, warm_s=600.0)
+        assert 1 / run.iterations[last] == pytest.approx(low_s[last], rel=1e-3)
+    wanted = 1 * (1 / 2 - 1 / low_s[1]) / (2 * (1 / 4 - 1 / low_s[0]))
+    assert factors(demand, clip=Clip.NONE) == pytest.approx([1.0, wanted])
+
+
+def test_the_reference_is_the_job_with_most_traffic_a_second_not_an_iteration() -> None:
+    demand = a_demand(
+        FluidJob(compute_s=100, busy_s={0: 20}), FluidJob(compute_s=2, busy_s={0: 1, 1: 1})
+    )
+    assert reference_of(demand) == 1
+
+
+def test_several_references_agree_with_one_where_there_is_only_one_pair() -> None:
+    demand = _example_1()
+    k = fitted(demand, 3)
+    assert k[1] / k[0] == pytest.approx(1.5)
+    assert k[0] * k[1] == pytest.approx(1.0)
+
+
+def test_jobs_are_measured_against_jobs_that_they_meet_not_against_one_elsewhere() -> None:
+    pair = [
+        FluidJob(work=10, compute_s=2, busy_s={0: 2}),
+        FluidJob(work=5, compute_s=1, busy_s={0: 1}),
+    ]
+    far = FluidJob(work=1, compute_s=0.5, busy_s={1: 3, 2: 3})
+    k = factors(a_demand(*pair, far), references=2, clip=Clip.NONE)
+    assert k[1] / k[0] == pytest.approx(1.5)
+    assert k[2] == 1
+
+
+def test_jobs_without_traffic_have_k_1_and_come_before_all_others() -> None:
+    demand = a_demand(FluidJob(), FluidJob(busy_s={0: 1}), FluidJob(work=0))
+    assert factors(demand).tolist() == [1, 1, 1]
+    priority = assigned(demand, factors(demand))
+    assert priority.tolist() == [math.inf, 1, math.inf]
+    assert order_of(priority).tolist() == [0, 2, 1]
+
+
+def test_priorities_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="job 1 is NaN"):
+        order_of(np.array([1.0, math.nan]))
+    with pytest.raises(InvalidInput, match="job 0 is NaN"):
+        assigned(_example_1(), np.array([math.nan, 1.0]))
+    with pytest.raises(InvalidInput, match="references"):
+        factors(_example_1(), references=0)
+
+
+def test_an_earlier_order_is_kept_unless_priorities_differ_by_more_than_the_margin() -> None:
+    earlier = np.array([0, 1])
+    assert held(np.array([1.0, 1.05]), earlier, margin=0.1).tolist() == [0, 1]
+    assert held(np.array([1.0, 1.2]), earlier, margin=0.1).tolist() == [1, 0]
+    assert held(np.array([1.0, 1.05]), earlier, margin=0.0).tolist() == [1, 0]
+    assert held(np.array([1.0, 1.05]), np.array([1, 0])).tolist() == [1, 0]
+
+
+def test_a_new_job_comes_in_where_its_priority_puts_it() -> None:
+    assert held(np.array([4.0, 1.0, 2.0]), np.array([0, 1])).tolist() == [0, 2, 1]
+    assert held(np.array([4.0, 1.0, 0.5]), np.array([1]), margin=9).tolist() == [0, 1, 2]
+
+
+def test_an_order_that_cannot_be_held_to_is_refused() -> None:
+    for earlier, margin in (([0, 0], 0.1), ([2], 0.1), ([0], -1.0), ([0], math.nan)):
+        with pytest.raises(InvalidInput):
+            held(np.ones(2), np.array(earlier), margin=margin)
+
+
+def test_a_noisy_measurement_scales_all_times_of_a_job_alike_and_repeats() -> None:
+    demand = a_demand(FluidJob(busy_s={0: 1, 1: 2}, delay_s=1.0), FluidJob(busy_s={0: 1}))
+    seen = noisy(demand, 0.2, seed=1)
+    factor = seen.busy_s / demand.busy_s
+    assert factor[0] == pytest.approx(factor[1])
+    assert factor[0] != factor[2]
+    assert seen.comm_s / demand.comm_s == pytest.approx([factor[0], factor[2]])
+    assert noisy(demand, 0.2, seed=1).busy_s.tolist() == seen.busy_s.tolist()
+    assert noisy(demand, 0.0).busy_s.tolist() == demand.busy_s.tolist()
+    with pytest.raises(InvalidInput):
+        noisy(demand, -0.1)

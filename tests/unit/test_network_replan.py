@@ -1,0 +1,290 @@
+"""Whole plans, swaps, the fairness floor: on small cases, against enumeration where that is possible."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.check import network_violations
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.tables import Floats, Ints
+from solvers.network.floor import floored
+from solvers.network.fluid import simulate, works
+from solvers.network.paths import select
+from solvers.network.replan import Options, Variant, joint, replan, replanned
+from solvers.network.rivals.ecmp import hashed
+from solvers.network.swaps import (
+    Moves,
+    Window,
+    by_level,
+    compact,
+    link_groups,
+    releveled,
+    swapped,
+)  # fmt: skip
+from solvers.network.trials import among, possible_groups, tried
+from tests.support.contentions import a_contention
+from tests.support.networks import FluidJob, a_demand
+
+WINDOW = Window(horizon_s=200.0)
+PAPER = Options(swap_jobs=0, margin=0.0)
+
+
+def _distinct(order: Ints) -> Ints:
+    level = np.empty(len(order), dtype=np.int64)
+    level[order] = np.arange(len(order) - 1, -1, -1)
+    return level
+
+
+def _work(demand: Demand, level: Ints) -> float:
+    return float(works(demand, level[None], horizon_s=200.0)[0])
+
+
+def _crowd() -> Demand:
+    """Return four jobs on one link, offered 1.4."""
+    return a_demand(
+        FluidJob(work=40, compute_s=2, busy_s={0: 1.5}),
+        FluidJob(work=30, compute_s=1, busy_s={0: 0.5}),
+        FluidJob(work=20, compute_s=3, start_s=1, busy_s={0: 1}),
+        FluidJob(work=1, compute_s=1, busy_s={0: 0.7}),
+    )
+
+
+def _shares(demand: Demand, level: Ints) -> Floats:
+    run = simulate(demand, level, horizon_s=400.0, warm_s=40.0)
+    shares: Floats = run.iterations * demand.alone_s
+    return shares
+
+
+def test_jobs_form_a_group_only_through_links_that_they_can_fill() -> None:
+    demand = a_demand(
+        FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1, 2: 0.4}), FluidJob(busy_s={0: 2, 3: 1}),
+        FluidJob(busy_s={2: 0.5, 4: 1}), FluidJob(),
+    )  # fmt: skip
+    assert [group.tolist() for group in link_groups(demand)] == [[0, 2]]
+
+
+def test_all_moves_find_the_best_order_and_others_one_that_no_neighbour_betters() -> None:
+    demand = _crowd()
+    every = [np.array(p) for p in permutations(range(4))]
+    best = max(_work(demand, _distinct(p)) for p in every)
+    worst = min(every, key=lambda p: _work(demand, _distinct(p)))
+    found = {m: swapped(demand, worst, moves=m, window=WINDOW) for m in Moves}
+    assert _work(demand, _distinct(found[Moves.ALL])) == pytest.approx(best, rel=1e-5)
+    assert _work(demand, _distinct(found[Moves.INSERTION])) > _work(demand, _distinct(worst)) * 1.2
+    now = found[Moves.ADJACENT]
+    for at in range(3):
+        other = now.copy()
+        other[[at, at + 1]] = now[[at + 1, at]]
+        assert _work(demand, _distinct(other)) <= _work(demand, _distinct(now)) * (1 + 1e-5)
+
+
+def test_an_order_as_good_as_the_best_is_left_alone() -> None:
+    demand = a_demand(FluidJob(busy_s={0: 1}), FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1}))
+    for order in ([0, 1, 2], [1, 2, 0]):
+        for moves in Moves:
+            assert swapped(demand, np.array(order), moves=moves).tolist() == order
+
+
+def test_groups_that_are_too_large_and_jobs_of_other_groups_keep_their_places() -> None:
+    demand = _crowd()
+    worst = np.array([3, 2, 0, 1])
+    assert swapped(demand, worst, most_jobs=3).tolist() == worst.tolist()
+    more = a_demand(
+        FluidJob(busy_s={1: 1}), FluidJob(work=1, busy_s={0: 2}), FluidJob(work=9, busy_s={0: 2})
+    )
+    assert swapped(more, np.array([1, 0, 2])).tolist() == [2, 0, 1]
+
+
+def test_levels_that_are_too_few_are_shared_as_the_engine_says() -> None:
+    demand = _crowd()
+    best = max(_work(demand, np.array(row)) for row in product(range(2), repeat=4))
+    level = releveled(demand, np.zeros(4, dtype=np.int64), 2, window=WINDOW)
+    assert _work(demand, level) == pytest.approx(best, rel=1e-4)
+    assert by_level(np.array([0, 1, 0, 1]), np.array([2, 3, 0, 1])).tolist() == [3, 1, 2, 0]
+
+
+def test_a_demand_made_compact_runs_as_it_did() -> None:
+    demand = a_demand(FluidJob(), FluidJob(busy_s={3: 1, 9: 2}), FluidJob(busy_s={9: 1}))
+    part = compact(demand, np.array([2, 1]))
+    assert part.links == 2
+    assert part.comm_s.tolist() == [1, 2]
+    whole = simulate(demand, np.array([0, 1, 0]), horizon_s=50.0)
+    assert simulate(part, np.array([0, 1]), horizon_s=50.0).iterations == pytest.approx(
+        whole.iterations[[2, 1]]
+    )
+
+
+def test_jobs_that_could_meet_on_other_paths_belong_together() -> None:
+    case = a_contention(3, jobs=4, idle=1)
+    groups = possible_groups(case)
+    assert sorted(np.concatenate(groups).tolist()) == [0, 1, 2, 3]
+    assert [3] in [group.tolist() for group in groups] or case.fixed_start[-1] > case.fixed_start[
+        -2
+    ]
+    part, bundles = among(case, np.array([2, 0]))
+    chosen = hashed(case)
+    whole, alone = demand_of(case, chosen), demand_of(part, chosen[bundles])
+    assert alone.comm_s.tolist() == whole.comm_s[[2, 0]].tolist()
+    assert alone.link.tolist() == whole.among(np.array([2, 0])).link.tolist()
+
+
+def test_paths_tried_on_the_engine_do_at_least_the_work_of_those_selected() -> None:
+    gains = []
+    for seed in range(6):
+        case = a_contention(seed, load=1.5)
+        order = np.arange(5)
+        chosen = select(case, order)
+        paths, turned = tried(case, chosen, order, window=WINDOW)
+        before = _work(demand_of(case, chosen), _distinct(order))
+        gains.append(_work(demand_of(case, paths), _distinct(turned)) / before)
+    assert min(gains) >= 1 - 1e-9
+    assert max(gains) > 1.01
+
+
+def test_a_floor_that_is_kept_already_changes_nothing_and_costs_nothing() -> None:
+    demand = _crowd()
+    order = np.array([1, 0, 2, 3])
+    found = floored(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
+    assert found.met
+    assert found.price == 0
+    assert found.level.tolist() == _distinct(order).tolist()
+    assert found.order.tolist() == order.tolist()
+
+
+def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
+    demand = _crowd()
+    order = np.array([1, 0, 2, 3])
+    level = _distinct(order)
+    assert _shares(demand, level).min() < 0.3
+    prices = []
+    for floor in (0.3, 0.5):
+        found = floored(demand, level, order, 8, floor, window=Window(horizon_s=400.0, warm_s=40.0))
+        assert found.met
+        assert _shares(demand, found.level).min() >= floor - 0.006
+        assert (np.diff(found.level[found.order]) <= 0).all()
+        prices.append(found.price)
+    assert 0 < prices[0] <= prices[1]
+    lost = 1 - _work(demand, found.level) / _work(demand, level)
+    assert found.price == pytest.approx(lost, abs=0.02)
+
+
+def test_a_floor_that_cannot_be_kept_is_said_to_be_missed() -> None:
+    demand = _crowd()
+    order = np.array([1, 0, 2, 3])
+    found = floored(demand, _distinct(order), order, 4, 1.0)
+    assert not found.met
+    assert found.share.min() < 1
+    assert found.share.min() >= _shares(demand, _distinct(order)).min()
+    with pytest.raises(InvalidInput):
+        floored(demand, _distinct(order), order, 4, 1.01)
+
+
+def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
+    case = a_contention(1, jobs=12)
+    pa, ps_pa, full = (
+        replan(case, options=Options(variant=variant, swap_jobs=0, seed=4)) for variant in Variant
+    )
+    assert pa.chosen.tolist() == hashed(case, 4).tolist()
+    assert ps_pa.chosen.tolist() == full.chosen.tolist() != pa.chosen.tolist()
+    assert sorted(pa.level.tolist()) == sorted(ps_pa.level.tolist()) == list(range(12))
+    assert ps_pa.order.tolist() == full.order.tolist()
+    assert full.levels == 8
+    for plan in (pa, ps_pa, full):
+        assert network_violations(case, plan) == []
+
+
+def test_more_work_is_done_than_without_a_plan_and_more_still_with_trials() -> None:
+    none: list[float] = []
+    plain: list[float] = []
+    best: list[float] = []
+    for seed in range(8):
+        case = a_contention(seed, load=1.2)
+        unplanned = demand_of(case, hashed(case))
+        none.append(_work(unplanned, np.zeros(5, dtype=np.int64)))
+        for found, options in ((plain, PAPER), (best, Options(window=WINDOW))):
+            result = replanned(case, levels=3, options=options)
+            assert network_violations(case, result.plan) == []
+            found.append(_work(result.demand, result.plan.level))
+    assert np.sum(plain) > 1.05 * np.sum(none)
+    assert np.sum(best) > np.sum(plain)
+
+
+def test_levels_that_the_fabric_does_not_have_are_refused() -> None:
+    case = a_contention(0)
+    for levels, fabric in ((0, 8), (-1, 8), (9, 8), (4, 3)):
+        with pytest.raises(InvalidInput, match="levels"):
+            replan(case, levels=levels, fabric_levels=fabric)
+    for options in (Options(floor=-0.1), Options(references=0), Options(margin=-1.0)):
+        with pytest.raises(InvalidInput):
+            replan(case, options=options, earlier=case.jobs)
+
+
+def test_one_level_serves_all_alike_and_no_jobs_need_no_plan() -> None:
+    case = a_contention(0)
+    assert set(replan(case, levels=1, unmeasured=["job-0"]).level.tolist()) == {0}
+    nobody, _ = among(case, np.zeros(0, dtype=np.int64))
+    plan = replan(nobody)
+    assert len(plan.level) == 0
+    assert network_violations(nobody, plan) == []
+
+
+def test_an_earlier_order_is_kept_where_priorities_hardly_differ() -> None:
+    case = a_contention(2, jobs=6)
+    first = replan(case, options=PAPER)
+    names = [case.jobs[job] for job in first.order.tolist()]
+    turned = ["gone", *names[::-1]]
+    kept = replan(case, options=Options(swap_jobs=0, margin=1e9), earlier=turned)
+    assert [case.jobs[job] for job in kept.order.tolist()] == names[::-1]
+    assert network_violations(case, kept) == []
+    anew = replan(case, options=Options(swap_jobs=0, margin=0.0), earlier=turned)
+    assert anew.order.tolist() == first.order.tolist()
+
+
+def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
+    case = a_contention(4, jobs=6, load=2.0)
+    for variant in Variant:
+        last = case.jobs[replan(case, options=PAPER).order[-1]]
+        found = replanned(case, options=Options(variant=variant), unmeasured=[last, "nobody", last])
+        plan, job = found.plan, case.jobs.index(last)
+        assert found.holding.tolist() == [job]
+        assert plan.order[0] == job
+        assert plan.level[job] == plan.levels - 1
+        assert (np.delete(plan.level, job) < plan.levels - 1).all()
+        assert network_violations(case, plan) == []
+
+
+def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -> None:
+    case = a_contention(4, jobs=6, load=2.0)
+    found = replanned(case, unmeasured=case.jobs[::-1])
+    demand, held = found.demand, set(found.holding.tolist())
+    assert 5 in held
+    links = [set(demand.link[slice(*demand.link_start[j : j + 2])].tolist()) for j in range(6)]
+    for job in range(6):
+        others = held - {job}
+        assert (job in held) == all(not links[job] & links[o] for o in others if o > job)
+    assert network_violations(case, found.plan) == []
+
+
+def test_a_floor_asked_of_a_plan_is_kept_and_its_order_is_still_sound() -> None:
+    case = a_contention(5, jobs=6, load=2.0)
+    free = replanned(case, levels=4)
+    share = _shares(free.demand, free.plan.level)
+    fair = replanned(case, levels=4, options=Options(floor=float(share.min()) + 0.1))
+    assert network_violations(case, fair.plan) == []
+    assert fair.floored is not None
+    assert fair.floored.met
+    assert _shares(fair.demand, fair.plan.level).min() > share.min() + 0.05
+
+
+def test_of_several_placements_the_one_with_most_work_is_taken() -> None:
+    crowded, spread = a_contention(1, load=4.0), a_contention(1, load=0.1)
+    options = Options(swap_jobs=0)
+    at, plan = joint([crowded, spread, spread], options=options)
+    assert at == 1
+    assert plan.order.tolist() == replan(spread, options=options).order.tolist()
+    with pytest.raises(InvalidInput, match="candidates"):
+        joint([])
