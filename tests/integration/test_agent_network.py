@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from formulation.errors import NotAllowed, Unavailable
+from formulation.network.tags import assigned
 from service.agent.main import main
 from service.agent.network.backend import Change
 from service.agent.network.commands import inside
 from service.agent.network.node import NodeNetwork
 from service.agent.network.paths import candidates
 from service.agent.network.period import iteration
-from service.agent.network.tags import assigned
 from service.agent.network.tc import Tc
 from tests.support.netns import Race, cable, hosts, namespaces, python, sysctl
 

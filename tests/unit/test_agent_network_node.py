@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from formulation.errors import InvalidInput, Unavailable
+from formulation.network.tags import Settings
 from service.agent.main import main
 from service.agent.network.backend import Advice, Change, differences
 from service.agent.network.devices import forced, rdma_devices, steering
 from service.agent.network.node import NodeNetwork
-from service.agent.network.tags import Settings
 
 
 class Table:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from formulation.errors import InvalidInput
+from formulation.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assigned
 from service.agent.network.launch import Launch, environment, overridden, traffic_class
-from service.agent.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assigned
 
 
 def many(count: int, level: int = 0) -> dict[str, int]:

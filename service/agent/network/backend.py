@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from formulation.errors import InvalidInput, Unavailable
+from formulation.network.tags import PRIORITIES, check_tag
 from service.agent.network.commands import Run, run
-from service.agent.network.tags import PRIORITIES, check_tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

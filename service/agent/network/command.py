@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from formulation.errors import InvalidInput, TesseraError
+from formulation.network.tags import Fabric, Settings, assigned
 from service.agent.network.backend import Advice, Backend, differences
 from service.agent.network.commands import inside
 from service.agent.network.dcb import Dcb
@@ -19,7 +20,6 @@ from service.agent.network.devices import forced
 from service.agent.network.launch import Launch, environment
 from service.agent.network.mlnx import MlnxQos
 from service.agent.network.node import NodeNetwork
-from service.agent.network.tags import Fabric, Settings, assigned
 from service.agent.network.tc import Tc
 
 BACKENDS = ("none", "dcb", "mlnx_qos", "tc")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from formulation.errors import InvalidInput
-from service.agent.network.tags import Settings, check_tag
+from formulation.network.tags import Settings, check_tag
 
 ECT0 = 2
 """ECN bits that declare an ECN-capable transport, as in NCCL_IB_TC=106 for DSCP 26."""

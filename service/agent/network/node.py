@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from formulation.errors import InvalidInput
+from formulation.network.tags import Settings
 from service.agent.network.backend import Backend, Change, differences, stages
 from service.agent.network.devices import SYS, forced
 from service.agent.network.launch import Launch, environment, overridden
-from service.agent.network.tags import Settings
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from formulation.errors import InvalidInput, NotAllowed, Unavailable
+from formulation.network.tags import PRIORITIES
 from service.agent.network.backend import Change, Tool
 from service.agent.network.commands import Run, run
-from service.agent.network.tags import PRIORITIES
 
 HANDLE = "7e5:"
 """The discipline's handle, by which it is known as ours."""
