@@ -33,8 +33,7 @@ def clos(
     for i, ports in enumerate(nics):
         for nic in ports:
             draft.cable(nic, low[i * tors // len(nics)], shape.nic_bytes_per_s, shape.nic_delay_s)
-    for tor, agg in product(low, high):
-        draft.cable(tor, agg, tor_bytes_per_s, tor_delay_s, cables)
+    draft.mesh(low, high, tor_bytes_per_s, tor_delay_s, cables)
     return draft.topology(adaptive=adaptive)
 
 
@@ -73,15 +72,16 @@ def double_sided(
     high = draft.switches("core", cores, Tier.CORE)
     for i, ports in enumerate(nics):
         pair = i * (tors // 2) // len(nics)
-        for nic, tor in product(ports, low[2 * pair : 2 * pair + 2]):
-            draft.cable(nic, tor, shape.nic_bytes_per_s / 2, shape.nic_delay_s)
+        draft.mesh(
+            ports, low[2 * pair : 2 * pair + 2], shape.nic_bytes_per_s / 2, shape.nic_delay_s
+        )
     for pod in range(pods):
         mine = middle[pod * planes : (pod + 1) * planes]
-        for tor, agg in product(low[pod * tors // pods : (pod + 1) * tors // pods], mine):
-            draft.cable(tor, agg, tor_bytes_per_s, tor_delay_s)
+        its_tors = low[pod * tors // pods : (pod + 1) * tors // pods]
+        draft.mesh(its_tors, mine, tor_bytes_per_s, tor_delay_s)
         for plane, agg in enumerate(mine):
-            for core in high[plane * cores // planes : (plane + 1) * cores // planes]:
-                draft.cable(agg, core, aggregation_bytes_per_s, aggregation_delay_s)
+            its_cores = high[plane * cores // planes : (plane + 1) * cores // planes]
+            draft.mesh([agg], its_cores, aggregation_bytes_per_s, aggregation_delay_s)
     return draft.topology(adaptive=adaptive)
 
 

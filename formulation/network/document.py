@@ -175,17 +175,15 @@ def _shape(f: Fields) -> HostShape:
     changed |= {
         name: s.wholes(name, 0, MAX_IN_HOST) for name in ("gpu_pcie", "nic_pcie") if name in s
     }
-    changed |= {name: s.speed(name) for name in _SPEEDS if name in s and s.raw(name) != 0}
-    if "nvlink_bytes_per_s" in s and s.raw("nvlink_bytes_per_s") == 0:
+    if "nvlink_bytes_per_s" in s and s.raw("nvlink_bytes_per_s") == 0:  # PCIe only
         changed["nvlink_bytes_per_s"] = 0.0
+    changed |= {name: s.speed(name) for name in _SPEEDS if name in s and name not in changed}
     changed |= {name: s.delay(name) for name in _DELAYS if name in s}
     try:
         if "like" in s:
             return replace(SHAPES[s.one_of("like", SHAPES)], **changed)
         for name in ("gpus", "nics", "pcie_switches", *_SPEEDS[:2]):
-            if name not in changed:
-                s.raw(name)
-                s.speed(name)  # a speed of 0
+            s.raw(name)  # is needed
         return HostShape(**changed)
     except InvalidInput as wrong:
         if wrong.field.startswith(s.where):

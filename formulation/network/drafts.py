@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -51,8 +52,7 @@ class Draft:
 
     def link(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> None:
         """Add a link of one direction. Raises InvalidInput: there are too many."""
-        if len(self._ends) >= MAX_LINKS:
-            raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
+        self._expect(1)
         self._ends.append((source, target))
         self._costs.append((bytes_per_s, delay_s))
 
@@ -60,9 +60,22 @@ class Draft:
         self, one: int, other: int, bytes_per_s: float, delay_s: float, cables: int = 1
     ) -> None:
         """Add links in both directions, ``cables`` of each."""
+        self._expect(2 * cables)
         for _ in range(cables):
             self.link(one, other, bytes_per_s, delay_s)
             self.link(other, one, bytes_per_s, delay_s)
+
+    def mesh(
+        self, low: list[int], high: list[int], bytes_per_s: float, delay_s: float, cables: int = 1
+    ) -> None:
+        """Add cables from each of ``low`` to each of ``high``."""
+        self._expect(2 * cables * len(low) * len(high))
+        for one, other in product(low, high):
+            self.cable(one, other, bytes_per_s, delay_s, cables)
+
+    def _expect(self, links: int) -> None:
+        if len(self._ends) + links > MAX_LINKS:
+            raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
 
     def topology(self, *, adaptive: bool = False) -> Topology:
         """Return what was drafted. Raises InvalidInput: it is no network."""

@@ -104,6 +104,16 @@ class Routes:
             for rest in np.split(ways.path_link, cuts)
         ]
 
+    def count(self, source: int, target: int) -> int:
+        """Return how many shortest paths there are from GPU to GPU, listed or not.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        if source == target:
+            return 1
+        return int(self.ways(np.array([source]), np.array([target])).total[0])
+
     def _ports(self, source: Ints, target: Ints, over: Ints) -> tuple[Ints, Ints]:
         ports = self.insides.port(source[over]), self.insides.port(target[over])
         for ends, port, verb in ((source, ports[0], "leave"), (target, ports[1], "reach")):

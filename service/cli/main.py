@@ -43,6 +43,7 @@ _BUILT_IN: Final = {
         "Bring in how fast workloads run, and traces of jobs.",
         "Clusters",
     ),
+    "topology": Later("service.cli.topology:add", "Look at a network, with no server.", "Clusters"),
     "estimate": Later(
         "service.cli.estimate:add",
         "Estimate how fast a model trains on GPUs, with no server and no GPU.",

@@ -1,0 +1,175 @@
+"""Laws of paths and flows, against plain search and plain sums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulation.errors import InvalidInput
+from formulation.network.document import read, write
+from formulation.network.flows import NetworkJob, contention
+from formulation.network.routes import Routes
+from formulation.network.topology import NOWHERE, Topology
+from formulation.network.traffic import Pattern
+from tests.support.topologies import (
+    a_clos,
+    a_double_sided,
+    a_job,
+    a_shape,
+    a_torus,
+    an_exchange,
+    gpu,
+    shortest_paths,
+)
+
+
+@st.composite
+def fabrics(draw: st.DrawFn) -> Topology:
+    """Return hosts of one GPU and one NIC on switches that are joined at random, some links one way."""
+    hosts, switches = draw(st.integers(2, 4)), draw(st.integers(1, 7))
+    number = st.integers(0, switches - 1)
+    speed: dict[str, Any] = {"bytes_per_s": 1e9}
+    links = [
+        {"from": f"host-{h}", "to": f"s{s}"} | speed
+        for h in range(hosts)
+        for s in draw(st.lists(number, min_size=1, max_size=3))
+    ]
+    for a, b, one_way in draw(st.lists(st.tuples(number, number, st.booleans()), max_size=18)):
+        if a != b:
+            links.append({"from": f"s{a}", "to": f"s{b}", "one_way": one_way} | speed)
+    return read({
+        "hosts": hosts,
+        "host": {"gpus": 1, "nics": 1, "pcie_switches": 1, "nic_bytes_per_s": 1e9, "pcie_bytes_per_s": 1e9},
+        "switches": [{"name": f"s{i}", "tier": "tor"} for i in range(switches)], "links": links,
+    })  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(fabrics(), st.integers(1, 12))
+def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
+    topology: Topology, most: int
+) -> None:
+    routes, count = Routes(topology, most), len(topology.hosts)
+    for a, b in ((a, b) for a in range(count) for b in range(count) if a != b):
+        ends = gpu(topology, a), gpu(topology, b)
+        every = shortest_paths(topology, *ends)
+        if not every:
+            with pytest.raises(InvalidInput, match=f"host-{a}/gpu-0 to host-{b}/gpu-0"):
+                routes.between(*ends)
+            continue
+        found = routes.between(*ends)
+        assert len(found) == len(set(found)) == min(most, len(every))
+        assert set(found) <= every
+        assert routes.count(*ends) == len(every)
+
+
+TOPOLOGIES = (
+    a_clos(5, a_shape(gpus=4, nics=2, pcie=2), aggregations=3),
+    a_clos(5, a_shape(gpus=4, nics=2, pcie=2, nvlink_bytes_per_s=0.0), tors=1),
+    a_double_sided(5, a_shape(gpus=4, nics=2, pcie=2)),
+    a_torus(5, 1, shape=a_shape(gpus=4, nics=4, pcie=4)),
+)
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> NetworkJob:
+    """Return a job on some of five hosts of four GPUs, with any exchanges."""
+    every = [(h, i) for h in range(5) for i in range(4)]
+    chosen = sorted(draw(st.lists(st.sampled_from(every), min_size=2, max_size=12, unique=True)))
+    gang: dict[str, list[int]] = defaultdict(list)
+    for host, index in chosen:
+        gang[f"host-{host}"].append(index)
+    exchanges = []
+    for pattern in draw(st.lists(st.sampled_from(list(Pattern)), min_size=1, max_size=3)):
+        ranks = draw(st.permutations(range(len(chosen))))
+        size = draw(st.integers(1, len(chosen)))
+        groups = len(chosen) // size
+        members = np.array(ranks[: groups * size]).reshape(groups, size)
+        exchanges.append(an_exchange(members.tolist(), draw(st.floats(1.0, 100.0)), pattern))
+    return a_job(sorted(gang.items()), *exchanges)
+
+
+def expected(
+    topology: Topology, job: NetworkJob
+) -> tuple[dict[int, float], dict[int, float], float]:
+    """Return by plain loops: bytes that each GPU sends, that each gets, and bytes from host to host."""
+    vertex = [gpu(topology, topology.hosts.index(h), i) for h, indices in job.gang for i in indices]
+    host = topology.vertices.host
+    out: dict[int, float] = defaultdict(float)
+    into: dict[int, float] = defaultdict(float)
+    across = 0.0
+
+    def send(a: int, b: int, size: float) -> None:
+        nonlocal across
+        out[a] += size
+        into[b] += size
+        across += size if host[a] != host[b] else 0.0
+
+    for exchange in job.traffic.exchanges:
+        for group in exchange.members.tolist():
+            members = [vertex[rank] for rank in group]
+            size, count = exchange.sent_bytes, len(members)
+            if exchange.pattern is Pattern.ALL:
+                pairs = [(a, b) for a in members for b in members if a != b]
+            elif exchange.pattern is Pattern.CHAIN:
+                steps = list(pairwise(members))
+                pairs = steps + [(b, a) for a, b in steps]
+            else:  # hosts in a ring; each channel, one a member, takes its part of the way
+                pairs = []
+                hosts = {int(host[a]) for a in members}
+                for a in members if count > 1 else []:
+                    out[a] += size
+                    into[a] += size
+                across += size * len(hosts) if len(hosts) > 1 else 0.0
+                for here in hosts if len(hosts) > 1 else ():
+                    mine = [a for a in members if host[a] == here]
+                    for a in mine:  # every host sends what one member would, its members alike
+                        out[a] += size / len(mine) + size * (len(mine) - 1) / len(mine) - size
+                        into[a] += size / len(mine) + size * (len(mine) - 1) / len(mine) - size
+            for a, b in pairs:
+                send(a, b, size)
+    return out, into, across
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(TOPOLOGIES), placed(), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_bytes_are_neither_lost_nor_made_on_their_way(
+    topology: Topology, job: NetworkJob, qps: int, seed: int
+) -> None:
+    found, _ = contention(topology, [job], qps_per_connection=qps)
+    many = np.diff(found.candidate_start)
+    chosen = np.random.default_rng(seed).integers(0, many)
+    loads = np.zeros(len(topology.links))
+    np.add.at(loads, found.fixed_link, found.fixed_bytes)
+    for bundle, path in enumerate((found.candidate[found.candidate_start[:-1] + chosen]).tolist()):
+        links = found.path_link[found.path_start[path] : found.path_start[path + 1]]
+        loads[links] += found.bundle_bytes[bundle]
+    e, count = topology.links, len(topology.vertices)
+    left = np.bincount(e.source, loads, minlength=count)
+    came = np.bincount(e.target, loads, minlength=count)
+    out, into, across = expected(topology, job)
+    for vertex in range(count):
+        assert left[vertex] - out.get(vertex, 0.0) == pytest.approx(
+            came[vertex] - into.get(vertex, 0.0)
+        )
+        if topology.vertices.tier[vertex] == 0:
+            assert left[vertex] == pytest.approx(out.get(vertex, 0.0))
+    host = topology.vertices.host
+    leaves = (host[e.source] != NOWHERE) & (host[e.target] == NOWHERE)
+    assert loads[leaves].sum() == pytest.approx(across)
+
+
+@settings(max_examples=20)
+@given(fabrics())
+def test_a_topology_is_the_same_after_it_was_written_and_read(topology: Topology) -> None:
+    again = read(write(topology))
+    assert again.hosts == topology.hosts
+    assert again.vertices.equals(topology.vertices)
+    assert again.links.equals(topology.links)
+    assert again.adaptive == topology.adaptive

@@ -1,0 +1,112 @@
+"""Small topologies and jobs on them, and the paths of a network by plain search."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from formulation.network.builders import clos, double_sided, lingjun, torus
+from formulation.network.flows import NetworkJob
+from formulation.network.shapes import A100_HOST, HostShape
+from formulation.network.topology import Tier, Topology
+from formulation.network.traffic import Exchange, Pattern, Traffic
+
+
+def hosts(count: int) -> list[str]:
+    return [f"host-{i}" for i in range(count)]
+
+
+def a_shape(gpus: int = 2, nics: int = 1, pcie: int = 1, **rest: Any) -> HostShape:
+    return HostShape(
+        **{"gpus": gpus, "nics": nics, "pcie_switches": pcie, "nic_bytes_per_s": 25e9,
+           "pcie_bytes_per_s": 32e9, "nvlink_bytes_per_s": 300e9} | rest
+    )  # fmt: skip
+
+
+def a_clos(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
+    numbers = {"tors": 2, "aggregations": 2, "tor_bytes_per_s": 10e9} | rest
+    return clos(hosts(count), shape or a_shape(), **numbers)
+
+
+def a_double_sided(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
+    numbers = {
+        "tors": 4, "aggregations": 4, "cores": 4, "tor_bytes_per_s": 10e9, "aggregation_bytes_per_s": 10e9,
+    } | rest  # fmt: skip
+    return double_sided(hosts(count), shape or a_shape(), **numbers)
+
+
+def a_torus(*sizes: int, shape: HostShape | None = None) -> Topology:
+    count = int(np.prod(sizes))
+    return torus(hosts(count), shape or a_shape(), sizes=sizes, link_bytes_per_s=10e9)
+
+
+def a_lingjun(rows: Sequence[tuple[str, str, str, str]], **rest: Any) -> Topology:
+    numbers = {
+        "ports_per_nic": 2, "asw_cables": 2, "psw_cables": 3, "asw_bytes_per_s": 10e9,
+        "psw_bytes_per_s": 20e9,
+    } | rest  # fmt: skip
+    return lingjun(rows, A100_HOST, **numbers)
+
+
+def a_job(
+    gang: Sequence[tuple[str, Sequence[int]]], *exchanges: Exchange, name: str = "job"
+) -> NetworkJob:
+    return NetworkJob(
+        name=name,
+        gang=tuple((host, tuple(indices)) for host, indices in gang),
+        traffic=Traffic(work_flop=1e12, compute_s=1.0, start_s=0.5, exchanges=exchanges),
+    )
+
+
+def an_exchange(
+    members: Sequence[Sequence[int]], sent_bytes: float = 12.0, pattern: Pattern = Pattern.RING,
+    messages: int = 1,
+) -> Exchange:  # fmt: skip
+    return Exchange(
+        pattern=pattern, members=np.array(members, dtype=np.int64), sent_bytes=sent_bytes,
+        messages=messages,
+    )  # fmt: skip
+
+
+def gpu(topology: Topology, host: int, index: int = 0) -> int:
+    return int(topology.gpus_of(host)[index])
+
+
+def names(topology: Topology, path: Sequence[int]) -> list[str]:
+    """Return the vertices that a path of links meets, its first one left out."""
+    return [topology.vertices.name[topology.links.target[link]] for link in path]
+
+
+def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[int, ...]]:
+    """Return all shortest paths by plain search over whole paths; other hosts pass nothing on."""
+    out: dict[int, list[int]] = defaultdict(list)
+    ends = topology.links.target.tolist()
+    for link, vertex in enumerate(topology.links.source.tolist()):
+        out[vertex].append(link)
+    tier, host = topology.vertices.tier.tolist(), topology.vertices.host.tolist()
+    own = {host[source], host[target]}
+    passes = {
+        v
+        for v in range(len(tier))
+        if tier[v] not in (Tier.GPU, Tier.NIC) or (tier[v] == Tier.NIC and host[v] in own)
+    }
+    fronts: list[tuple[int, ...]] = [()]
+    seen = {source}
+    while fronts:
+        longer = [
+            (*path, link)
+            for path in fronts
+            for at in [ends[path[-1]] if path else source]
+            if at == source or at in passes
+            for link in out[at]
+            if ends[link] not in seen
+        ]
+        found = {path for path in longer if ends[path[-1]] == target}
+        if found:
+            return found
+        seen |= {ends[path[-1]] for path in longer}
+        fronts = longer
+    return set()

@@ -1,0 +1,129 @@
+"""``tessera topology show``: what it prints of a file, and how it refuses one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli import main
+
+CLOS = """
+kind: clos
+nodes: [{name: "a100-{}", count: 4}]
+host: a100
+tors: 2
+aggregations: 3
+tor_bytes_per_s: 100 Gb/s
+tor_delay_s: 1e-6
+"""
+LINGJUN = """
+kind: lingjun
+file: hosts.csv
+host: a100
+ports_per_nic: 2
+asw_cables: 4
+asw_bytes_per_s: 400 Gb/s
+psw_cables: 4
+psw_bytes_per_s: 50e9
+"""
+ROWS = "host_id,dsw,psw,asw\nh1,G,P1,S1\nh2,G,P1,S1\nh3,G,P2,S1\n"
+
+
+def show(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main.app, ["topology", "show", str(path), *arguments])
+
+
+def answered(path: Path, *arguments: str) -> dict[str, Any]:
+    found = show(path, *arguments, "--json")
+    assert found.exit_code == 0, found.stderr
+    document: dict[str, Any] = json.loads(found.stdout)
+    return document
+
+
+@pytest.fixture
+def clos(tmp_path: Path) -> Path:
+    path = tmp_path / "net.yaml"
+    path.write_text(CLOS, encoding="utf-8")
+    return path
+
+
+def test_a_topology_is_shown_by_tiers_and_links(clos: Path) -> None:
+    found = show(clos)
+    assert found.exit_code == 0, found.stderr
+    rows = [row.split() for row in found.stdout.splitlines()]
+    assert ["hosts", "4"] in rows
+    assert ["ToR", "2"] in rows
+    assert ["GPU", "32"] in rows
+    assert ["ToR", "aggregation", "6", "12.5", "1"] in rows
+    assert "37.5 GB/s between halves of ToRs" in found.stdout
+
+
+def test_paths_between_two_hosts_are_listed(clos: Path) -> None:
+    found = show(clos, "--paths", "a100-0", "a100-3")
+    lines = [text for text in found.stdout.splitlines() if " > " in text]
+    assert len(lines) == 3
+    assert lines[1] == (
+        "a100-0/gpu-0 > a100-0/pcie-0 > a100-0/nic-0 > tor-0 > agg-1 > tor-1 > a100-3/nic-0 > a100-3/pcie-0"
+        " > a100-3/gpu-0"
+    )
+    some = show(clos, "--paths", "a100-0", "a100-3", "--most", "2")
+    assert "2 of 3 equal-cost paths; --most lists more" in some.stderr
+
+
+def test_json_says_all_of_it(clos: Path) -> None:
+    found = answered(clos, "--paths", "a100-0", "a100-1")
+    assert found["vertices"]["aggregation"] == 3
+    assert found["bisection_bytes_per_s"] == pytest.approx(37.5e9)
+    assert {
+        "from": "tor",
+        "to": "aggregation",
+        "links": 6,
+        "bytes_per_s": 12.5e9,
+        "delay_s": 1e-6,
+    } in (found["links"])
+    assert len(found["paths"]) == found["equal_cost_paths"] == 1
+    assert found["paths"][0][3] == "tor-0"
+    assert "paths" not in answered(clos)
+
+
+def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "net.yaml"
+    path.write_text(LINGJUN, encoding="utf-8")
+    (tmp_path / "hosts.csv").write_text(ROWS, encoding="utf-8")
+    found = answered(path, "--paths", "h1", "h2")
+    assert found["hosts"] == 3
+    assert found["vertices"]["tor"] == 2
+    assert "assumed" in found["assumed"][0]
+    shown = show(path, "--paths", "h1", "h2")
+    assert "(4 by parallel cables)" in shown.stdout
+    assert "speeds of cables" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        (CLOS.replace("clos", "closs"), [], "kind: 'closs' is no kind; did you mean 'clos'?"),
+        (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
+        (CLOS + "---\n" + CLOS, [], "must hold one topology, not 2"),
+        ("", [], "must hold one topology, not 0"),
+        (CLOS.replace("100 Gb/s", "1"), [], "tor_bytes_per_s: must be a number of bytes/s from 1e6 to 1e14"),
+        (CLOS, ["--paths", "a100-0", "a100-9"], "--paths: there is no host 'a100-9'; did you mean"),
+        (CLOS, ["--paths", "a100-0", "a100-0"], "--paths: needs two different hosts"),
+        (LINGJUN, [], "hosts.csv: cannot be read"),
+        (LINGJUN + "rows: []\n", [], "file, rows: one of them must be given, and only one"),
+        (LINGJUN.replace("file: hosts.csv", ""), [], "needs 'rows'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_refused_by_name(
+    tmp_path: Path, text: str, arguments: list[str], says: str
+) -> None:
+    path = tmp_path / "net.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = show(path, *arguments)
+    assert found.exit_code == 2
+    assert says in found.stderr
+    assert found.stdout == ""

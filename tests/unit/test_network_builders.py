@@ -1,0 +1,233 @@
+"""Fabrics by a few numbers: how many vertices and links there are, and what hangs on what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.data import data_file
+from formulation.errors import InvalidInput
+from formulation.network.builders import testbed as crux_testbed
+from formulation.network.lingjun import rows_of
+from formulation.network.measures import bisection_bytes_per_s, link_kinds, tiers
+from formulation.network.routes import Routes
+from formulation.network.shapes import A100_HOST, PCIE_HOST, HostShape
+from formulation.network.topology import Tier, Topology
+from tests.support.topologies import (
+    a_clos,
+    a_double_sided,
+    a_lingjun,
+    a_shape,
+    a_torus,
+    gpu,
+    names,
+)
+
+ROWS = [
+    ("a", "d", "p1", "s1"),
+    ("b", "d", "p1", "s1"),
+    ("c", "d", "p1", "s2"),
+    ("e", "d", "p2", "s1"),
+]
+
+
+def degrees(topology: Topology, low: Tier, high: Tier) -> tuple[set[int], set[int]]:
+    """Return how many links to ``high`` each vertex of ``low`` has, and how many each of ``high`` gets."""
+    e, tier = topology.links, topology.vertices.tier
+    between = (tier[e.source] == low) & (tier[e.target] == high)
+    out = Counter({int(v): 0 for v in np.flatnonzero(tier == low)})
+    into = Counter({int(v): 0 for v in np.flatnonzero(tier == high)})
+    out.update(e.source[between].tolist())
+    into.update(e.target[between].tolist())
+    return set(out.values()), set(into.values())
+
+
+def test_the_papers_two_layer_clos_has_173_tors_and_16_aggregation_switches() -> None:
+    topology = a_clos(250, A100_HOST, tors=173, aggregations=16)
+    found = tiers(topology)
+    assert (found[Tier.GPU], found[Tier.NIC]) == (2000, 1000)
+    assert (found[Tier.TOR], found[Tier.AGGREGATION]) == (173, 16)
+    assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({16}, {173})
+    assert degrees(topology, Tier.NIC, Tier.TOR) == ({1}, {4, 8})
+
+
+def test_a_host_of_a_clos_is_on_one_tor() -> None:
+    topology = a_clos(10, A100_HOST, tors=3, aggregations=2)
+    e, v = topology.links, topology.vertices
+    up = v.tier[e.target] == Tier.TOR
+    on = {
+        (int(v.host[a]), int(b))
+        for a, b in zip(e.source[up], e.target[up], strict=True)
+        if v.host[a] >= 0
+    }
+    assert len(on) == 10
+    assert sorted(Counter(tor for _, tor in on).values()) == [3, 3, 4]
+
+
+def test_the_papers_double_sided_network_has_6_12_and_32_switches_and_eight_links_a_host() -> None:
+    topology = a_double_sided(250, A100_HOST, tors=6, aggregations=12, cores=32)
+    found = tiers(topology)
+    assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (6, 12, 32)
+    assert degrees(topology, Tier.NIC, Tier.TOR)[0] == {2}
+    assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({4}, {2})
+    assert degrees(topology, Tier.AGGREGATION, Tier.CORE) == ({8}, {3})
+    e, v = topology.links, topology.vertices
+    up = (v.host[e.source] == 7) & (v.tier[e.target] == Tier.TOR)
+    assert up.sum() == 8
+    assert len(set(e.target[up].tolist())) == 2
+    assert e.bytes_per_s[up].sum() == 4 * A100_HOST.nic_bytes_per_s
+
+
+def test_pods_may_hold_several_pairs_of_tors() -> None:
+    topology = a_double_sided(8, tors=8, aggregations=4, cores=4, pods=2)
+    assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({2}, {4})
+    assert degrees(topology, Tier.AGGREGATION, Tier.CORE) == ({2}, {2})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "neighbours"), [((3, 4), 4), ((3, 3, 3), 6), ((2, 3), 3), ((1, 4), 2), ((2, 2, 2), 3)]
+)
+def test_a_router_of_a_torus_has_two_neighbours_a_dimension(
+    sizes: tuple[int, ...], neighbours: int
+) -> None:
+    topology = a_torus(*sizes)
+    assert degrees(topology, Tier.TOR, Tier.TOR) == ({neighbours}, {neighbours})
+    assert degrees(topology, Tier.NIC, Tier.TOR)[0] == {1}
+
+
+def test_a_torus_closes_in_each_dimension() -> None:
+    topology = a_torus(4, 5)
+    routes = Routes(topology)
+    for there, hops in ((1, 1), (4, 1), (3, 2), (5, 1), (15, 1), (10, 2), (19, 2)):
+        path = routes.between(gpu(topology, 0), gpu(topology, there))[0]
+        assert sum(1 for name in names(topology, path) if name.startswith("router")) == hops + 1
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        crux_testbed, lambda: a_clos(5, PCIE_HOST, cables=3), a_double_sided, lambda: a_torus(2, 3, 4),
+        lambda: a_lingjun(ROWS),
+    ],
+)  # fmt: skip
+def test_every_link_has_one_of_equal_speed_and_delay_the_other_way(
+    build: Callable[[], Topology],
+) -> None:
+    e = build().links
+    columns = (e.bytes_per_s.tolist(), e.delay_s.tolist())
+    there = Counter(zip(e.source.tolist(), e.target.tolist(), *columns, strict=True))
+    back = Counter(zip(e.target.tolist(), e.source.tolist(), *columns, strict=True))
+    assert there == back
+
+
+def test_the_testbed_is_as_the_paper_has_it() -> None:
+    topology = crux_testbed()
+    found = tiers(topology)
+    assert (len(topology.hosts), found[Tier.GPU]) == (12, 96)
+    assert (found[Tier.TOR], found[Tier.AGGREGATION]) == (6, 8)
+    speeds = {(k.source, k.target): k.bytes_per_s for k in link_kinds(topology)}
+    assert speeds[Tier.NIC, Tier.TOR] == 25e9
+    assert speeds[Tier.TOR, Tier.AGGREGATION] == 12.5e9
+    assert bisection_bytes_per_s(topology) == pytest.approx(3 * 8 * 12.5e9)
+    ports = Routes(topology).insides.port(topology.gpus_of(3))
+    assert [topology.vertices.name[p] for p in ports] == [
+        f"host-3/nic-{i}" for i in (0, 0, 1, 1, 2, 2, 3, 3)
+    ]
+
+
+def test_the_bisection_of_a_torus_is_two_faces() -> None:
+    assert bisection_bytes_per_s(a_torus(4, 5)) == pytest.approx(2 * 5 * 10e9)
+
+
+def test_one_tor_has_no_bisection() -> None:
+    assert bisection_bytes_per_s(a_clos(2, tors=1)) is None
+
+
+def test_a_bisection_is_limited_where_the_way_is_narrowest() -> None:
+    wide = a_double_sided(4, tor_bytes_per_s=10e9, aggregation_bytes_per_s=1e9)
+    assert bisection_bytes_per_s(wide) == pytest.approx(4 * 1e9)
+    narrow = a_double_sided(4, tor_bytes_per_s=1e9, aggregation_bytes_per_s=10e9)
+    assert bisection_bytes_per_s(narrow) == pytest.approx(4 * 1e9)
+
+
+def test_a_host_without_nvlink_has_no_nvswitch_and_joins_its_pcie_switches_by_a_root() -> None:
+    topology = a_clos(2, PCIE_HOST)
+    assert Tier.NVSWITCH not in tiers(topology)
+    path = Routes(topology).between(gpu(topology, 0, 0), gpu(topology, 0, 7))
+    assert [names(topology, p) for p in path] == [
+        ["host-0/pcie-0", "host-0/pcie-root", "host-0/pcie-1", "host-0/gpu-7"]
+    ]
+
+
+def test_what_hangs_on_which_pcie_switch_can_be_said() -> None:
+    shape = a_shape(gpus=3, nics=2, pcie=2, gpu_pcie=(1, 1, 0), nic_pcie=(0, 1))
+    topology = a_clos(2, shape)
+    ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
+    assert [topology.vertices.name[p][-5:] for p in ports] == ["nic-1", "nic-1", "nic-0"]
+
+
+def test_groups_of_lingjun_are_switches_and_a_label_is_its_psws_own() -> None:
+    topology = a_lingjun(ROWS)
+    found = tiers(topology)
+    assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (3, 2, 1)
+    routes = Routes(topology)
+    same = routes.between(gpu(topology, 0), gpu(topology, 1))
+    assert "p1/s1" in names(topology, same[0])
+    assert len(same) == 2 * 2
+    assert routes.count(gpu(topology, 0), gpu(topology, 2)) == (2 * 2) ** 2
+    assert routes.count(gpu(topology, 0), gpu(topology, 3)) == (2 * 2 * 3) ** 2
+
+
+def test_the_lingjun_file_has_847_hosts_in_119_groups() -> None:
+    path = data_file(None, "lingjun", "topology.csv")
+    if path is None:
+        pytest.skip("the Lingjun data set is not here (TESSERA_DATA)")
+    rows = rows_of(path.read_text(encoding="utf-8"), path.name)
+    found = tiers(a_lingjun(rows))
+    assert len(rows) == 847
+    assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (119, 3, 1)
+    assert found[Tier.GPU] == 847 * 8
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "f.csv: must begin with the line host_id,dsw,psw,asw"),
+        ("host,dsw\n", "f.csv: must begin"),
+        ("host_id,dsw,psw,asw\na,b,c\n", "f.csv: line 2: must have 4 values"),
+        ("host_id,dsw,psw,asw\na,b,c,d\ne,,g,h\n", "f.csv: line 3: must have 4 values, none empty"),
+    ],
+)
+def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        rows_of(content, "f.csv")
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: a_clos(tors=0), "tors: is 0; it must be at least 1"),
+        (lambda: a_clos(cables=0), "cables: is 0"),
+        (lambda: a_clos(tor_bytes_per_s=0.0), "of tor-0 > agg-0 is 0.0; it must be above 0"),
+        (lambda: a_clos(tor_bytes_per_s=float("nan")), "links.bytes_per_s"),
+        (lambda: a_clos(tor_delay_s=-1.0), "links.delay_s"),
+        (lambda: a_double_sided(tors=3), "tors: is 3; it must be a multiple of 2 x 1 pods"),
+        (lambda: a_double_sided(tors=1), "tors: is 1"),
+        (lambda: a_double_sided(aggregations=3), "aggregations: is 3; it must be a multiple of 2 pods"),
+        (lambda: a_double_sided(cores=5), "cores: is 5; it must be a multiple of the 2 aggregation"),
+        (lambda: a_torus(4), "sizes: must be 2 or 3 whole numbers"),
+        (lambda: a_torus(0, 4), "sizes: must be 2 or 3 whole numbers"),
+        (lambda: a_lingjun([("a", "d", "p", "s"), ("b", "e", "p", "s")]), "rows: b: psw p is under dsw e"),
+        (lambda: a_lingjun([("a", "d", "p", "s")] * 2), "hosts: must have unique names; a repeat"),
+        (lambda: a_shape(nics=0), "nics: is 0; a host has at least 1"),
+        (lambda: a_shape(gpu_pcie=(0, 1)), "gpu_pcie: must name a PCIe switch, 0 to 0, for each of 2"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_built_are_refused(
+    build: Callable[[], Topology | HostShape], says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        build()

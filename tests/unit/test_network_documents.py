@@ -1,0 +1,231 @@
+"""Topologies as plain dictionaries: what they mean, and how mistakes are reported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.builders import testbed as crux_testbed
+from formulation.network.document import assumptions, read, write
+from formulation.network.measures import tiers
+from formulation.network.routes import Routes
+from formulation.network.shapes import A100_HOST
+from formulation.network.topology import Tier
+from tests.support.topologies import a_clos, gpu, names
+
+TESTBED = {
+    "kind": "clos", "hosts": 12, "host": "a100", "tors": 6, "aggregations": 8, "tor_bytes_per_s": "100 Gb/s",
+}  # fmt: skip
+SIDES = {
+    "kind": "double-sided", "hosts": 12, "host": "a100", "tors": 6, "aggregations": 12, "cores": 32,
+    "tor_bytes_per_s": 5e10, "aggregation_bytes_per_s": 5e10,
+}  # fmt: skip
+TORUS = {
+    "kind": "torus",
+    "hosts": 12,
+    "host": "pcie",
+    "sizes": [3, 4],
+    "link_bytes_per_s": "10 GB/s",
+}
+LINGJUN = {
+    "kind": "lingjun", "host": "a100", "rows": [["a", "d", "p", "s1"], ["b", "d", "p", "s2"]],
+    "ports_per_nic": 2, "asw_cables": 2, "psw_cables": 2, "asw_bytes_per_s": "400Gb/s",
+    "psw_bytes_per_s": "0.1 TB/s",
+}  # fmt: skip
+OWN = {
+    "nodes": ["a", "b"], "host": {"like": "pcie", "gpus": 4},
+    "switches": [{"name": "left", "tier": "tor"}, {"name": "right", "tier": "tor"}],
+    "links": [
+        {"from": "a", "to": "left", "bytes_per_s": "100 Gb/s"},
+        {"from": "b/nic-1", "to": "right", "bytes_per_s": 1e9, "delay_s": "2e-6"},
+        {"from": "left", "to": "right", "bytes_per_s": "25e9", "cables": 3},
+        {"from": "right", "to": "left", "bytes_per_s": 1e9, "one_way": True, "cables": 2},
+    ],
+}  # fmt: skip
+
+
+def changed(document: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the document with fields changed; None: left out."""
+    return {key: value for key, value in (document | fields).items() if value is not None}
+
+
+def test_a_document_is_the_builders_topology() -> None:
+    built, found = crux_testbed(), read(TESTBED)
+    assert found.hosts == built.hosts
+    assert found.links.equals(built.links)
+    assert found.vertices.equals(built.vertices)
+
+
+@pytest.mark.parametrize("document", [TESTBED, SIDES, TORUS, LINGJUN, OWN])
+def test_every_kind_survives_json_and_is_read_as_it_was_written(document: dict[str, Any]) -> None:
+    topology = read(json.loads(json.dumps(document)))
+    again = read(json.loads(json.dumps(write(topology))))
+    assert again.hosts == topology.hosts
+    assert again.links.equals(topology.links)
+    assert again.vertices.equals(topology.vertices)
+
+
+def test_hosts_are_named_as_the_clusters_nodes() -> None:
+    assert read(changed(TESTBED, hosts=["b", "a", 7])).hosts == ("b", "a", "7")
+    assert read(changed(TESTBED, hosts=None, nodes=["b", "a"])).hosts == ("b", "a")
+    many = [{"name": "a100-{}", "count": 3}, "fat"]
+    assert read(changed(TESTBED, hosts=None, nodes=many)).hosts == (
+        "a100-0",
+        "a100-1",
+        "a100-2",
+        "fat",
+    )
+
+
+def test_tors_may_be_said_by_the_hosts_on_each() -> None:
+    topology = read(changed(TESTBED, tors=None, hosts_per_tor=5))
+    assert tiers(topology)[Tier.TOR] == 3
+
+
+def test_adaptive_networks_say_so() -> None:
+    assert read(changed(TESTBED, adaptive=True)).adaptive
+    assert not read(TESTBED).adaptive
+    assert read(write(read(changed(TESTBED, adaptive=True)))).adaptive
+
+
+def test_a_host_is_like_a_named_one_but_for_some_numbers() -> None:
+    shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
+    found = tiers(read(changed(TESTBED, host=shape)))
+    assert (found[Tier.NIC], found[Tier.GPU]) == (12 * 8, 12 * 8)
+    assert Tier.NVSWITCH not in found
+
+
+def test_a_host_may_be_described_in_full() -> None:
+    shape = {
+        "gpus": 2, "nics": 2, "pcie_switches": 2, "gpu_pcie": [1, 0], "nic_pcie": [0, 1],
+        "nic_bytes_per_s": 1e9, "pcie_bytes_per_s": 2e9, "pcie_delay_s": 1e-6,
+    }  # fmt: skip
+    topology = read(changed(TESTBED, host=shape))
+    assert tiers(topology)[Tier.GPU] == 24
+    ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
+    assert [topology.vertices.name[p] for p in ports] == ["host-0/nic-1", "host-0/nic-0"]
+
+
+def test_links_may_be_listed_and_a_host_stands_for_all_its_nics() -> None:
+    topology = read(OWN)
+    loads = {topology.link_name(i): topology.links.row(i) for i in range(len(topology.links))}
+    assert {"a/nic-0 > left", "a/nic-1 > left", "left > a/nic-0"} <= set(loads)
+    assert "b/nic-0 > right" not in loads
+    assert loads["b/nic-1 > right"]["delay_s"] == 2e-6
+    assert loads["a/nic-0 > left"]["bytes_per_s"] == 12.5e9
+    every = [topology.link_name(i) for i in range(len(topology.links))]
+    assert (every.count("left > right"), every.count("right > left")) == (3, 5)
+    routes = Routes(topology)
+    assert routes.count(gpu(topology, 0), gpu(topology, 1)) == 3
+    path = routes.between(gpu(topology, 0), gpu(topology, 1))[0]
+    assert names(topology, path)[2:5] == ["left", "right", "b/nic-1"]
+
+
+def test_what_is_assumed_is_said() -> None:
+    assert "speeds of cables" in assumptions(LINGJUN)[0]
+    assert "planes" in assumptions(SIDES)[0]
+    assert assumptions(TESTBED) == assumptions(5) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (5, "topology: must be a mapping of keys to values, not 5"),
+        ({}, "kind: is needed; there are clos, double-sided, torus, lingjun, explicit, columns"),
+        ({"kind": "clo"}, "kind: 'clo' is no kind; did you mean 'clos'?"),
+        ({"kind": ["clos"]}, "kind: a list is no kind"),
+        (changed(TESTBED, tor=6), "unknown key 'tor'; did you mean 'tors'?; allowed: kind, adaptive"),
+        (changed(TESTBED, aggregations=None), "needs 'aggregations'"),
+        (changed(TESTBED, aggregations=0), "aggregations: must be a whole number from 1 to 100,000, not 0"),
+        (changed(TESTBED, aggregations=2.5), "aggregations: must be a whole number"),
+        (changed(TESTBED, aggregations=True), "aggregations: must be a whole number"),
+        (changed(TESTBED, hosts_per_tor=2), "tors, hosts_per_tor: one of them must be given, and only one"),
+        (changed(TESTBED, nodes=["a"]), "hosts, nodes: one of them must be given, and only one"),
+        (changed(TESTBED, hosts=None), "hosts, nodes: one of them must be given"),
+        (changed(TESTBED, hosts=[]), "hosts: has 0 hosts; there must be 1 to 100,000"),
+        (changed(TESTBED, hosts="a"), "hosts: must be a list, not 'a'"),
+        (changed(TESTBED, hosts=["a", 1.5]), "hosts[1]: must be a text, not 1.5"),
+        (changed(TESTBED, hosts=["a", "a"]), "hosts: must have unique names; a repeat"),
+        (changed(TESTBED, hosts=[{"name": "a", "count": 2}]), "hosts[0].name: must hold {} for the number"),
+        (changed(TESTBED, tor_bytes_per_s=1e5), "must be a number of bytes/s from 1e6 to 1e14"),
+        (changed(TESTBED, tor_bytes_per_s=1e15), "tor_bytes_per_s: must be"),
+        (changed(TESTBED, tor_bytes_per_s=0), "tor_bytes_per_s: must be"),
+        (changed(TESTBED, tor_bytes_per_s=float("nan")), "tor_bytes_per_s: must be"),
+        (changed(TESTBED, tor_bytes_per_s="100 Gbit"), "not '100 Gbit'"),
+        (changed(TESTBED, tor_bytes_per_s="fast"), "or a text such as 200 Gb/s or 25 GB/s, not 'fast'"),
+        (changed(TESTBED, tor_delay_s=-1), "tor_delay_s: must be a number of seconds from 0 to 10, not -1"),
+        (changed(TESTBED, adaptive=1), "adaptive: must be true or false, not 1"),
+        (changed(TESTBED, host="a10"), "host: 'a10' is none of a100, pcie; did you mean 'a100'?"),
+        (changed(TESTBED, host=None), "needs 'host'"),
+        (changed(TESTBED, host=7), "host: must be a mapping"),
+        (changed(TESTBED, host={"like": "a100", "gpus": 65}), "host.gpus: must be a whole number from 1"),
+        (changed(TESTBED, host={"gpus": 1, "nics": 1}), "host: needs 'pcie_switches'"),
+        (changed(TESTBED, host={"like": "a100", "nic_bytes_per_s": 0}), "host.nic_bytes_per_s: must be"),
+        (changed(TESTBED, host={"like": "a100", "gpu_pcie": [0]}), "host.gpu_pcie: must name a PCIe switch"),
+        (changed(TESTBED, host={"like": "a100", "gpu_pcie": [0, "x"]}), "host.gpu_pcie[1]: must be a whole"),
+        (changed(TORUS, sizes=[3, 5]), "sizes: 3 x 5 is 15, not 12 hosts"),
+        (changed(TORUS, sizes=None), "needs 'sizes'"),
+        (changed(TORUS, sizes=[12]), "sizes: must be 2 or 3 whole numbers"),
+        (changed(SIDES, tors=5), "tors: is 5; it must be a multiple of 2 x 2 pods"),
+        (changed(SIDES, cores=33), "cores: is 33; it must be a multiple"),
+        (changed(LINGJUN, ports_per_nic=None), "needs 'ports_per_nic'"),
+        (changed(LINGJUN, asw_bytes_per_s=None), "needs 'asw_bytes_per_s'"),
+        (changed(LINGJUN, rows=[["a", "b"]]), "rows[0]: has 2 values; it must be [host, dsw, psw, asw]"),
+        (changed(LINGJUN, rows=[["a", "b", "", "c"]]), "rows[0][2]: must be a text, not ''"),
+        (changed(OWN, switches=[{"name": "x", "tier": "tr"}]), "switches[0].tier: 'tr' is none of tor, aggr"),
+        (changed(OWN, switches=[{"name": "x"}]), "switches[0]: needs 'tier'"),
+        (changed(OWN, links=[{"from": "a", "to": "lft", "bytes_per_s": 1e9}]), "links[0].to: 'lft' is no"),
+        (changed(OWN, links=[{"from": "a", "to": "b", "bytes_per_s": 1e9}]), "links[0]: joins two hosts;"),
+        (changed(OWN, links=[{"from": "a", "to": "left"}]), "links[0]: needs 'bytes_per_s'"),
+        (changed(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]), "joins a vertex to it"),
+        (changed(OWN, links=[{"from": "left", "to": "right", "bytes_per_s": 1e9, "speed": 1}]),
+         "links[0]: unknown key 'speed'"),
+        (changed(OWN, links={}), "links: must be a list, not a mapping"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_place_and_what_is_allowed(document: object, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(document)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("bytes_per_s", 1.0, "links.bytes_per_s[0]: must lie in 1e6 to 1e14"),
+        ("bytes_per_s", "x", "links.bytes_per_s[0]: must be a number, not 'x'"),
+        ("source", 10**6, "links.source: must lie in [0, "),
+        ("source", 0.5, "links.source[0]: must be a whole number"),
+        (
+            "delay_s",
+            float("nan"),
+            "links.delay_s: of host-0/gpu-0 > host-0/nvswitch must be at least 0",
+        ),
+    ],
+)
+def test_a_wrong_number_of_a_written_topology_is_told(column: str, value: Any, says: str) -> None:
+    document = write(a_clos(2))
+    document["links"][column][0] = value
+    with pytest.raises(InvalidInput) as caught:
+        read(document)
+    assert says in str(caught.value)
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    document = write(a_clos(2))
+    document["links"]["delay_s"].pop()
+    with pytest.raises(InvalidInput, match=r"delay_s: has \d+ links, expected"):
+        read(document)
+
+
+def test_counts_that_would_fill_the_memory_are_refused() -> None:
+    wide = changed(TESTBED, hosts=2, tors=10_000, aggregations=10_000)
+    with pytest.raises(InvalidInput, match="has more than 4,000,000 links; lower the counts"):
+        read(wide)
+
+
+def test_named_shapes_are_those_of_the_paper() -> None:
+    assert (A100_HOST.gpus, A100_HOST.nics, A100_HOST.nic_bytes_per_s) == (8, 4, 25e9)

@@ -1,0 +1,292 @@
+"""What jobs load: exchanges as flows, bundles, links that are loaded in any case, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, demand_of
+from formulation.network.flows import contention
+from formulation.network.patterns import Flows, Placed, flows_of
+from formulation.network.routes import Routes
+from formulation.network.shapes import A100_HOST
+from formulation.network.topology import Topology
+from formulation.network.traffic import Pattern
+from tests.support.topologies import a_clos, a_double_sided, a_job, a_shape, an_exchange, gpu
+
+EIGHT = tuple(range(8))
+
+
+def sent(flows: Flows, topology: Topology) -> dict[tuple[str, str], float]:
+    names = topology.vertices.name
+    return {
+        (names[a], names[b]): size
+        for a, b, size in zip(flows.source, flows.target, flows.sent_bytes.tolist(), strict=True)
+    }
+
+
+def flows(
+    topology: Topology, gpus: Sequence[tuple[int, int]], members: Sequence[Sequence[int]],
+    pattern: Pattern = Pattern.RING, sent_bytes: float = 12.0,
+) -> dict[tuple[str, str], float]:  # fmt: skip
+    """Return what GPUs, as (host, index) by rank, send to each other."""
+    exchange = an_exchange(members, sent_bytes, pattern)
+    vertex = np.array([gpu(topology, host, index) for host, index in gpus])
+    placed = Placed(job=0, exchange=exchange, vertex=vertex[exchange.members])
+    return sent(flows_of([placed], topology.vertices.host), topology)
+
+
+def on_link(topology: Topology, found: Contention, name: str) -> float:
+    """Return the bytes on a link where all bundles take their first path."""
+    demand = demand_of(found, np.zeros(len(found.bundle_bytes), dtype=np.int64))
+    busy = np.bincount(demand.link, demand.busy_s, minlength=demand.links)
+    return float(sum(
+        busy[link] * topology.links.bytes_per_s[link]
+        for link in range(len(topology.links)) if topology.link_name(link) == name
+    ))  # fmt: skip
+
+
+def test_a_ring_of_one_gpu_a_host_goes_from_host_to_host_and_back() -> None:
+    topology = a_clos(3)
+    assert flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]]) == {
+        ("host-0/gpu-0", "host-1/gpu-0"): 12.0,
+        ("host-1/gpu-0", "host-2/gpu-0"): 12.0,
+        ("host-2/gpu-0", "host-0/gpu-0"): 12.0,
+    }
+
+
+def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> None:
+    topology = a_clos(2, a_shape(gpus=4))
+    found = flows(topology, [(h, i) for h in range(2) for i in range(4)], [list(range(8))])
+    across = {ends: size for ends, size in found.items() if ends[0][:6] != ends[1][:6]}
+    assert across == {
+        (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 3.0 for a in range(2) for i in range(4)
+    }
+    inside = {ends: size for ends, size in found.items() if ends not in across}
+    assert inside == {
+        (f"host-{a}/gpu-{i}", f"host-{a}/gpu-{(i + 1) % 4}"): 12.0 * 3 / 4
+        for a in range(2) for i in range(4)
+    }  # fmt: skip
+
+
+def test_hosts_with_unequal_numbers_of_members_still_send_and_receive_equal_parts() -> None:
+    topology = a_clos(2, a_shape(gpus=3))
+    found = flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[0, 1, 2, 3, 4]])
+    there = {ends: size for ends, size in found.items() if ends[0][5] == "0" and ends[1][5] == "1"}
+    assert there == pytest.approx({
+        ("host-0/gpu-0", "host-1/gpu-0"): 4.0,
+        ("host-0/gpu-0", "host-1/gpu-1"): 2.0,
+        ("host-0/gpu-1", "host-1/gpu-1"): 2.0,
+        ("host-0/gpu-1", "host-1/gpu-2"): 4.0,
+    })  # fmt: skip
+
+
+def test_a_ring_on_one_host_stays_there() -> None:
+    topology = a_clos(2, a_shape(gpus=4))
+    assert flows(topology, [(0, 0), (0, 1), (0, 2)], [[0, 1, 2]]) == {
+        (f"host-0/gpu-{i}", f"host-0/gpu-{(i + 1) % 3}"): 12.0 for i in range(3)
+    }
+
+
+def test_a_ring_meets_each_host_once_in_the_order_of_its_members() -> None:
+    topology = a_clos(3)
+    ranks = [(2, 0), (0, 0), (2, 1), (1, 0)]
+    found = flows(topology, ranks, [[0, 1, 2, 3]])
+    across = {(a[:6], b[:6]) for a, b in found if a[:6] != b[:6]}
+    assert across == {("host-2", "host-0"), ("host-0", "host-1"), ("host-1", "host-2")}
+
+
+def test_a_chain_goes_there_and_back_between_neighbours() -> None:
+    topology = a_clos(3)
+    found = flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]], Pattern.CHAIN)
+    assert found == {
+        (f"host-{a}/gpu-0", f"host-{b}/gpu-0"): 12.0 for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
+    }
+
+
+def test_all_to_all_goes_between_all_pairs() -> None:
+    topology = a_clos(2)
+    ranks = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    found = flows(topology, ranks, [[0, 1, 2, 3]], Pattern.ALL)
+    assert len(found) == 12
+    assert set(found.values()) == {12.0}
+
+
+@pytest.mark.parametrize("pattern", list(Pattern))
+def test_a_group_of_one_sends_nothing(pattern: Pattern) -> None:
+    assert flows(a_clos(2), [(0, 0), (1, 0)], [[0], [1]], pattern) == {}
+
+
+def test_groups_of_one_exchange_are_rings_of_their_own() -> None:
+    topology = a_clos(2)
+    found = flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 2], [1, 3]])
+    assert found == {
+        (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 12.0 for a in range(2) for i in range(2)
+    }
+
+
+def test_flows_with_the_same_ends_are_one_bundle_and_follow_each_other() -> None:
+    topology = a_clos(4)
+    job = a_job(
+        [("host-0", [0]), ("host-3", [0])],
+        an_exchange([[0, 1]], 5.0, messages=2), an_exchange([[0, 1]], 7.0, Pattern.CHAIN, messages=3),
+    )  # fmt: skip
+    found, notes = contention(topology, [job])
+    assert notes == []
+    assert found.bundle_bytes.tolist() == [12.0, 12.0]
+    assert found.bundle_messages.tolist() == [5, 5]
+
+
+def test_two_gpus_share_a_nic_of_the_testbeds_hosts() -> None:
+    topology = a_clos(4, A100_HOST, aggregations=8)
+    job = a_job([("host-0", EIGHT), ("host-3", EIGHT)], an_exchange([range(16)], 80.0))
+    found, _ = contention(topology, [job])
+    for nic in range(4):
+        assert on_link(topology, found, f"host-0/nic-{nic} > tor-0") == pytest.approx(20.0)
+        assert on_link(topology, found, f"tor-1 > host-3/nic-{nic}") == pytest.approx(20.0)
+    assert on_link(topology, found, "host-0/gpu-0 > host-0/nvswitch") == pytest.approx(70.0)
+    assert on_link(topology, found, "host-0/gpu-0 > host-0/pcie-0") == pytest.approx(10.0)
+    assert on_link(topology, found, "host-0/pcie-0 > host-0/nic-0") == pytest.approx(20.0)
+    assert found.gpus.tolist() == [16]
+
+
+def test_what_all_candidates_have_in_common_is_fixed() -> None:
+    topology = a_clos(4)
+    job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
+    found, _ = contention(topology, [job])
+    named = {topology.link_name(link) for link in found.fixed_link}
+    assert {"host-0/nic-0 > tor-0", "tor-1 > host-3/nic-0"} <= named
+    assert not any("agg" in name for name in named)
+    assert np.diff(found.candidate_start).tolist() == [2, 2]
+    assert {topology.link_name(link) for link in found.path_link} == {
+        f"{a} > {b}" for agg in ("agg-0", "agg-1")
+        for a, b in (("tor-0", agg), (agg, "tor-0"), ("tor-1", agg), (agg, "tor-1"))
+    }  # fmt: skip
+
+
+def test_a_flow_with_one_way_is_no_bundle() -> None:
+    topology = a_clos(4)
+    found, _ = contention(
+        topology, [a_job([("host-0", [0]), ("host-1", [0])], an_exchange([[0, 1]]))]
+    )
+    assert len(found.bundle_bytes) == 0
+    assert on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
+
+
+def test_a_connection_of_several_queue_pairs_is_so_many_equal_bundles() -> None:
+    topology = a_clos(4)
+    jobs = [
+        a_job([("host-0", [i]), ("host-3", [i])], an_exchange([[0, 1]], 12.0 * (1 + i)), name=f"j{i}")
+        for i in range(2)
+    ]  # fmt: skip
+    found, _ = contention(topology, jobs, qps_per_connection=3)
+    assert found.bundle_bytes.tolist() == [4.0] * 6 + [8.0] * 6
+    assert found.bundle_start.tolist() == [0, 6, 12]
+    plain, _ = contention(topology, jobs)
+    assert on_link(topology, found, "tor-0 > agg-0") == on_link(topology, plain, "tor-0 > agg-0")
+
+
+def test_delays_add_up_along_a_path_and_count_for_each_message() -> None:
+    topology = a_clos(
+        4, a_shape(nic_delay_s=1e-3, pcie_delay_s=1e-4, nvlink_delay_s=1e-5), tor_delay_s=1e-2
+    )
+    job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=3))
+    found, _ = contention(topology, [job])
+    assert found.fixed_delay_s.tolist() == pytest.approx([3 * (2 * 1e-3 + 4 * 1e-4)])
+    assert found.path_delay_s.tolist() == pytest.approx([2e-2] * 4)
+    demand = demand_of(found, np.zeros(2, dtype=np.int64))
+    assert demand.delay_s.tolist() == pytest.approx([3 * (2e-2 + 2e-3 + 4e-4)])
+
+
+def test_an_adaptive_network_spreads_traffic_evenly_and_leaves_nothing_to_choose() -> None:
+    topology = replace(a_clos(4, aggregations=3, tor_delay_s=1e-2), adaptive=True)
+    job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=2))
+    found, notes = contention(topology, [job])
+    assert len(found.bundle_bytes) == 0
+    for agg in range(3):
+        assert on_link(topology, found, f"tor-0 > agg-{agg}") == pytest.approx(4.0)
+    assert on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
+    assert found.fixed_delay_s.tolist() == pytest.approx([2 * 2e-2])
+    assert [(job, "adaptive" in sentence) for job, sentence in notes] == [("", True)]
+
+
+def test_what_the_network_does_not_see_of_a_job_is_said() -> None:
+    topology = a_clos(4)
+    ring = an_exchange([[0, 1]])
+    jobs = [
+        a_job([("host-0", [0]), ("host-9", [0])], ring, name="elsewhere"),
+        a_job([("host-0", [0]), ("host-1", [2])], ring, name="beyond"),
+        a_job([("host-0", [0]), ("host-1", [-1])], ring, name="below"),
+        a_job([("host-2", [0, 1])], ring, name="alone"),
+        a_job([("host-0", [0]), ("host-1", [0])], name="silent"),
+        a_job([("host-0", [0]), ("host-1", [0])], an_exchange([[0, 1]], 0.0), name="empty"),
+        a_job([("host-0", [0, 1]), ("host-3", [0])], ring, name="inside"),
+        a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen"),
+    ]
+    found, notes = contention(topology, jobs)
+    assert found.jobs == tuple(job.name for job in jobs)
+    said = dict(notes)
+    assert (
+        said["elsewhere"]
+        == "its host host-9 is not in the topology; it is taken to meet no other job"
+    )
+    assert said["beyond"].startswith(
+        "it has GPU 2 of host-1, and the topology knows 2 there, from 0;"
+    )
+    assert said["below"].startswith("it has GPU -1 of host-1")
+    assert said["alone"] == "it runs on host-2 alone, so it loads no link between hosts"
+    assert said["silent"] == said["empty"] == "it sends nothing, so it meets no other job"
+    assert said["inside"] == "it sends nothing from host to host, so it loads no link between them"
+    assert len(notes) == 7
+    loads = np.diff(found.fixed_start).tolist()
+    assert [loads[i] > 0 for i in range(8)] == [False] * 3 + [True, False, False, True, True]
+    assert np.diff(found.bundle_start).tolist() == [0] * 7 + [2]
+
+
+def test_paths_that_are_left_out_are_said() -> None:
+    topology = a_clos(4, aggregations=5)
+    job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
+    found, notes = contention(topology, [job], most=4)
+    assert np.diff(found.candidate_start).tolist() == [4, 4]
+    assert notes == [
+        ("", "2 flows have more equal-cost paths than the 4 that they choose from, up to 5")
+    ]
+
+
+def test_routes_are_kept_for_later_calls() -> None:
+    topology = a_double_sided(6, A100_HOST)
+    routes = Routes(topology)
+    job = a_job([("host-0", EIGHT), ("host-5", EIGHT)], an_exchange([range(16)]))
+    first, _ = contention(topology, [job], routes=routes)
+    again, _ = contention(topology, [job], routes=routes)
+    fresh, _ = contention(topology, [job])
+    for name in ("candidate", "path_link", "fixed_link", "fixed_bytes", "bundle_bytes"):
+        assert getattr(first, name).tolist() == getattr(again, name).tolist()
+        assert getattr(first, name).tolist() == getattr(fresh, name).tolist()
+
+
+def test_no_jobs_are_no_contention() -> None:
+    found, notes = contention(a_clos(2), [])
+    assert (found.jobs, len(found.bundle_bytes), notes) == ((), 0, [])
+
+
+def test_a_topology_without_hosts_still_says_what_it_lacks() -> None:
+    found, notes = contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
+    assert found.jobs == ("job",)
+    assert [job for job, _ in notes] == ["job"]
+
+
+def test_bad_input_is_refused() -> None:
+    topology = a_clos(4)
+    job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 2]]))
+    with pytest.raises(InvalidInput, match="job: members: must be ranks, 0 to 1 for 2 GPUs"):
+        contention(topology, [job])
+    fine = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
+    with pytest.raises(InvalidInput, match="jobs: must have unique names; job repeats"):
+        contention(topology, [fine, fine])
+    with pytest.raises(InvalidInput, match="qps_per_connection: is 0"):
+        contention(topology, [fine], qps_per_connection=0)

@@ -1,0 +1,165 @@
+"""Paths between GPUs: inside hosts, through fabrics, and where there are none or too many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.document import read
+from formulation.network.routes import Routes
+from formulation.network.shapes import A100_HOST
+from formulation.network.topology import Links, Topology
+from tests.support.topologies import (
+    a_clos,
+    a_double_sided,
+    a_shape,
+    a_torus,
+    gpu,
+    names,
+    shortest_paths,
+)
+
+
+def without(topology: Topology, *pairs: tuple[str, str]) -> Topology:
+    """Return the topology less all links from the first to the second of each pair."""
+    e, v = topology.links, topology.vertices.name
+    keep = np.array([
+        (v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)
+    ])  # fmt: skip
+    links = Links(
+        source=e.source[keep], target=e.target[keep], bytes_per_s=e.bytes_per_s[keep],
+        delay_s=e.delay_s[keep],
+    )  # fmt: skip
+    return replace(topology, links=links)
+
+
+def test_nvlink_goes_before_pcie_inside_a_host() -> None:
+    topology = a_clos(2, a_shape(gpus=4))
+    (path,) = Routes(topology).between(gpu(topology, 0, 1), gpu(topology, 0, 3))
+    assert names(topology, path) == ["host-0/nvswitch", "host-0/gpu-3"]
+
+
+def test_a_gpu_whose_nvlink_is_down_goes_over_pcie() -> None:
+    topology = without(a_clos(2, a_shape(gpus=4)), ("host-0/gpu-1", "host-0/nvswitch"))
+    routes = Routes(topology)
+    (path,) = routes.between(gpu(topology, 0, 1), gpu(topology, 0, 3))
+    assert names(topology, path) == ["host-0/pcie-0", "host-0/gpu-3"]
+    (other,) = routes.between(gpu(topology, 1, 1), gpu(topology, 1, 3))
+    assert names(topology, other) == ["host-1/nvswitch", "host-1/gpu-3"]
+
+
+def test_gpus_that_are_equally_near_to_several_nics_take_turns() -> None:
+    topology = a_clos(2, a_shape(gpus=4, nics=2))
+    ports = Routes(topology).insides.port(topology.gpus_of(1)).tolist()
+    assert [topology.vertices.name[p] for p in ports] == [f"host-1/nic-{i}" for i in (0, 1, 0, 1)]
+
+
+def test_a_nic_without_a_cable_is_nobodys() -> None:
+    topology = without(a_clos(2, a_shape(gpus=4, nics=2)), ("host-1/nic-0", "tor-1"))
+    ports = Routes(topology).insides.port(topology.gpus_of(1)).tolist()
+    assert [topology.vertices.name[p] for p in ports] == ["host-1/nic-1"] * 4
+
+
+def test_hosts_on_one_tor_have_one_way_and_others_one_for_each_aggregation_switch() -> None:
+    topology = a_clos(4, aggregations=3)
+    routes = Routes(topology)
+    assert len(routes.between(gpu(topology, 0), gpu(topology, 1))) == 1
+    found = [names(topology, path) for path in routes.between(gpu(topology, 0), gpu(topology, 3))]
+    assert [path[3] for path in found] == ["agg-0", "agg-1", "agg-2"]
+    assert all(path[2] == "tor-0" and path[4] == "tor-1" for path in found)
+
+
+def test_flows_share_paths_where_only_switches_are_to_be_chosen() -> None:
+    topology = a_clos(6, A100_HOST, tors=2, aggregations=8)
+    source = np.array([gpu(topology, h, i) for h in range(3) for i in range(8)])
+    target = np.array([gpu(topology, 3 + h, i) for h in range(3) for i in range(8)])
+    ways = Routes(topology).ways(source, target)
+    assert set(ways.choice.tolist()) == {0}
+    assert len(ways.path_start) - 1 == 8
+    assert np.diff(ways.path_start).tolist() == [2] * 8
+
+
+def test_two_sides_are_chosen_too() -> None:
+    topology = a_double_sided(4)
+    routes = Routes(topology)
+    same = [names(topology, p) for p in routes.between(gpu(topology, 0), gpu(topology, 1))]
+    assert [path[2] for path in same] == ["tor-0", "tor-1"]
+    far = routes.between(gpu(topology, 0), gpu(topology, 3))
+    assert len(far) == 2 * 2 * 2 * 2  # ToR, aggregation switch, core of its plane, ToR
+    assert set(far) == shortest_paths(topology, gpu(topology, 0), gpu(topology, 3))
+
+
+def test_listed_paths_are_spread_over_all_where_there_are_more() -> None:
+    topology = a_double_sided(4, A100_HOST, aggregations=8, cores=32)
+    source, target = gpu(topology, 0), gpu(topology, 3)
+    every = Routes(topology, most=1000).between(source, target)
+    some = Routes(topology, most=32).between(source, target)
+    assert (len(every), len(some)) == (2 * 4 * 8 * 2, 32)
+    assert Routes(topology, most=32).count(source, target) == len(every)
+    assert len(set(some)) == 32
+    assert set(some) < set(every)
+    for place in (2, 3, -4, -3):  # each port and each link of a ToR that a path may take is on some
+        assert {p[place] for p in some} == {p[place] for p in every}
+    ends = [names(topology, p)[-4] for p in some]
+    assert min(ends.count("tor-2"), ends.count("tor-3")) >= 12
+
+
+def test_far_routers_of_a_torus_have_more_paths_than_can_be_listed() -> None:
+    topology = a_torus(8, 8, 8)
+    routes = Routes(topology)
+    far = 4 * 64 + 4 * 8 + 4
+    assert (
+        routes.count(gpu(topology, 0), gpu(topology, far)) == 34_650 * 8
+    )  # 12! / 4!^3, either way round
+    found = routes.between(gpu(topology, 0), gpu(topology, far))
+    assert len(set(found)) == 64
+    assert {len(path) for path in found} == {2 * 3 + 12}
+
+
+def test_the_same_topology_gives_the_same_paths_in_the_same_order() -> None:
+    one, other = a_torus(4, 4), a_torus(4, 4)
+    for there in range(1, 16):
+        ends = gpu(one, 0), gpu(one, there)
+        assert Routes(one).between(*ends) == Routes(other).between(*ends)
+
+
+def test_two_gpus_without_a_path_are_named() -> None:
+    topology = without(a_clos(4), ("tor-0", "agg-0"), ("tor-0", "agg-1"))
+    routes = Routes(topology)
+    with pytest.raises(InvalidInput, match="no path from host-0/gpu-0 to host-2/gpu-1"):
+        routes.between(gpu(topology, 0), gpu(topology, 2, 1))
+    assert len(routes.between(gpu(topology, 2), gpu(topology, 0))) == 2  # that way it works
+
+
+def test_a_host_without_a_cable_is_named() -> None:
+    topology = without(a_clos(4), ("host-2/nic-0", "tor-1"))
+    with pytest.raises(
+        InvalidInput, match=r"from host-0/gpu-0 to host-2/gpu-1.* reach host-2/gpu-1"
+    ):
+        Routes(topology).between(gpu(topology, 0), gpu(topology, 2, 1))
+
+
+def test_a_path_to_oneself_has_no_links() -> None:
+    topology = a_clos(2)
+    assert Routes(topology).between(gpu(topology, 0), gpu(topology, 0)) == [()]
+    assert Routes(topology).count(gpu(topology, 0), gpu(topology, 0)) == 1
+
+
+def test_less_than_one_path_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="most: is 0; it must be at least 1"):
+        Routes(a_clos(2), most=0)
+
+
+def test_gpus_of_a_host_that_nothing_joins_inside_meet_at_the_switch() -> None:
+    topology = read({
+        "hosts": ["a"], "host": {"gpus": 2, "nics": 2, "pcie_switches": 2, "nic_bytes_per_s": 1e9,
+                                 "pcie_bytes_per_s": 1e9},
+        "switches": [{"name": "s", "tier": "tor"}],
+        "links": [{"from": "a", "to": "s", "bytes_per_s": 1e9}],
+    })  # fmt: skip
+    cut = without(topology, ("a/pcie-0", "a/pcie-root"))
+    (path,) = Routes(cut).between(gpu(cut, 0, 0), gpu(cut, 0, 1))
+    assert names(cut, path) == ["a/pcie-0", "a/nic-0", "s", "a/nic-1", "a/pcie-1", "a/gpu-1"]
