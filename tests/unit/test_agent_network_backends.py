@@ -9,10 +9,11 @@ import pytest
 from formulation.errors import InvalidInput, NotAllowed, Unavailable
 from service.agent.network.backend import Advice, Change, differences, stages
 from service.agent.network.commands import run
-from service.agent.network.dcb import Dcb
+from service.agent.network.dcb import Dcb, parse_scheduling
 from service.agent.network.dcb import parse as parse_dcb
-from service.agent.network.mlnx import MlnxQos, shortcomings
+from service.agent.network.mlnx import MlnxQos
 from service.agent.network.mlnx import parse as parse_mlnx
+from service.agent.network.scheduling import Scheduling, shortcomings
 from service.agent.network.tc import Tc, parse_filters
 
 TRUSTED = """\
@@ -120,18 +121,43 @@ def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_prioritie
     assert state.trust == "dscp"
     assert (state.priorities[26], state.priorities[48], state.priorities[7]) == (6, 6, 0)
     assert len(state.priorities) == 24
-    assert state.lossless == {3}
-    assert state.schedule == {0: (0, "vendor"), 1: (0, "vendor"), 3: (3, "ets"), 6: (3, "ets")}
+    assert state.scheduling == Scheduling(
+        class_of={1: 0, 0: 0, 3: 3, 6: 3},
+        algorithm={0: "vendor", 3: "ets"},
+        lossless=frozenset({3}),
+    )
 
 
-def test_what_is_not_strict_or_shared_or_lossy_is_reported() -> None:
-    said = shortcomings(parse_mlnx(TRUSTED))
-    assert said == [
-        "priority 3 is scheduled by ets, not strictly",
-        "priority 6 is scheduled by ets, not strictly",
-        "priorities [3, 6] share traffic class 3 and are served alike",
-        "priorities [0, 6] have no flow control: RoCE there must tolerate loss",
+def test_what_is_not_strict_or_shared_or_lossy_is_reported_with_the_command_that_mends_it() -> None:
+    said = MlnxQos("eth1", run=lambda _: TRUSTED).findings()
+    assert said[:3] == (
+        "eth1: priorities [0, 3, 6] are scheduled by ets, vendor, not strictly",
+        "eth1: priorities 3 and 6 share traffic class 3",
+        "eth1: priorities [0, 6] have no flow control: RoCE there must tolerate loss",
+    )
+    assert "mlnx_qos -i eth1 -p 0,1,2,3,4,5,6,7 -s strict,strict" in said[3]
+
+
+def test_priorities_whose_classes_are_the_other_way_round_are_reported() -> None:
+    swapped = Scheduling(class_of={0: 1, 1: 0}, algorithm={0: "strict", 1: "strict"})
+    assert shortcomings([1, 0, 1], swapped) == [
+        "priority 0 lies in traffic class 1, before priority 1 in 0"
     ]
+
+
+def test_a_strict_ordered_lossless_nic_has_no_shortcomings() -> None:
+    names = ", ".join(['"strict"'] * 8)
+    ets = f'{{"willing": false, "tc_tsa": [{names}], "prio_tc": [0, 1, 2, 3, 4, 5, 6, 7]}}'
+    pfc = '{"pfc_cap": 8, "prio_pfc": [false, false, true, true, false, false, false, false]}'
+    scheduling = parse_scheduling(ets, pfc)
+    assert scheduling.lossless == {2, 3}
+    assert shortcomings([2, 3], scheduling) == []
+    answers = {"app": '{"dscp_prio": [[10, 2], [11, 5]]}', "ets": ets, "pfc": pfc}
+    said = Dcb("eth1", run=lambda argv: answers[argv[2]]).findings()
+    assert said[0] == "eth1: priorities [5] have no flow control: RoCE there must tolerate loss"
+    assert len(said) == 2
+    with pytest.raises(Unavailable, match="dcb -j ets show"):
+        parse_scheduling("[]", "")
 
 
 def test_an_interface_that_trusts_pcp_maps_nothing_and_is_told_to_trust_the_dscp_first() -> None:

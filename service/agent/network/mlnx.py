@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from formulation.errors import Unavailable
+from formulation.network.tags import PRIORITIES
 from service.agent.network.backend import Change, Tool
+from service.agent.network.scheduling import Scheduling, shortcomings
 
 _ROW = re.compile(r"^\s*prio:(\d) dscp:([\d,]*)", re.MULTILINE)
 _TRUST = re.compile(r"^Priority trust state:\s*(\w+)", re.MULTILINE)
@@ -22,10 +24,7 @@ class State:
 
     trust: str
     priorities: dict[int, int] = field(default_factory=dict)  # empty unless the DSCP is trusted
-    lossless: frozenset[int] = frozenset()  # priorities with flow control
-    schedule: dict[int, tuple[int, str]] = field(
-        default_factory=dict
-    )  # priority -> (class, algorithm)
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
 
 class MlnxQos(Tool):
@@ -45,8 +44,17 @@ class MlnxQos(Tool):
         return [*([] if trusted else [[*base, "--trust", "dscp"]]), [*base, *entries]]
 
     def findings(self) -> tuple[str, ...]:
-        """Report what is not strict, shares a class, or is not lossless."""
-        return tuple(f"{self.interface}: {text}" for text in shortcomings(self._state()))
+        """Report what is not trusted, strict, in order or lossless, and how to set it."""
+        state = self._state()
+        found = shortcomings(state.priorities.values(), state.scheduling)
+        if state.trust != "dscp":
+            found = [f"trusts {state.trust}, so DSCP tags have no effect yet"]
+        elif found:
+            strict = ",".join(["strict"] * PRIORITIES)
+            found.append(
+                f"`mlnx_qos -i {self.interface} -p 0,1,2,3,4,5,6,7 -s {strict}` makes all strict and in order"
+            )
+        return tuple(f"{self.interface}: {text}" for text in found)
 
     def _state(self) -> State:
         return parse(self._run(["mlnx_qos", "-i", self.interface]))
@@ -60,40 +68,25 @@ def parse(text: str) -> State:
     found = {
         int(tag): int(row[1]) for row in _ROW.finditer(text) for tag in row[2].split(",") if tag
     }
-    pfc = _PFC.search(text)
-    lossless = {p for p, on in enumerate(pfc[1].split()) if on == "1"} if pfc else set()
     return State(
-        trust=trust[1], priorities=found if trust[1] == "dscp" else {},
-        lossless=frozenset(lossless), schedule=_schedule(text),
-    )  # fmt: skip
+        trust=trust[1],
+        priorities=found if trust[1] == "dscp" else {},
+        scheduling=_scheduling(text),
+    )
 
 
-def shortcomings(state: State) -> list[str]:
-    """Return in sentences what keeps the priorities in use from being strict and safe."""
-    found = []
-    if state.trust != "dscp":
-        found.append(f"trusts {state.trust}, so DSCP tags have no effect yet")
-    used = sorted(set(state.priorities.values()))
-    by_class: dict[int, list[int]] = {}
-    for priority in used:
-        number, algorithm = state.schedule.get(priority, (priority, "strict"))
-        by_class.setdefault(number, []).append(priority)
-        if algorithm not in ("strict", "vendor"):  # vendor: strict, unless changed by other tools
-            found.append(f"priority {priority} is scheduled by {algorithm}, not strictly")
-    for number, members in by_class.items():
-        if len(members) > 1:
-            found.append(f"priorities {members} share traffic class {number} and are served alike")
-    lossy = [priority for priority in used if priority not in state.lossless]
-    if lossy and state.lossless:
-        found.append(f"priorities {lossy} have no flow control: RoCE there must tolerate loss")
-    return found
-
-
-def _schedule(text: str) -> dict[int, tuple[int, str]]:
-    found: dict[int, tuple[int, str]] = {}
+def _scheduling(text: str) -> Scheduling:
+    pfc = _PFC.search(text)
+    on = pfc[1].split() if pfc else []
+    class_of: dict[int, int] = {}
+    algorithm: dict[int, str] = {}
     heads = list(_CLASS.finditer(text))
     for head, after in zip(heads, [*heads[1:], None], strict=True):
+        algorithm[int(head[1])] = head[2]
         part = text[head.end() : after.start() if after else len(text)]
         for member in _MEMBER.finditer(part):
-            found[int(member[1])] = (int(head[1]), head[2])
-    return found
+            class_of[int(member[1])] = int(head[1])
+    return Scheduling(
+        class_of=class_of, algorithm=algorithm,
+        lossless=frozenset(p for p, flag in enumerate(on) if flag == "1"),
+    )  # fmt: skip

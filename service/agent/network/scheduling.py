@@ -1,0 +1,42 @@
+"""Whether a NIC serves priorities strictly and in their order: by class, algorithm and flow control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """How a NIC serves its priorities (IEEE 802.1Qaz). The highest strict class is served first."""
+
+    class_of: Mapping[int, int] = field(default_factory=dict)  # traffic class of each priority
+    algorithm: Mapping[int, str] = field(default_factory=dict)  # of each traffic class
+    lossless: frozenset[int] = frozenset()  # priorities with flow control
+
+
+def shortcomings(used: Iterable[int], scheduling: Scheduling) -> list[str]:
+    """Return in sentences what keeps the priorities ``used`` from being strict, in order and alike in loss.
+
+    ``vendor`` is not strict: mlx5 puts all classes of it into one group, which takes turns (Linux,
+    en_dcbnl.c, mlx5e_build_tc_group).
+    """
+    s, found = scheduling, []
+    known = [priority for priority in sorted(set(used)) if priority in s.class_of]
+    loose = [p for p in known if s.algorithm.get(s.class_of[p], "strict") != "strict"]
+    if loose:
+        kinds = sorted({s.algorithm[s.class_of[p]] for p in loose})
+        found.append(f"priorities {loose} are scheduled by {', '.join(kinds)}, not strictly")
+    for lower, higher in pairwise(known):
+        below, above = s.class_of[lower], s.class_of[higher]
+        if below == above:
+            found.append(f"priorities {lower} and {higher} share traffic class {above}")
+        elif below > above:
+            found.append(
+                f"priority {lower} lies in traffic class {below}, before priority {higher} in {above}"
+            )
+    lossy = [priority for priority in sorted(set(used)) if priority not in s.lossless]
+    if lossy and s.lossless:
+        found.append(f"priorities {lossy} have no flow control: RoCE there must tolerate loss")
+    return found
