@@ -262,7 +262,6 @@ def _network(
     )  # as estimates are; the last counts first
     workload, gpu_type, gpus, nodes, degree, plan = (key[order] for key in keys)
     s = read_columns(connection, _STANDING.format(cluster=cluster), _STANDING_COLUMNS)
-    here = job_at.of(s["job"]) >= 0
     return {
         "topology": topology,
         "traffic": Traffics(
@@ -270,8 +269,8 @@ def _network(
             plan=plan, document=tuple(columns[-1][k] for k in order.tolist()),
         ),
         "standing": Standing(
-            job=job_at.of(s["job"])[here], generation=s["generation"][here], rank=s["rank"][here],
-            level=s["level"][here], tag=s["tag"][here],
+            job=job_at.of(s["job"]), generation=s["generation"], rank=s["rank"], level=s["level"],
+            tag=s["tag"],
         ),
     }  # fmt: skip
 

@@ -15,6 +15,9 @@ PLANNED: Final = "planned"
 """Plans as look-ahead does, anew each round, and promises nothing."""
 LOOKS_AHEAD: Final = ("look-ahead", PLANNED)
 
+NETWORK_LEVELS: Final = 8
+"""Priorities that NICs and switches have (IEEE 802.1Q); Crux section 4.3."""
+
 MAX_CAUTION: Final = 10.0
 """More standard deviations than anyone means."""
 
@@ -60,6 +63,10 @@ class Policy:
     """``cost`` runs no job below this share of its reference rate."""
     fairness_levels: int = 4
     """How many of the worst-off jobs a lexicographic objective settles before the next objective."""
+    network_levels: int = NETWORK_LEVELS
+    """Levels of network priority that jobs are compressed to, where the cluster's network is described."""
+    network_floor: float = 0.0
+    """Share of its rate alone that each job shall have on the network; 0: work done is all that counts."""
     caution: float = 0.0
     """An iteration is taken to last exp(caution x sd) times its estimate, sd being that of the logarithm:
     1 leaves one in six to be slower, where estimates are right about themselves. 0: estimates as they are."""
@@ -89,6 +96,10 @@ class Policy:
             raise InvalidInput("fairness_levels", "must be at least 1")
         if not 0 <= self.caution <= MAX_CAUTION:
             raise InvalidInput("caution", f"must lie in [0, {MAX_CAUTION:g}]")
+        if not 1 <= self.network_levels <= NETWORK_LEVELS:
+            raise InvalidInput("network_levels", f"must lie in [1, {NETWORK_LEVELS}]")
+        if not 0 <= self.network_floor < 1:
+            raise InvalidInput("network_floor", "must lie in [0, 1)")
         if self.opportunistic and not self.queue_order:
             raise InvalidInput("opportunistic", "has a meaning only with queue_order")
         _ = self.stages, self.weight_of_queue

@@ -281,7 +281,7 @@ class Snapshot:
             ("traffic", "workload", 0, works),
             ("traffic", "gpu_type", 0, types),
             ("traffic", "plan", 0, len(self.plans)),
-            ("standing", "job", 0, len(self.jobs)),
+            ("standing", "job", -1, len(self.jobs)),
         ):
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):

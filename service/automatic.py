@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +25,8 @@ from service.estimating import (
     no_known_type,
     unknown_model,
 )
-from service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
-from service.ports import Clock, Store, Writer
+from service.ports import Store, Writer
 from service.profiling import Options, Profile, missing_tasks, nominal
-from service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
 
@@ -300,87 +296,3 @@ def _failed(workload: Workload, problem: str) -> Reason:
     return _reason(
         workload, f"they could not be made: {problem}", "import a profile of it, or add Cells"
     )
-
-
-class AutomaticCells:
-    """Derives a cluster's estimates when it is woken and in each period, while this replica holds its lease.
-
-    The lease is that of periodic rounds, so ``holder`` must be theirs.
-    """
-
-    def __init__(
-        self, store: Store, deriving: Deriving, clock: Clock, *,
-        calls: Calls, estimate_calls: Calls, holder: str, period_s: float,
-    ) -> None:  # fmt: skip
-        self._store, self._deriving, self._clock = store, deriving, clock
-        self._calls, self._estimate_calls = calls, estimate_calls
-        self._holder, self._period_s = holder, period_s
-        self._woken: set[str] = set()
-        self._wake = asyncio.Event()
-        self._over = threading.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        self._task = asyncio.create_task(self._repeat())
-
-    async def stop(self) -> None:
-        """End; what is being estimated is not written."""
-        self._over.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def wake(self, cluster: str) -> None:
-        """Look at ``cluster`` at once; "": at all of them."""
-        self._woken.add(cluster)
-        self._wake.set()
-
-    async def _repeat(self) -> None:
-        next_s = self._clock.monotonic_s()
-        while True:
-            woken, self._woken = self._woken, set()
-            self._wake.clear()
-            every = "" in woken or self._clock.monotonic_s() >= next_s
-            if every:
-                next_s = self._clock.monotonic_s() + self._period_s
-            await self.look(None if every else woken)
-            left_s = max(0.0, next_s - self._clock.monotonic_s())
-            try:
-                await asyncio.wait_for(self._wake.wait(), left_s)
-            except TimeoutError:
-                continue
-
-    async def look(self, woken: set[str] | None) -> None:
-        """Look at the clusters that were woken; None: at all."""
-        facts = {"action": "estimating_failed"}
-        try:
-            chosen = sorted(woken) if woken is not None else await self._every_cluster()
-        except TesseraError as error:
-            log.warning("nothing is estimated: %s", error, extra=facts)
-            return
-        for cluster in chosen:
-            try:
-                await self._one(cluster)
-            except TesseraError as error:
-                log.warning("nothing is estimated for %s: %s", cluster, error, extra=facts)
-            except Exception:  # the outermost guard of this task: it must outlive any mistake
-                log.exception("nothing is estimated for %s", cluster, extra=facts)
-
-    async def _every_cluster(self) -> list[str]:
-        return [record.name for record in await self._calls.run(clusters_of, self._store)]
-
-    async def _one(self, cluster: str) -> None:
-        lease_s = TICK_S * TICKS_A_LEASE
-        if await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s):
-            await self._estimate_calls.run(
-                self._deriving.derive, cluster, self._over.is_set, partial(self._take, cluster)
-            )
-
-    def _take(self, cluster: str) -> bool:
-        """Return whether the cluster was woken since it was last looked at. In any thread."""
-        try:
-            self._woken.remove(cluster)  # in one step: a wake-up that comes now is not lost
-        except KeyError:
-            return False
-        return True

@@ -37,7 +37,7 @@ RESERVE = 1.5
 FIRST_S = {"commit": 0.1}
 """Before anything was measured: a commit of 300 jobs took half of this (``tessera bench rpc``)."""
 
-AFTER_SOLVING = ("place", "check", "commit")
+AFTER_SOLVING = ("place", "check", "network", "commit")
 NOT_SOLVING = ("load", "build", "greedy", *AFTER_SOLVING)
 
 REMEMBERED = 5
@@ -161,6 +161,7 @@ class RoundLoop:
                 summary=summary,
                 request=request,
                 legs=outcome.legs_after(snapshot),
+                network=outcome.network,
             ),
             in_time=lambda: remaining_s() > 0 and not cancelled(),
         )

@@ -13,6 +13,7 @@ from formulation.check import Violation, held_twice, placement_violations, score
 from formulation.decisions import Decision, DecisionKind, decide
 from formulation.explain import explain
 from formulation.goals import GoalResult
+from formulation.network.outcome import NetworkOutcome
 from formulation.placement import Gang, current_gangs
 from formulation.policy import LOOKS_AHEAD, Policy
 from formulation.problem import Problem
@@ -20,6 +21,7 @@ from formulation.snapshot import Legs, Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement, offered, state, stated
 from service.keeping import keep_promises, promised_before, released
+from service.network import plan_network, running_after
 from service.placing import defragmented, next_defragmented, place_answers
 from service.roundoptions import RoundOptions
 from solvers.answers import objective_of
@@ -46,6 +48,9 @@ class Outcome:
     greedy_objective: int  # 0 where a published policy decided
     given_up: frozenset[int]  # jobs that had a promise which could not be kept
     admission: Admission | None
+    network: NetworkOutcome | None = (
+        None  # None: the network is not described, or the round is refused
+    )
     stands_until: int = 0
     """Number of the next round that need be decided where nothing happens but that running jobs train on:
     those before it would change nothing, like this one. 0: the very next one."""
@@ -112,9 +117,20 @@ def plan_round(
         answered = _solved(snapshot, policy, solver, budget, now, mark)
     mark("place")
     outcome = _checked(snapshot, answered, now, mark)
+    if snapshot.topology and not outcome.violations:
+        outcome = _networked(snapshot, outcome, policy)
+        mark("network")
     if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):
         return replace(outcome, stands_until=next_defragmented(snapshot, policy))
     return outcome
+
+
+def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy) -> Outcome:
+    """Return the outcome with paths and priorities for what it lets run, checked."""
+    network = plan_network(snapshot, running_after(snapshot, outcome.decisions), policy)
+    if network.violations:
+        return replace(outcome, violations=network.violations, decisions=())
+    return replace(outcome, network=network)
 
 
 def _changes_nothing(outcome: Outcome) -> bool:

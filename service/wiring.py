@@ -10,18 +10,24 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Final
 
 from db.engine import Database, connect
 from db.estimating import CHANNEL as ESTIMATING
 from db.notify import Listener
 from db.store import PostgresStore
-from service.automatic import AutomaticCells, Deriving
+from service.automatic import Deriving
 from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
+from service.replanning import Replanning
 from service.rpc.server import ESTIMATE_THREADS, Server
+from service.watching import Watching
 from service.worker import Workers
+
+NETWORK_PERIOD_S: Final = 60.0
+"""A network plan is looked after so often, beside when allocations change."""
 
 
 def open_database(config: Config) -> Database:
@@ -64,21 +70,30 @@ async def running(config: Config) -> AsyncIterator[int]:
 
         listener.subscribe(changed)
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        cells = AutomaticCells(
-            store,
-            Deriving(
-                store, config.catalogue(), config.estimate_multiples(), learns=config.learn,
-                profiling=config.profiling(),
-            ),
-            clock, calls=server.calls, estimate_calls=server.estimate_calls, holder=holder,
-            period_s=config.estimate_period_s,
+        deriving = Deriving(
+            store, config.catalogue(), config.estimate_multiples(), learns=config.learn,
+            profiling=config.profiling(),
+        )  # fmt: skip
+        cells = Watching(
+            store, clock, deriving.derive, calls=server.calls, work=server.estimate_calls,
+            holder=holder, period_s=config.estimate_period_s, fails="nothing is estimated",
+            action="estimating_failed",
+        )  # fmt: skip
+        networks = Watching(
+            store, clock, Replanning(store, clock, config.round_options()).keep,
+            calls=server.calls, work=server.round_calls, holder=holder,
+            period_s=NETWORK_PERIOD_S, fails="no network plan", action="network_failed",
         )  # fmt: skip
 
-        def to_estimate(cluster: str) -> None:  # in the listener's thread
-            loop.call_soon_threadsafe(cells.wake, cluster)
+        def woken(watching: Watching) -> Callable[[str], None]:
+            def wake(cluster: str) -> None:  # in the listener's thread
+                loop.call_soon_threadsafe(watching.wake, cluster)
+
+            return wake
 
         if config.estimate_cells:
-            listener.subscribe(to_estimate, ESTIMATING)
+            listener.subscribe(woken(cells), ESTIMATING)
+        listener.subscribe(woken(networks))
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
         port = await server.start()
@@ -86,6 +101,8 @@ async def running(config: Config) -> AsyncIterator[int]:
         if config.estimate_cells:
             cells.start()
             stack.push_async_callback(cells.stop)
+        networks.start()
+        stack.push_async_callback(networks.stop)
         if config.period_s:
             periodic = PeriodicRounds(
                 store, rounds, clock, calls=server.calls, round_calls=server.round_calls,

@@ -26,10 +26,10 @@ class Traffics(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Standing(Table):
-    """The network plan in force, by job; jobs that are not here have none yet."""
+    """The network plan in force, by job; a job that is not here has no part in it yet."""
 
     INDEX: ClassVar[str] = "standing"
-    job: Ints  # index into Snapshot.jobs
+    job: Ints  # index into Snapshot.jobs; -1: it has ended since
     generation: Ints  # of the allocation that it was made for
     rank: Ints  # 0 is the most urgent
     level: Ints

@@ -11,11 +11,13 @@ from google.protobuf import duration_pb2
 
 from formulation.errors import InvalidInput
 from formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
-from formulation.policy import MAX_CAUTION, Policy
+from formulation.policy import MAX_CAUTION, NETWORK_LEVELS, Policy
 from service.cli import limits, options
 from tessera.v1 import scheduler_pb2
 
 NEVER: Final = "never"
+MAX_FLOOR: Final = 0.99
+"""Of its rate alone; two jobs that meet cannot both have all of it."""
 
 GRAMMAR: Final = f"""\
 An objective is a name ({", ".join(OBJECTIVES)}),
@@ -144,6 +146,12 @@ def _bounded(
     defragment_every: Annotated[Whole, _option(
         _LIMITS, "Rounds between defragmentations; 0: never.",
         min=0, max=limits.MAX_DEFRAGMENT_EVERY)] = None,
+    network_levels: Annotated[Whole, _option(
+        _LIMITS, "Levels of network priority, where the cluster's network is described; by default 8.",
+        min=1, max=NETWORK_LEVELS)] = None,
+    network_floor: Annotated[Real, _option(
+        _LIMITS, "Share of its rate alone that each job shall have on the network; by default 0.",
+        min=0.0, max=MAX_FLOOR)] = None,
     solver: Annotated[Text, _option(
         _SOLVING, "portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")] = None,
     gap: Annotated[Real, _option(_SOLVING, "Stop at this gap to the bound; by default 1e-4.")] = None,
@@ -156,6 +164,7 @@ def _bounded(
     found = scheduler_pb2.RoundOptions(
         run_to_completion=run_to_completion, max_changes=max_changes,
         defragment_every_rounds=defragment_every, solver=solver, gap=gap, seed=seed,
+        network_levels=network_levels, network_floor=network_floor,
     )  # fmt: skip
     _read(found.min_run, "--min-run", min_run)
     _read(found.solve_limit, "--solve-limit", solve_limit)

@@ -17,9 +17,10 @@ from formulation.errors import TesseraError
 from formulation.lifecycle import JobEvent
 from formulation.resources import EstimateRecord, ModelSpec, NodeSpec
 from formulation.snapshot import GpuType, Source, Workload
-from service.automatic import AutomaticCells, Deriving
+from service.automatic import Deriving
 from service.estimating import Estimator, catalogue_of
 from service.rpc.calls import Calls
+from service.watching import Watching
 from tests.support.stored import (
     BERT,
     C,
@@ -310,11 +311,11 @@ class HandClock:
 @asynccontextmanager
 async def a_replica(
     store: PostgresStore, deriving: Deriving, holder: str
-) -> AsyncIterator[AutomaticCells]:
+) -> AsyncIterator[Watching]:
     calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
-    cells = AutomaticCells(
-        store, deriving, HandClock(), calls=calls, estimate_calls=estimate_calls, holder=holder,
-        period_s=60.0,
+    cells = Watching(
+        store, HandClock(), deriving.derive, calls=calls, work=estimate_calls, holder=holder,
+        period_s=60.0, fails="nothing is estimated", action="estimating_failed",
     )  # fmt: skip
     yield cells
     await cells.stop()

@@ -54,6 +54,8 @@ class RoundOptions(_message.Message):
     FAIRNESS_LEVELS_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
     CAUTION_FIELD_NUMBER: _builtins.int
+    NETWORK_LEVELS_FIELD_NUMBER: _builtins.int
+    NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """What is best. Default (also ""): "throughput". One of throughput, deadline, jct (mean completion time), balanced, cost,
     finish-time-fairness, max-min (least attained service), makespan; or
@@ -104,6 +106,14 @@ class RoundOptions(_message.Message):
     caution: _builtins.float
     """What uncertain estimates cost: an iteration is taken to last exp(caution x sd) times its estimate, where the
     estimate says its sd (of the logarithm). In [0, 10]; default 0: estimates as they are.
+    """
+    network_levels: _builtins.int
+    """Levels of network priority that jobs are compressed to, 1 to 8; default 8. Only where the cluster's network is
+    described.
+    """
+    network_floor: _builtins.float
+    """Share of its rate alone that each job shall have on the network, in [0, 1); default 0: utilisation is all that
+    counts.
     """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
@@ -156,10 +166,12 @@ class RoundOptions(_message.Message):
         fairness_levels: _builtins.int | None = ...,
         scheduler: _builtins.str | None = ...,
         caution: _builtins.float | None = ...,
+        network_levels: _builtins.int | None = ...,
+        network_floor: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -177,6 +189,10 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__max_changes: _TypeAlias = _typing.Literal["_max_changes", b"_max_changes"]  # noqa: Y015
     _WhichOneofReturnType__max_restart_share: _TypeAlias = _typing.Literal["max_restart_share"]  # noqa: Y015
     _WhichOneofArgType__max_restart_share: _TypeAlias = _typing.Literal["_max_restart_share", b"_max_restart_share"]  # noqa: Y015
+    _WhichOneofReturnType__network_floor: _TypeAlias = _typing.Literal["network_floor"]  # noqa: Y015
+    _WhichOneofArgType__network_floor: _TypeAlias = _typing.Literal["_network_floor", b"_network_floor"]  # noqa: Y015
+    _WhichOneofReturnType__network_levels: _TypeAlias = _typing.Literal["network_levels"]  # noqa: Y015
+    _WhichOneofArgType__network_levels: _TypeAlias = _typing.Literal["_network_levels", b"_network_levels"]  # noqa: Y015
     _WhichOneofReturnType__objective: _TypeAlias = _typing.Literal["objective"]  # noqa: Y015
     _WhichOneofArgType__objective: _TypeAlias = _typing.Literal["_objective", b"_objective"]  # noqa: Y015
     _WhichOneofReturnType__opportunistic: _TypeAlias = _typing.Literal["opportunistic"]  # noqa: Y015
@@ -213,6 +229,10 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_changes) -> _WhichOneofReturnType__max_changes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_restart_share) -> _WhichOneofReturnType__max_restart_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network_floor) -> _WhichOneofReturnType__network_floor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network_levels) -> _WhichOneofReturnType__network_levels | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__objective) -> _WhichOneofReturnType__objective | None: ...
     @_typing.overload

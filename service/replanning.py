@@ -1,0 +1,89 @@
+"""Networks planned anew between rounds: when a job has started or ended, or the topology is another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from formulation.errors import NotFound, RoundSuperseded
+from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
+from formulation.policy import Policy
+from formulation.resources import NetworkCommit
+from formulation.snapshot import Snapshot
+from service.network import Running, plan_network, running_now
+from service.ports import Clock, Store
+
+log = logging.getLogger(__name__)
+
+
+class Replanning:
+    """Keeps network plans to the allocations, as Crux does at each start and end of a job. Blocks.
+
+    Rounds make plans of their own with what they start, so that there is nothing left to do after most.
+    """
+
+    def __init__(self, store: Store, clock: Clock, policy: Policy) -> None:
+        self._store, self._clock, self._policy = store, clock, policy
+        self._planned: dict[str, str] = {}  # cluster -> topology of the plan in force
+
+    def keep(
+        self, cluster: str, cancelled: Callable[[], bool] = lambda: False,
+        _woken: Callable[[], bool] = lambda: False,
+    ) -> NetworkPlanRecord | None:  # fmt: skip
+        """Plan the cluster's network anew if its plan is not for what runs there now; None: it is.
+
+        Raises:
+            NotFound: the cluster.
+        """
+        try:
+            self._store.get_topology(cluster)
+        except NotFound:
+            self._planned.pop(cluster, None)
+            self._store.get_cluster(cluster)
+            return None
+        snapshot = self._store.snapshot(cluster)
+        running = running_now(snapshot)
+        cause = self._cause(snapshot, running)
+        if not cause or cancelled():
+            return None
+        try:
+            return self.plan(snapshot, running, cause)
+        except RoundSuperseded as late:
+            log.info("%s has a newer plan", late, extra={"action": "network_superseded"})
+            return None  # the round's change wakes us again
+
+    def plan(
+        self, snapshot: Snapshot, running: list[Running], cause: str
+    ) -> NetworkPlanRecord | None:
+        """Plan, and put the plan in force; None: it changes nothing. Raises RoundSuperseded, InvalidInput."""
+        began_s = self._clock.monotonic_s()
+        outcome = plan_network(snapshot, running, self._policy)
+        took_s = self._clock.monotonic_s() - began_s
+        facts = {"action": "network_planned", "cluster": snapshot.cluster, "seconds": took_s}
+        if outcome.violations:
+            broken = "; ".join(f"{v.rule}: {v.detail}" for v in outcome.violations)
+            log.error("network plan refused: %s", broken, extra=facts)
+            return None
+        record = self._store.commit_network(
+            NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
+        )
+        self._planned[snapshot.cluster] = snapshot.topology
+        if record is not None:
+            log.info("network planned at a job's %s" if cause in ("start", "end") else
+                     "network planned: %s", cause, extra=facts)  # fmt: skip
+        return record
+
+    def preview(self, snapshot: Snapshot) -> NetworkOutcome:
+        """Return what would be planned now; nothing is put in force. Raises InvalidInput."""
+        return plan_network(snapshot, running_now(snapshot), self._policy)
+
+    def _cause(self, snapshot: Snapshot, running: list[Running]) -> str:
+        """Return why a plan is due; "": it is not."""
+        standing = snapshot.standing
+        planned = set(zip(standing.job.tolist(), standing.generation.tolist(), strict=True))
+        now = {(r.job, r.generation) for r in running}
+        if now - planned:
+            return "start"
+        if planned - now:
+            return "end"
+        return "" if self._planned.get(snapshot.cluster) == snapshot.topology else "topology"
