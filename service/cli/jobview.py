@@ -76,7 +76,7 @@ def show_job(
     """Print everything about a job, why it waits or was rejected, and the latest of its ``history``."""
     facts = (
         *_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job),
-        *profiled(profiling or estimates_pb2.Profiling()),
+        *profiled(job, profiling or estimates_pb2.Profiling()),
     )  # fmt: skip
     show_facts((*facts, *_history(history)))
     if job.certificate:
@@ -189,8 +189,12 @@ _SAID: Final = {
 }  # fmt: skip
 
 
-def profiled(profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
+def profiled(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
     """Return on how many GPU types a job's estimates are from measured layers, and how far the others are."""
+    if job.profile and not (profiling.asked or profiling.tasks or job.HasField("end_time")):
+        return [
+            ("profiling", "none: its estimates are a user's own, which nothing measured replaces")
+        ]
     if profiling.problem:
         return [("profiling", profiling.problem)] if profiling.asked else []
     if not profiling.tasks:

@@ -1,0 +1,251 @@
+"""Measured layers in the store and over a socket: added once, never changed; estimates come of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.errors import InvalidInput, NotFound
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import EstimateRecord, ModelSpec, ProfileRow
+from formulation.snapshot import PROFILING, GpuType, Source, Workload
+from service.automatic import Deriving
+from service.estimating import catalogue_of
+from service.profiling import Options, nominal, step_of, task_of
+from tessera.v1 import estimates_pb2 as pb
+from tessera.v1 import estimates_pb2_grpc
+from tests.support.rpc import details, serving
+from tests.support.stored import C, a_cluster, a_record, a_spec, do, execute, happen, job, submit
+
+BERT = Workload(model="bert", params="1.3B", global_batch=256)
+STEP = step_of(BERT, ())
+assert STEP is not None
+ASKS = a_spec("j", workload=BERT, requested_gpus=2, profile=True)
+
+
+def a_row(**changed: Any) -> ProfileRow:
+    assert STEP is not None
+    fields: dict[str, Any] = {
+        "workload": BERT, "gpu_type": "a100", "task": "t", "source": STEP.source, "kind": "dot",
+        "layers": 24, "samples": 1.0, "tp": 1, "dtype": "f16", "forward_s": 1e-3,
+        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 3.0,
+        "device": "NVIDIA A100", "versions": (("driver", "12"), ("jax", "0.10.2")),
+        "date": "2026-11-21",
+    }  # fmt: skip
+    return ProfileRow(**(fields | changed))
+
+
+def add(store: PostgresStore, *rows: ProfileRow) -> int:
+    found: list[int] = []
+    do(store, lambda w: found.append(w.add_profiles(C, rows)))
+    return found[0]
+
+
+def a_deriving(store: PostgresStore, **options: Any) -> Deriving:
+    return Deriving(store, catalogue_of(), (1.0,), profiling=Options(**options))
+
+
+def cells_of(store: PostgresStore, workload: Workload = BERT) -> list[EstimateRecord]:
+    key = (workload.model, workload.params, workload.global_batch)
+    return store.list_estimates(C, *key, 0, 1000)[0]
+
+
+def test_records_come_back_as_they_went_in_and_twice_is_once(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    rows = (a_row(), a_row(kind="norm", backward_s=0.0), a_row(samples=2.5))
+    assert add(store, *rows) == 3
+    assert add(store, *rows) == 0
+    assert store.estimation(C).profiles == rows
+
+
+def test_what_a_task_has_sent_is_never_changed_and_a_new_task_adds_rows(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    add(store, a_row())
+    assert add(store, a_row(forward_s=9.0)) == 0
+    assert add(store, a_row(task="u", forward_s=9.0)) == 1
+    assert [r.forward_s for r in store.estimation(C).profiles] == [1e-3, 9.0]
+
+
+def test_records_are_read_while_a_job_of_the_model_lives_whatever_its_batch(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    add(store, a_row())
+    assert not store.estimation(C).profiles
+    submit(store, replace(ASKS, workload=replace(BERT, global_batch=512)))
+    assert len(store.estimation(C).profiles) == 1
+    happen(store, "j", JobEvent.CANCEL)
+    assert not store.estimation(C).profiles
+
+
+def test_unknown_types_and_clusters_are_refused(store: PostgresStore) -> None:
+    a_cluster(store)
+    with pytest.raises(InvalidInput, match="gpu_type"):
+        add(store, a_row(gpu_type="abacus"))
+    with pytest.raises(NotFound, match="clusters/none"):
+        do(store, lambda w: w.add_profiles("none", [a_row()]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["forward_s = 'NaN'", "backward_s = -1", "samples = 0", "layers = 0", "device_s = 'NaN'"],
+)
+def test_the_database_refuses_numbers_without_meaning(
+    database: Database, store: PostgresStore, change: str
+) -> None:
+    a_cluster(store)
+    add(store, a_row())
+    with pytest.raises(InvalidInput, match="ck_profiles_"):
+        execute(database, f"UPDATE profiles SET {change}")
+
+
+def test_a_type_that_is_dropped_takes_its_records_along(store: PostgresStore) -> None:
+    a_cluster(store)
+    both = [GpuType(name=t, memory_bytes=2**30) for t in ("a100", "spare")]
+    do(store, lambda w: w.upsert_cluster(C, both, None))
+    submit(store, ASKS)
+    add(store, a_row(), a_row(gpu_type="spare"))
+    do(store, lambda w: w.derive(C, nominal(["spare"]), {}))
+    do(store, lambda w: w.upsert_cluster(C, both[:1], None))
+    assert [r.gpu_type for r in store.estimation(C).profiles] == ["a100"]
+
+
+def test_whether_a_job_asks_is_kept_and_shows_with_its_workload(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, ASKS, a_spec("k", workload=replace(BERT, global_batch=64)))
+    assert [job(store, name).spec.profile for name in "jk"] == [True, False]
+    assert [w.profile for w in store.estimation(C).wanted] == [True, False]
+
+
+def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    for deriving in (a_deriving(store), a_deriving(store)):  # two replicas
+        deriving.derive(C)
+    jobs, _ = store.list_jobs(C, [], 0, 100)
+    (task,) = (j for j in jobs if j.spec.workload.model == PROFILING)
+    assert (task.state, task.spec.requested_type, task.spec.runtime) == (
+        JobState.QUEUED, "a100", "profile",
+    )  # fmt: skip
+    (found,) = store.estimation(C).profiling
+    assert (found.name, found.gpu_type, found.state) == (task.spec.name, "a100", JobState.QUEUED)
+    assert [w.workload for w in store.estimation(C).wanted] == [BERT]
+    (cell,) = cells_of(store, task.spec.workload)
+    assert (cell.gpu_type, cell.gpus) == ("a100", 1)
+    assert {task.spec.name, "j"} == set(store.snapshot(C).jobs.name)
+    assert store.snapshot(C).profiling().tolist() == [False, True]
+
+
+def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    assert STEP is not None
+    task = task_of(BERT, STEP, "a100", Options())
+
+    class Late(PostgresStore):
+        """Reads what was there before the other replica."""
+
+        def estimation(self, cluster: str) -> Any:
+            return replace(super().estimation(cluster), profiling=())
+
+    do(store, lambda w: w.derive(C, nominal(["a100"]), {}))
+    submit(store, task)
+    a_deriving(Late(store._database)).derive(C)
+    assert [t.name for t in store.estimation(C).profiling] == [task.name]
+
+
+def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    a_deriving(store).derive(C)
+    ran = replace(
+        next(c for c in cells_of(store) if c.pipeline_degree == 1), source=Source.MEASURED
+    )
+    do(store, lambda w: w.derive(C, [ran], {}))
+    add(store, a_row())
+    assert a_deriving(store).derive(C) == 1
+    by_degree = {c.pipeline_degree: c for c in cells_of(store)}
+    assert [by_degree[d].source for d in (1, 2)] == [Source.MEASURED, Source.PROFILED]
+    assert by_degree[1].iter_time_s == ran.iter_time_s
+    assert a_deriving(store).derive(C) == 0
+
+
+def test_a_step_that_changes_leaves_old_records_behind(store: PostgresStore) -> None:
+    a_cluster(store)
+    own = ModelSpec(
+        model="bert", params="1.3B", step="my.steps:bert", step_arguments=("layers=2",),
+        architecture="{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128,"
+        " vocabulary: 1000}",
+    )  # fmt: skip
+    do(store, lambda w: w.upsert_models(C, [own]))
+    assert store.list_models(C) == [own]
+    submit(store, ASKS)
+    source = "my.steps:bert(layers=2)"
+    add(store, a_row(source=source, dtype="bf16"), a_row(task="published"))
+    a_deriving(store).derive(C)
+    assert {c.source for c in cells_of(store)} == {Source.PROFILED}
+    do(store, lambda w: w.upsert_models(C, [replace(own, step_arguments=("layers=3",))]))
+    a_deriving(store).derive(C)
+    assert {c.source for c in cells_of(store)} == {Source.ANALYTIC}
+
+
+def test_a_users_estimates_keep_profiled_ones_away(store: PostgresStore) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(2, workload=BERT, nodes=1)]))
+    submit(store, ASKS)
+    add(store, a_row())
+    a_deriving(store).derive(C)
+    assert [c.source for c in cells_of(store)] == [Source.MEASURED]
+    assert not store.estimation(C).profiling
+
+
+def a_request(**changed: Any) -> pb.AddProfilesRequest:
+    layer: dict[str, Any] = {
+        "kind": "dot", "layers": 24, "samples": 1.0, "tensor_parallel": 1, "forward_s": 1e-3,
+        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 3.0,
+    }  # fmt: skip
+    assert STEP is not None
+    return pb.AddProfilesRequest(
+        parent=f"clusters/{C}", gpu_type="a100", task="t", source=STEP.source, dtype="f16",
+        workload=pb.Workload(model="bert", params="1.3B", global_batch=256), device="A100",
+        versions={"jax": "1"}, date="2026-11-21", request_id="r",
+        layers=[pb.LayerProfile(**(layer | changed))],
+    )  # fmt: skip
+
+
+async def test_over_a_socket_records_are_added_once_and_bad_ones_are_refused(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    async with serving(store) as (channel, _):
+        stub = estimates_pb2_grpc.EstimatesStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.AddProfiles(a_request(forward_s=math.nan))
+        assert details(refused.value)[1] == ["layers[0].forward_s"]
+        assert not store.estimation(C).profiles
+        answers = [(await stub.AddProfiles(a_request())).added for _ in range(2)]
+        with pytest.raises(grpc.aio.AioRpcError, match="used for another request"):
+            await stub.AddProfiles(a_request(forward_s=5.0))
+        workload = pb.Workload(model="bert", params="1.3B", global_batch=256)
+        request = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
+        found = await stub.GetProfiling(request)
+        estimated = await stub.EstimateCells(
+            pb.EstimateCellsRequest(parent=f"clusters/{C}", workload=workload, gpus=[1])
+        )
+    assert answers == [1, 1]  # the second is the first one's answer
+    assert len(store.estimation(C).profiles) == 1
+    assert found.asked
+    (task,) = found.tasks
+    assert (task.state, task.records, task.device_seconds) == (pb.ProfilingTask.DONE, 1, 3.0)
+    assert {c.estimate.source for c in estimated.cells} == {pb.PROFILED}

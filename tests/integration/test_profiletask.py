@@ -1,0 +1,187 @@
+"""The process of a profiling task: killed in the middle and started anew, refused, told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from formulation.errors import InvalidInput, NotAllowed
+from formulation.snapshot import Workload
+from service.agent.gangs import Gang
+from service.agent.profiler import ByName, ProfilerRuntime
+from service.agent.replay import ReplayRuntime
+from service.agent.runtime import Exit, Handle, Outcome
+from service.profiletask import RECORDS, require_jax
+from service.profiling import Options, Step, task_of
+from tessera.v1 import estimates_pb2, estimates_pb2_grpc
+from tests.support.agents import until
+
+Refusals = list[tuple[grpc.StatusCode, str]]
+
+
+class Collector(estimates_pb2_grpc.EstimatesServicer):
+    """Takes records, after the refusals that it was given."""
+
+    def __init__(self) -> None:
+        self.found: list[estimates_pb2.AddProfilesRequest] = []
+        self.refusals: Refusals = []
+
+    def AddProfiles(self, request: Any, context: Any) -> estimates_pb2.AddProfilesResponse:
+        self.found.append(request)
+        if self.refusals:
+            context.abort(*self.refusals.pop(0))
+        return estimates_pb2.AddProfilesResponse(added=len(request.layers))
+
+
+class Node:
+    """Where tasks are started, as an agent starts them."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.records = folder, folder / "checkpoints" / RECORDS
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self.runtime = ProfilerRuntime(
+            servers=(f"127.0.0.1:{port}",),
+            cluster="c",
+            environment={**os.environ, "PYTHONPATH": path},
+        )
+        self._handles: list[Handle] = []
+
+    def start(self, generation: int = 1, samples: tuple[int, ...] = (1, 2), **rest: Any) -> Handle:
+        directory = self.folder / f"generation-{generation}"
+        directory.mkdir()
+        gang = a_task(generation, samples=samples, **rest)
+        handle = self.runtime.start(gang, directory, self.folder / "checkpoints")
+        self._handles.append(handle)
+        return handle
+
+    def lines(self) -> list[str]:
+        return self.records.read_text().splitlines() if self.records.exists() else []
+
+    def clean(self) -> None:
+        for handle in self._handles:
+            handle.kill()
+
+
+def a_task(
+    generation: int = 1, *, samples: tuple[int, ...] = (1, 2), step: str = "step", **arguments: int
+) -> Gang:
+    spec = task_of(
+        Workload(model="tiny", params="1K", global_batch=64),
+        Step(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
+        "my-cpu", Options(samples=samples),
+    )  # fmt: skip
+    return Gang(
+        job=spec.name, generation=generation, shares=(("n", (0,)),), leader="n", members=("n",),
+        gpu_type="my-cpu", gpus=1, iter_time_s=60.0, iterations_total=spec.iterations,
+        command=spec.command, runtime=spec.runtime,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    estimates_pb2_grpc.add_EstimatesServicer_to_server(collector, server)
+    found = Node(tmp_path, server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    yield found
+    found.clean()
+    server.stop(None).wait()
+
+
+async def end_of(handle: Handle) -> Exit:
+    await handle.begun()
+    return await handle.ended()
+
+
+def keys(request: estimates_pb2.AddProfilesRequest) -> list[tuple[str, float, int]]:
+    return [(r.kind, r.samples, r.tensor_parallel) for r in request.layers]
+
+
+async def test_a_task_that_is_killed_goes_on_where_it_was(node: Node, collector: Collector) -> None:
+    sizes = (1, 2, 4, 8, 16)
+    first = node.start(1, sizes)
+    await until(lambda: len(node.lines()) >= 2, within_s=60)
+    first.kill()
+    assert (await end_of(first)).outcome is Outcome.FAILED
+    kept = node.lines()
+    assert not collector.found
+    with node.records.open("a") as file:
+        file.write('{"kind": "cut off')
+    second = node.start(2, sizes)
+    assert await end_of(second) == Exit(outcome=Outcome.SUCCEEDED)
+    assert node.lines()[: len(kept)] == kept
+    (sent,) = collector.found
+    assert len(set(keys(sent))) == len(keys(sent)) == len(node.lines())
+    assert {r.samples for r in sent.layers} == set(sizes)
+    progress = second.progress()
+    assert progress is not None
+    assert (progress.iterations, progress.iter_time_s) == (len(sizes), 0.0)
+
+
+async def test_a_task_that_is_told_to_stop_ends_between_two_records(
+    node: Node, collector: Collector
+) -> None:
+    handle = node.start(1, (1, 2, 4, 8, 16, 32))
+    await until(lambda: len(node.lines()) >= 1, within_s=60)
+    handle.stop()
+    assert await end_of(handle) == Exit(outcome=Outcome.STOPPED)
+    assert all(json.loads(line) for line in node.lines())
+    assert not collector.found
+
+
+async def test_records_are_sent_again_as_the_same_request_until_a_server_has_them(
+    node: Node, collector: Collector
+) -> None:
+    collector.refusals = [(grpc.StatusCode.UNAVAILABLE, "the database is away")]
+    assert (await end_of(node.start(samples=(1,)))).outcome is Outcome.SUCCEEDED
+    first, second = collector.found
+    assert first == second
+    assert first.request_id.startswith("profile-")
+    layers = {r.kind: r.layers for r in first.layers}
+    assert sum(layers.values()) >= 2
+
+
+async def test_refused_records_fail_the_task_with_the_servers_word(
+    node: Node, collector: Collector
+) -> None:
+    collector.refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "layers[0].forward_s: it is nan")]
+    found = await end_of(node.start(samples=(1,)))
+    assert found.outcome is Outcome.FAILED
+    assert found.error == "the server refused the records: layers[0].forward_s: it is nan"
+
+
+async def test_a_step_that_is_not_there_fails_with_what_to_do(node: Node) -> None:
+    found = await end_of(node.start(samples=(1,), step="absent"))
+    assert found.outcome is Outcome.FAILED
+    assert "has no function absent" in found.error
+
+
+def test_a_node_without_jax_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NotAllowed, match=r"jax and equinox, which node n7 has not: .*tessera\[estimator\]"):
+        require_jax("n7")
+
+
+def test_a_runtime_that_the_agent_has_not_is_refused(tmp_path: Path) -> None:
+    runtime = ByName(ReplayRuntime(), {})
+    with pytest.raises(InvalidInput, match="no runtime 'profile'; upgrade"):
+        runtime.start(a_task(), tmp_path, tmp_path)
+
+
+def test_a_task_sees_the_gpu_that_it_was_given_among_those_of_the_agent(node: Node) -> None:
+    given = ProfilerRuntime(servers=(), cluster="c", environment={"CUDA_VISIBLE_DEVICES": "4,5,6"})
+    assert [given._device("CUDA_VISIBLE_DEVICES", gpu) for gpu in (0, 2)] == ["4", "6"]
+    assert node.runtime._device("HIP_VISIBLE_DEVICES", 3) == "3"

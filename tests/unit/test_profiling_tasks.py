@@ -1,0 +1,357 @@
+"""What is profiled, by which tasks, where they stand, and what estimates are made of what they found."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator.architectures.published import find, jax_step, published
+from estimator.calibration import Residual
+from estimator.hardware import CATALOGUE
+from estimator.plans import Training
+from estimator.profiling.totals import ProfiledTotals
+from estimator.rooflines import RooflineCompute
+from formulation.errors import InvalidInput
+from formulation.lifecycle import JobState
+from formulation.resources import (
+    Estimation,
+    Kind,
+    MeasurementRecord,
+    ModelSpec,
+    ProfileRow,
+    ProfilingJob,
+    Wanted,
+)
+from formulation.snapshot import PROFILING, GpuType, Source, Workload
+from service.cli.jobview import profiled
+from service.config import Config
+from service.estimating import Estimator, catalogue_of, fingerprint, known_models
+from service.profiling import (
+    Options,
+    Step,
+    TaskState,
+    arguments_of,
+    missing_tasks,
+    profiles_of,
+    status,
+    step_of,
+    task_name,
+    task_of,
+)
+from service.rpc.convert.profiles import of_status, to_profiles
+from tessera.v1 import estimates_pb2 as pb
+from tessera.v1 import jobs_pb2
+
+BERT = Workload(model="bert", params="1.3B", global_batch=256)
+OWL = Workload(model="owl", params="3B", global_batch=2)
+SPEC = ModelSpec(
+    model="owl", params="3B", architecture="{}", step="my.module:step", step_arguments=("layers=2",)
+)
+OWL_STEP = Step(target="my.module:step", arguments=(("layers", 2),))
+HARDWARE = {kind.name: kind for kind in CATALOGUE}
+TRAINING = Training(global_batch=16)
+
+
+def a_row(**changed: Any) -> ProfileRow:
+    step = step_of(BERT, ())
+    assert step is not None
+    fields: dict[str, Any] = {
+        "workload": BERT, "gpu_type": "a100", "task": "t", "source": step.source, "kind": "dot",
+        "layers": 24, "samples": 1.0, "tp": 1, "dtype": "f16", "forward_s": 1e-3,
+        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 3.0,
+        "device": "NVIDIA A100", "versions": (("jax", "0.10.2"),), "date": "2026-11-21",
+    }  # fmt: skip
+    return ProfileRow(**(fields | changed))
+
+
+def a_cluster(
+    *wanted: Wanted, types: tuple[str, ...] = ("a100", "v100"), **rest: Any
+) -> Estimation:
+    kinds = tuple(
+        Kind(gpu_type=GpuType(name=t, memory_bytes=40 * 2**30), node_gpus=8, gpus=16) for t in types
+    )
+    return Estimation(kinds=kinds, models=(SPEC,), measurements=(), wanted=wanted, **rest)
+
+
+def wants(workload: Workload, *, profile: bool = True) -> Wanted:
+    return Wanted(workload=workload, requests=(8,), counts=(), derived_from="", profile=profile)
+
+
+def a_task(workload: Workload, gpu_type: str, state: JobState, error: str = "") -> ProfilingJob:
+    step = step_of(workload, (SPEC,))
+    assert step is not None
+    name = task_name(workload, step, gpu_type)
+    return ProfilingJob(
+        name=name, gpu_type=gpu_type, state=state, last_error=error, service_gpu_s=40.0
+    )
+
+
+def test_a_task_is_one_gpu_of_one_type_and_worth_next_to_nothing() -> None:
+    found = missing_tasks(a_cluster(wants(BERT)), HARDWARE, Options())
+    assert {spec.requested_type for spec in found.values()} == {"a100", "v100"}
+    for name, spec in found.items():
+        assert (spec.name, spec.requested_gpus, spec.pinned_type) == (name, 1, True)
+        assert (spec.workload.model, spec.runtime) == (PROFILING, "profile")
+        assert (spec.weight, spec.queue, spec.guaranteed) == (1e-6, 100, False)
+        assert spec.iterations == 4
+
+
+def test_nothing_is_profiled_unless_a_job_or_the_server_asks() -> None:
+    known = a_cluster(wants(BERT, profile=False))
+    assert not missing_tasks(known, HARDWARE, Options())
+    assert len(missing_tasks(known, HARDWARE, Options(always=True))) == 2
+    assert not status(known, HARDWARE, Options(), BERT).asked
+
+
+def test_types_without_nodes_or_outside_the_catalogue_are_left_out() -> None:
+    known = a_cluster(wants(BERT), types=("a100", "mystery"))
+    gone = replace(known, kinds=(*known.kinds, replace(known.kinds[0], gpus=0)))
+    assert [s.requested_type for s in missing_tasks(gone, HARDWARE, Options()).values()] == ["a100"]
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_task_is_made_once_however_it_ended(state: JobState) -> None:
+    there = (a_task(BERT, "a100", state),)
+    found = missing_tasks(a_cluster(wants(BERT), profiling=there), HARDWARE, Options())
+    assert [spec.requested_type for spec in found.values()] == ["v100"]
+
+
+def test_batches_of_a_model_share_a_task_and_its_records() -> None:
+    other = replace(BERT, global_batch=512)
+    known = a_cluster(wants(BERT), wants(other))
+    assert len(missing_tasks(known, HARDWARE, Options())) == 2
+    known = replace(known, profiles=(a_row(),))
+    assert [s.requested_type for s in missing_tasks(known, HARDWARE, Options()).values()] == [
+        "v100"
+    ]
+    assert profiles_of(known.profiles, other, step_of(other, ()), "f16").keys() == {"a100"}
+
+
+def test_a_users_step_is_measured_with_its_arguments_and_no_more_samples_than_there_are() -> None:
+    spec = task_of(OWL, OWL_STEP, "a100", Options(samples=(1, 2, 4), tp=(1, 2)))
+    task = json.loads(spec.command[0])
+    assert task["sizes"] == [[1, 1], [2, 1], [1, 2], [2, 2]]
+    assert (task["step"], task["arguments"]) == ("my.module:step", {"layers": 2})
+    assert task["source"] == "my.module:step(layers=2)"
+    assert step_of(OWL, [SPEC]) == OWL_STEP
+
+
+def test_what_cannot_be_profiled_says_why_and_stays_analytic() -> None:
+    bare = replace(SPEC, step="")
+    known = replace(a_cluster(wants(OWL)), models=(bare,))
+    assert not missing_tasks(known, HARDWARE, Options())
+    found = status(known, HARDWARE, Options(), OWL)
+    assert found.asked
+    assert "owl 3B has no step in JAX" in found.problem
+    assert "--step" in found.problem
+
+
+def test_the_status_tells_each_type_apart() -> None:
+    there = (
+        a_task(BERT, "a100", JobState.SUCCEEDED), a_task(BERT, "v100", JobState.RUNNING),
+        a_task(BERT, "a40", JobState.FAILED, "JAX is not there"),
+    )  # fmt: skip
+    known = a_cluster(
+        wants(BERT), types=("a100", "v100", "a40", "a10"), profiling=there, profiles=(a_row(),)
+    )
+    found = status(known, HARDWARE, Options(), BERT)
+    assert [t.state for t in found.tasks] == [
+        TaskState.DONE, TaskState.RUNS, TaskState.FAILED, TaskState.PLANNED,
+    ]  # fmt: skip
+    assert found.tasks[2].problem == "JAX is not there"
+    assert (found.tasks[0].device_s, found.tasks[0].service_gpu_s) == (3.0, 40.0)
+    (head, *rest) = profiled(jobs_pb2.Job(profile=True), of_status(found))
+    assert head == (
+        "profiling",
+        "done on 1 of 4 GPU types; its other estimates are analytic; 120 GPU-seconds used",
+    )
+    assert "a40: failed" in rest[2][1]
+    assert rest[2][1].endswith("JAX is not there")
+
+
+def test_a_job_with_a_users_estimates_is_told_that_nothing_is_measured() -> None:
+    ((_, said),) = profiled(jobs_pb2.Job(profile=True), pb.Profiling())
+    assert "a user's own" in said
+    assert profiled(jobs_pb2.Job(), pb.Profiling()) == []
+
+
+def test_of_several_tasks_on_a_type_the_latest_counts_alone() -> None:
+    rows = [
+        a_row(task="old", samples=4.0), a_row(task="new", forward_s=5e-3),
+        a_row(task="new", kind="norm", layers=2, forward_s=1e-3, backward_s=0.0),
+        a_row(task="new", samples=2.0, source="another"), a_row(task="new", samples=8.0, dtype="f32"),
+    ]  # fmt: skip
+    found = profiles_of(rows, BERT, step_of(BERT, ()), "f16")["a100"]
+    assert found.points == {1: ((1.0, pytest.approx(24 * 5e-3 + 2 * 1e-3), 24 * 2e-3),)}
+    assert (found.records, found.device_s) == (2, 6.0)
+
+
+def test_arguments_are_numbers_where_they_can_be() -> None:
+    found = arguments_of("f", ["b=x", "a=3", "c=0.5"])
+    assert found == (("a", 3), ("b", "x"), ("c", 0.5))
+    for wrong in (["a"], ["a=1", "a=2"], ["=1"], ["a b=1"]):
+        with pytest.raises(InvalidInput, match="NAME=VALUE"):
+            arguments_of("f", wrong)
+
+
+@pytest.mark.parametrize("key", [k for k in published() if jax_step(*k) is not None])
+def test_steps_of_published_models_take_the_arguments_they_are_given(key: tuple[str, str]) -> None:
+    found = jax_step(*key)
+    assert found is not None
+    assert found[0].startswith("estimator.tracing.models.steps:")
+    assert all(isinstance(value, int | str) for value in found[1].values())
+
+
+@settings(max_examples=30)
+@given(
+    scale=st.floats(0.1, 10.0), samples=st.sampled_from([1.0, 2.0, 3.0, 8.0]),
+    tp=st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_totals_that_are_the_data_sheets_times_a_number_scale_all_layers_by_it(
+    scale: float, samples: float, tp: int
+) -> None:
+    graph, sheet = find("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
+    at = np.array([1.0, 4.0])
+    plain = np.stack(sheet.layer_s(graph, TRAINING, at, np.ones(2, np.int64))).sum(axis=2)
+    points = {1: tuple((s, scale * f, scale * b) for s, (f, b) in zip(at, plain.T, strict=True))}
+    totals = ProfiledTotals(points=points, fallback=sheet)
+    where = (np.array([samples]), np.array([tp]))
+    found = np.stack(totals.layer_s(graph, TRAINING, *where))
+    expected = scale * np.stack(sheet.layer_s(graph, TRAINING, *where))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_totals_sum_to_what_was_measured_and_grow_as_data_sheets_beyond_it() -> None:
+    graph, sheet = find("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
+    totals = ProfiledTotals(points={1: ((1.0, 0.1, 0.3), (4.0, 0.3, 0.0))}, fallback=sheet)
+    one = np.ones(3, np.int64)
+    forward, backward = totals.layer_s(graph, TRAINING, np.array([1.0, 4.0, 8.0]), one)
+    plain_f, plain_b = sheet.layer_s(graph, TRAINING, np.array([1.0, 4.0, 8.0]), one)
+    np.testing.assert_allclose(forward.sum(axis=1)[:2], [0.1, 0.3])
+    assert backward.sum(axis=1)[0] == pytest.approx(0.3)
+    grown = plain_f.sum(axis=1)[2] / plain_f.sum(axis=1)[1]
+    assert forward.sum(axis=1)[2] == pytest.approx(0.3 * grown)
+    # too short to be told apart: as far off as the forward pass
+    ratio = forward.sum(axis=1)[1] / plain_f.sum(axis=1)[1]
+    assert backward.sum(axis=1)[1] == pytest.approx(ratio * plain_b.sum(axis=1)[1])
+    with pytest.raises(InvalidInput, match="nothing was measured"):
+        ProfiledTotals(points={}, fallback=sheet)
+
+
+def a_slow_device(times: float) -> list[ProfileRow]:
+    """Return rows by which the whole model takes so many times what the data sheet says."""
+    model = find("bert", "1.3B")
+    sheet = RooflineCompute(hardware=HARDWARE["a100"])
+    at = np.array([1.0, 2.0, 4.0, 8.0])
+    plain = np.stack(sheet.layer_s(model.graph, model.training, at, np.ones(4, np.int64)))
+    return [
+        a_row(samples=s, layers=1, forward_s=times * f, backward_s=times * b)
+        for s, (f, b) in zip(at.tolist(), plain.sum(axis=2).T.tolist(), strict=True)
+    ]
+
+
+def test_profiled_cells_follow_the_device_and_are_surer() -> None:
+    hardware = catalogue_of()
+    analytic = Estimator(hardware, known_models([BERT], ()))
+    slow = Estimator(hardware, known_models([BERT], (), a_slow_device(2.0)))
+    for gpus, degree in ((1, 1), (8, 1), (8, 4)):
+        (before,) = analytic.cells(BERT, "a100", gpus, [degree])
+        (after,) = slow.cells(BERT, "a100", gpus, [degree])
+        assert (before.record.source, after.record.source) == (Source.ANALYTIC, Source.PROFILED)
+        assert 1.3 < after.record.iter_time_s / before.record.iter_time_s <= 2.0 + 1e-6
+        assert before.record.sd is not None
+        assert after.record.sd is not None
+        assert Residual().noise_sd < after.record.sd < before.record.sd
+        assert "profiled on NVIDIA A100, 2026-11-21, 4 records" in after.record.provenance
+    (elsewhere,) = slow.cells(BERT, "v100", 8, [1])
+    assert elsewhere.record.source is Source.ANALYTIC
+
+
+def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught() -> None:
+    other = Workload(model="bert", params="760M", global_batch=256)
+    hardware = catalogue_of()
+    (plain,) = Estimator(hardware, known_models([other], ())).cells(other, "a100", 1, [1])
+    taught = [
+        MeasurementRecord(
+            workload=other, gpu_type="a100", gpus=1, nodes=1, pipeline_degree=1, plan="",
+            iter_time_s=2 * plain.record.iter_time_s,
+        )
+    ]  # fmt: skip
+
+    def ratio(rows: list[ProfileRow]) -> float:
+        models = known_models([BERT, other], (), rows)
+        (before,) = Estimator(hardware, models).cells(BERT, "a100", 1, [1])
+        (after,) = Estimator(hardware, models, taught).cells(BERT, "a100", 1, [1])
+        return math.log(after.record.iter_time_s / before.record.iter_time_s)
+
+    assert 0 < ratio(a_slow_device(1.0)) < 0.8 * ratio([])
+
+
+def test_a_profile_changes_what_estimates_depend_on() -> None:
+    profiles = profiles_of(a_slow_device(2.0), BERT, step_of(BERT, ()), "f16")
+    asked, hardware = {"a100": [8]}, catalogue_of()
+    before = fingerprint(BERT, None, asked, hardware, ())
+    assert fingerprint(BERT, None, asked, hardware, (), {}) == before
+    assert fingerprint(BERT, None, asked, hardware, (), profiles) != before
+    assert fingerprint(BERT, None, {"v100": [8]}, hardware, (), profiles) == fingerprint(
+        BERT, None, {"v100": [8]}, hardware, ()
+    )
+
+
+def a_request(**changed: Any) -> pb.AddProfilesRequest:
+    layer: dict[str, Any] = {
+        "kind": "dot", "layers": 2, "samples": 1.0, "tensor_parallel": 1, "forward_s": 1e-3,
+        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 1.0,
+    }  # fmt: skip
+    layers = [layer | each for each in changed.pop("layers", [{}])]
+    fields: dict[str, Any] = {
+        "parent": "clusters/c", "gpu_type": "a100", "task": "t", "source": "m:f()", "dtype": "f16",
+        "workload": pb.Workload(model="bert", params="1.3B", global_batch=8), "device": "A100",
+        "versions": {"jax": "1"}, "date": "2026-11-21",
+    }  # fmt: skip
+    return pb.AddProfilesRequest(
+        **(fields | changed), layers=[pb.LayerProfile(**x) for x in layers]
+    )
+
+
+def test_records_come_in_as_they_were_sent() -> None:
+    (row,) = to_profiles(a_request())
+    assert (row.kind, row.layers, row.tp, row.forward_s) == ("dot", 2, 1, 1e-3)
+    assert (row.versions, row.device) == ((("jax", "1"),), "A100")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"layers": [{"forward_s": math.nan}]}, r"layers\[0\].forward_s"),
+        ({"layers": [{"backward_s": -1.0}]}, r"layers\[0\].backward_s"),
+        ({"layers": [{"forward_s": math.inf}]}, r"layers\[0\].forward_s"),
+        ({"layers": [{"forward_s": 0.0}]}, r"layers\[0\].forward_s"),
+        ({"layers": [{"device_s": math.nan}]}, r"layers\[0\].device_s"),
+        ({"layers": [{"method": "guess"}]}, r"layers\[0\].method"),
+        ({"layers": [{"layers": 0}]}, r"layers\[0\].layers"),
+        ({"layers": [{}, {}]}, r"layers\[1\]"),
+        ({"layers": [{}, {"kind": "norm", "samples": 2.0}]}, "layers"),
+        ({"layers": []}, "layers"),
+        ({"dtype": "f8"}, "dtype"),
+        ({"source": ""}, "source"),
+    ],
+)
+def test_bad_records_are_refused_by_name(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{field}"):
+        to_profiles(a_request(**changed))
+
+
+def test_settings_say_what_is_measured() -> None:
+    found = Config(profile=True, profile_samples="4, 1", profile_tp="2,1").profiling()
+    assert found == Options(always=True, samples=(1, 4), tp=(1, 2))
+    for wrong in ("", "0", "1;2", "5000"):
+        with pytest.raises(InvalidInput, match="profile_samples"):
+            Config(profile_samples=wrong)
