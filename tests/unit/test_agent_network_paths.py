@@ -180,7 +180,7 @@ def test_the_period_and_bytes_of_an_iteration_are_found(
     assert found is not None
     whole = 0.25 if bursts == (0.0, 0.5) else period_s
     assert found.period_s == pytest.approx(whole, rel=0.01)
-    assert found.bytes == pytest.approx(1e6 * (1 + noise) * whole / period_s, rel=0.08)
+    assert found.bytes == pytest.approx(1e6 * (1 + noise) * whole / period_s, rel=0.03)
     assert found.confidence > 0.5
 
 

@@ -55,9 +55,13 @@ def iteration(
     noise = 4 / np.sqrt(len(wave))  # of the largest correlation of as much noise
     if lag is None or correlation[lag] < max(least_confidence, noise):
         return None
-    period_s = _refined(wave, lag) * step_s
+    steps = _refined(wave, lag)
+    whole = round(
+        len(rate) // steps * steps
+    )  # a part of an iteration at the end would bias the mean
+    mean = float(rate[:whole].mean())
     return Iteration(
-        period_s=period_s, bytes=mean * period_s, rate_bytes_per_s=mean,
+        period_s=steps * step_s, bytes=mean * steps * step_s, rate_bytes_per_s=mean,
         confidence=min(1.0, float(correlation[lag])),
     )  # fmt: skip
 
