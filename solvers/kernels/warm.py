@@ -13,11 +13,13 @@ from functools import cache
 import numpy as np
 
 from formulation.cells import Cells, Shapes
+from formulation.network.contention import Demand
 from formulation.problem import Problem, Row
 from solvers.base import Budget
 from solvers.greedy import Greedy, repaired
 from solvers.kernels.jit import fixed
 from solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
+from solvers.network.compression import compression_of
 from solvers.portfolio import Portfolio
 from solvers.prices import price
 from solvers.pricing import Pricing
@@ -48,6 +50,7 @@ def _run_all() -> None:
     inserted_by_lead(problem, priced)
     closed(problem, priced, 0.0, 0.0)
     _roll()
+    _compress()
 
 
 def _crowded() -> Problem:
@@ -82,6 +85,17 @@ def _roll() -> None:
     order, same = np.arange(2), np.zeros(2, np.int64)
     rolled(world, order, same, np.zeros(2, np.int64), log)
     improved(world, order, same, np.zeros((1, 1 + 2 * DRAWS)), log)
+
+
+def _compress() -> None:
+    """Bring four jobs, of which three meet the next, down to two levels."""
+    ones = np.ones(4)
+    demand = Demand(
+        work_flop=ones, compute_s=ones, start_s=ones, delay_s=np.zeros(4),
+        link_start=np.array([0, 2, 4, 5, 6]), link=np.array([0, 2, 0, 1, 1, 2]),
+        busy_s=np.ones(6), links=3,
+    )  # fmt: skip
+    compression_of(demand, np.arange(4), 2, samples=2)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints, ranges
+from formulation.tables import Floats, Ints, starts
 from solvers.kernels.jit import fixed
 from solvers.network.kernels.compression import Narrow, heights, insides, meetings
 
@@ -82,41 +82,52 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
     jobs = demand.jobs
     if len(order) != jobs or not np.array_equal(np.sort(order), np.arange(jobs)):
         raise InvalidInput("order", f"must name each of {jobs} jobs once")
-    job, part_start = _parts(demand, order)
+    user, link, links = _shared(demand)
+    job, part_start = _parts(user, link, links, order)
     intensity = demand.intensity[job]
     if wrong := job[~((intensity >= 0) & np.isfinite(intensity))].tolist():
         raise InvalidInput("intensity", f"of job {wrong[0]} is no finite number; measure it again")
-    start, target = _edges(demand, job)
+    vertex = np.zeros(jobs, np.int64)
+    vertex[job] = np.arange(len(job))
+    start, target = _edges(vertex[user], link, links, len(job))
     return Dag(
         job=job, intensity=intensity, weight=fixed(_integers(intensity, np.diff(start))),
         start=fixed(start), target=fixed(target), part_start=part_start,
     )  # fmt: skip
 
 
-def _parts(demand: Demand, order: Ints) -> tuple[Ints, Ints]:
+def _shared(demand: Demand) -> tuple[Ints, Ints, int]:
+    """Return job and link of each entry of a link that several jobs load; such links are counted anew."""
+    several = np.bincount(demand.link, minlength=demand.links) > 1
+    number = np.cumsum(several) - 1
+    keep = several[demand.link]
+    return demand.job[keep], number[demand.link[keep]], int(several.sum())
+
+
+def _parts(user: Ints, link: Ints, links: int, order: Ints) -> tuple[Ints, Ints]:
     """Return the jobs that meet others, part by part and by urgency, and where parts begin."""
-    jobs, nodes = demand.jobs, demand.jobs + demand.links
+    jobs = len(order)
     used = sparse.csr_array(
-        (np.ones(len(demand.link), np.int8), (demand.job, demand.link + jobs)), shape=(nodes, nodes)
+        (np.ones(len(user), np.int8), (user, link + jobs)), shape=(jobs + links, jobs + links)
     )
-    label = sparse.csgraph.connected_components(used, directed=False)[1][:jobs]
-    meeting = order[demand.contended()[order]]
+    label = sparse.csgraph.connected_components(used, directed=False)[1]
+    meets = np.zeros(jobs, np.bool_)
+    meets[user] = True
+    meeting = order[meets[order]]
     meeting = meeting[np.argsort(label[meeting], kind="stable")]
     changes = np.flatnonzero(np.diff(label[meeting])) + 1
     ends = [len(meeting)] if len(meeting) else []
     return meeting, np.concatenate([[0], changes, ends]).astype(np.int64)
 
 
-def _edges(demand: Demand, job: Ints) -> tuple[Ints, Narrow]:
-    """Return the edges as CSR over vertices, which are these jobs."""
-    counts = np.diff(demand.link_start)[job]
-    link = demand.link[ranges(demand.link_start[job], counts)]
-    vertex = np.repeat(np.arange(len(job)), counts)
+def _edges(vertex: Ints, link: Ints, links: int, count: int) -> tuple[Ints, Narrow]:
+    """Return the edges between vertices that share a link, as CSR."""
+    by_vertex = np.argsort(vertex, kind="stable")
+    vertex, link = vertex[by_vertex], link[by_vertex]
+    of_vertices = fixed(starts(np.bincount(vertex, minlength=count))), fixed(link)
     by_link = np.argsort(link, kind="stable")
-    users = np.bincount(link, minlength=demand.links)
-    of_vertices = fixed(np.concatenate([[0], np.cumsum(counts)])), fixed(link)
-    of_links = fixed(np.concatenate([[0], np.cumsum(users)])), fixed(vertex[by_link])
-    start, none = np.zeros(len(job) + 1, np.int64), np.empty(0, np.int32)
+    of_links = fixed(starts(np.bincount(link, minlength=links))), fixed(vertex[by_link])
+    start, none = np.zeros(count + 1, np.int64), np.empty(0, np.int32)
     target = np.empty(meetings(*of_vertices, *of_links, start, none), np.int32)
     meetings(*of_vertices, *of_links, start, target)
     return start, target
