@@ -23,7 +23,7 @@ class Attend(Protocol):
     def __call__(
         self, cluster: str, cancelled: Callable[[], bool], woken: Callable[[], bool], /
     ) -> object:
-        """Do it. ``cancelled``: this replica ends; ``woken``: the cluster was woken again since last asked."""
+        """Do it. ``cancelled``: this replica ends; ``woken``: it was woken again since last asked."""
         ...
 
 

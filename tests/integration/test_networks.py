@@ -1,0 +1,239 @@
+"""Networks on a real database: what rounds and re-plans commit, what agents are told, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.errors import NotFound, RoundSuperseded, StaleEtag
+from formulation.lifecycle import JobEvent
+from formulation.network.outcome import NetworkPlanRecord
+from formulation.network.traffic import CellTraffic, StageTraffic
+from formulation.resources import NetworkCommit, RoundRecord
+from service.loop import RoundLoop
+from service.network import plan_network, running_now
+from service.replanning import Replanning
+from service.roundoptions import RoundOptions
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    agents_of,
+    agents_report,
+    do,
+    happen,
+    run,
+    submit,
+)
+from tests.support.worlds import StoppedClock
+
+HOSTS = ["a100-0", "a100-2", "a100-1", "a100-3"]
+"""On two ToRs, in order: so that jobs on neighbours by name meet above."""
+
+CLOS: dict[str, Any] = {
+    "kind": "clos", "nodes": HOSTS, "tors": 2, "aggregations": 2, "tor_bytes_per_s": 12.5e9,
+    "host": {"gpus": 4, "nics": 4, "pcie_switches": 4, "nic_bytes_per_s": 25e9,
+             "pcie_bytes_per_s": 25e9, "nvlink_bytes_per_s": 300e9},
+}  # fmt: skip
+
+BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))
+
+
+def sends(data_bytes: float) -> str:
+    """Return the traffic of eight replicas."""
+    stage = StageTraffic(dp=8, tp=1, data=(data_bytes, 14))
+    return CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,)).to_json()
+
+
+def a_network(store: PostgresStore, **changes: object) -> None:
+    """Describe the network of four nodes, on two ToRs."""
+    a_cluster(store, nodes=4)
+    set_topology(store, CLOS | changes)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=sends(5e9))]))
+
+
+def set_topology(store: PostgresStore, document: dict[str, Any]) -> None:
+    text = json.dumps(document, sort_keys=True)
+    do(store, lambda w: w.set_topology(C, text, None))
+
+
+def two_jobs(store: PostgresStore) -> None:
+    """Start two jobs of eight GPUs, each on both ToRs."""
+    submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
+    run(store, one=BOTH[0], two=BOTH[1])
+
+
+def replan(store: PostgresStore) -> NetworkPlanRecord | None:
+    return Replanning(store, StoppedClock(), RoundOptions()).keep(C)
+
+
+def a_round(store: PostgresStore) -> RoundRecord:
+    return RoundLoop(store, StoppedClock()).schedule(
+        C, RoundOptions(), remaining_s=lambda: math.inf, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
+
+
+def test_a_round_plans_the_network_of_what_it_starts(store: PostgresStore) -> None:
+    a_network(store)
+    submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
+    record = a_round(store)
+    plan = store.network_in_force(C)
+    assert (plan.cause, plan.round, plan.levels) == ("round", record.summary.number, 8)
+    assert {d.job for d in plan.decisions} == {"one", "two"}
+    assert sorted(d.rank for d in plan.decisions) == [0, 1]
+    for decision in plan.decisions:
+        assert decision.generation == store.get_job(C, decision.job).generation
+
+
+def test_jobs_that_meet_have_different_paths_or_levels_and_know_of_each_other(
+    store: PostgresStore,
+) -> None:
+    a_network(store)
+    two_jobs(store)
+    plan = replan(store)
+    assert plan is not None
+    assert plan.cause == "start"
+    decisions = {d.job: d for d in store.network_in_force(C).decisions}
+    for job in ("one", "two"):
+        routes = decisions[job].routes
+        assert {r.via[0] for r in routes} | {r.via[-1] for r in routes} == {"tor-0", "tor-1"}
+        assert sum(r.sent_bytes for r in routes) == pytest.approx(2 * 5e9)
+        assert decisions[job].tag >= 0
+    assert decisions["one"].tag != decisions["two"].tag
+    met = {name: set(d.meets) for name, d in decisions.items()}
+    if met["one"]:
+        assert met == {"one": {"two"}, "two": {"one"}}
+        assert decisions["one"].level != decisions["two"].level
+
+
+def test_nothing_is_planned_again_until_something_changes(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    replanning = Replanning(store, StoppedClock(), RoundOptions())
+    assert replanning.keep(C) is not None
+    assert replanning.keep(C) is None
+    happen(store, "two", JobEvent.CANCEL)
+    ended = replanning.keep(C)
+    assert ended is not None
+    assert ended.cause == "end"
+    assert [d.job for d in store.network_in_force(C).decisions] == ["one"]
+    assert replanning.keep(C) is None
+    set_topology(store, CLOS | {"aggregations": 1})
+    again = replanning.keep(C)
+    assert again is not None
+    assert again.cause == "topology"
+    assert [p.number for p in store.list_network_plans(C, 0, 10)] == [3, 2, 1]
+    assert [p.number for p in store.list_network_plans(C, 3, 1)] == [2]
+
+
+def test_agents_are_told_levels_tags_and_paths(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    agents_report(store)
+    before = store.desired(C, agents_of(store)[0])
+    assert before.network_levels == 0
+    assert before.gangs[0].network is None
+    replan(store)
+    after = store.desired(C, agents_of(store)[0])
+    assert after.revision > before.revision
+    assert after.network_levels == 8
+    told = {d.job: d for d in store.network_in_force(C).decisions}
+    assert after.gangs[0].network == told[after.gangs[0].spec.name]
+
+
+def test_a_tag_stays_as_long_as_the_allocation(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    replan(store)
+    before = {d.job: d.tag for d in store.network_in_force(C).decisions}
+    happen(store, "one", JobEvent.CANCEL)
+    replan(store)
+    after = {d.job: d.tag for d in store.network_in_force(C).decisions}
+    assert after == {"two": before["two"]}
+
+
+def test_a_plan_that_a_round_overtook_is_not_put_in_force(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    snapshot = store.snapshot(C)
+    outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
+    late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="start", seconds=0.1)
+    a_round(store)
+    with pytest.raises(RoundSuperseded):
+        store.commit_network(late)
+    assert [p.cause for p in store.list_network_plans(C, 0, 10)] == ["round"]
+
+
+def test_decisions_for_allocations_that_are_gone_are_left_out(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    snapshot = store.snapshot(C)
+    outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
+    other = [replace(d, generation=d.generation + 7) for d in outcome.decisions if d.job == "one"]
+    mixed = replace(outcome, decisions=(*other, *(d for d in outcome.decisions if d.job == "two")))
+    store.commit_network(NetworkCommit(snapshot=snapshot, outcome=mixed, cause="x", seconds=0.0))
+    assert [d.job for d in store.network_in_force(C).decisions] == ["two"]
+
+
+def test_a_job_of_whose_cell_nothing_is_known_is_said_to_have_no_part(store: PostgresStore) -> None:
+    a_cluster(store, nodes=4)
+    set_topology(store, CLOS)
+    two_jobs(store)
+    replan(store)
+    for decision in store.network_in_force(C).decisions:
+        assert "is not known" in decision.note
+        assert (decision.tag, decision.level, decision.routes) == (-1, 0, ())
+
+
+def test_a_node_that_the_topology_lacks_is_said(store: PostgresStore) -> None:
+    a_network(store, nodes=["a100-0", "a100-1"])
+    two_jobs(store)
+    replan(store)
+    decisions = {d.job: d for d in store.network_in_force(C).decisions}
+    assert decisions["one"].note == ""
+    assert "a100-2 is not in the topology" in decisions["two"].note
+
+
+def test_a_topology_changes_by_its_etag(store: PostgresStore) -> None:
+    a_cluster(store)
+    with pytest.raises(NotFound):
+        store.get_topology(C)
+    do(store, lambda w: w.set_topology(C, "{}", 0))
+    assert store.get_topology(C).version == 1
+    do(store, lambda w: w.set_topology(C, "{}", 1))
+    assert store.get_topology(C).version == 1
+    do(store, lambda w: w.set_topology(C, "[]", 1))
+    with pytest.raises(StaleEtag):
+        do(store, lambda w: w.set_topology(C, "{}", 1))
+    with pytest.raises(StaleEtag):
+        do(store, lambda w: w.set_topology(C, "{}", 0))
+
+
+def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
+    a_cluster(store, nodes=4)
+    two_jobs(store)
+    assert replan(store) is None
+    with pytest.raises(NotFound):
+        store.network_in_force(C)
+    with pytest.raises(NotFound):
+        Replanning(store, StoppedClock(), RoundOptions()).keep("nowhere")
+
+
+def test_a_topology_that_is_dropped_takes_its_plans_along(
+    store: PostgresStore, database: Database
+) -> None:
+    a_network(store)
+    two_jobs(store)
+    replan(store)
+    do(store, lambda w: w.drop_topology(C))
+    assert store.desired(C, agents_of(store)[0]).network_levels == 0
+    assert store.list_network_plans(C, 0, 10) == []
+    assert store.snapshot(C).topology == ""
