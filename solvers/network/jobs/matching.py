@@ -1,52 +1,84 @@
 """Maximum-weight matching in a complete graph whose vertices come in kinds, exactly.
 
-Edmonds' blossoms solve it without kinds. Here vertices of a kind are interchangeable, and a queue has few
-kinds of jobs, so what is sought is how many pairs of each two kinds are made: an integer program for HiGHS
-whose size is that of the kinds, without equal optima that only rename jobs.
+Vertices of a kind are interchangeable, and a queue has few kinds of jobs, so what is sought is how many pairs
+of each two kinds are made. Without the inequalities of Edmonds' blossoms (of an odd number of vertices one is
+left over) the linear program matches odd cycles by halves; those that are broken are added until none is.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from typing import Final
 
-from formulation.tables import Floats, Ints
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import coo_array, csr_array, vstack
+from scipy.sparse.csgraph import connected_components
+
+from formulation.tables import Bools, Floats, Ints
 from solvers.base import SolverFailed
+
+ROUNDS: Final = 100
+_WHOLE: Final = 1e-6
 
 
 def matched(count: Ints, weight: Floats) -> Ints:
     """Return how many pairs to make of each two kinds, int64[kinds, kinds], its upper triangle filled.
 
-    ``count`` (kinds,) vertices there are; ``weight`` (kinds, kinds), symmetric, is worth of a pair; pairs of
-    no positive weight are not made.
+    ``count`` (kinds,) vertices there are; ``weight`` (kinds, kinds), symmetric, is the worth of a pair; pairs
+    of no positive weight are not made.
 
     Raises:
         SolverFailed: HiGHS found no optimum, though one exists.
     """
-    kinds = len(count)
-    pairs = np.zeros((kinds, kinds), dtype=np.int64)
+    pairs = np.zeros((len(count), len(count)), dtype=np.int64)
     first, second = np.nonzero(np.triu(weight > 0))
     useful = (first != second) | (count[first] > 1)
     first, second = first[useful], second[useful]
-    if len(first) == 0:
-        return pairs
-    columns = np.arange(len(first))
-    uses = csr_array(
-        (
-            np.ones(2 * len(first)),  # twice in its row where a pair is of one kind
-            (np.concatenate([first, second]), np.concatenate([columns, columns])),
-        ),
-        shape=(kinds, len(first)),
-    )
-    found = milp(
-        -weight[first, second],
-        integrality=np.ones(len(first), dtype=np.int64),
-        bounds=Bounds(0, np.minimum(count[first], count[second]).astype(np.float64)),
-        constraints=LinearConstraint(uses, -np.inf, count.astype(np.float64)),
-        options={"mip_rel_gap": 0.0},
-    )
-    if not found.success:
-        raise SolverFailed("highs", f"no matching: {found.message}")
-    pairs[first, second] = np.rint(found.x).astype(np.int64)
+    if len(first):
+        pairs[first, second] = _solved(count, first, second, weight[first, second])
     return pairs
+
+
+def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
+    """Return how many of each edge; by linear programs, and an integer one where no blossom is found."""
+    columns = np.arange(len(first))
+    ends = np.concatenate([first, second]), np.concatenate([columns, columns])
+    rows = csr_array(coo_array((np.ones(2 * len(first)), ends), shape=(len(count), len(first))))
+    most = count.astype(np.float64)
+    for _ in range(ROUNDS):
+        found = linprog(-worth, A_ub=rows, b_ub=most, method="highs")
+        if not found.success:
+            raise SolverFailed("highs", f"no matching: {found.message}")
+        broken = _blossoms(count, first, second, found.x)
+        if np.abs(found.x - np.rint(found.x)).max() < _WHOLE:
+            return np.rint(found.x).astype(np.int64)
+        if not broken:
+            break
+        inside = np.stack([odd[first] & odd[second] for odd in broken])
+        rows = csr_array(vstack([rows, csr_array(inside.astype(np.float64))]))
+        most = np.append(most, [float(count[odd].sum() // 2) for odd in broken])
+    exact = milp(
+        -worth, integrality=np.ones(len(first), dtype=np.int64), bounds=Bounds(0, np.inf),
+        constraints=LinearConstraint(rows, -np.inf, most), options={"mip_rel_gap": 0.0},
+    )  # fmt: skip
+    if not exact.success:
+        raise SolverFailed("highs", f"no matching: {exact.message}")
+    return np.rint(exact.x).astype(np.int64)
+
+
+def _blossoms(count: Ints, first: Ints, second: Ints, x: Floats) -> list[Bools]:
+    """Return sets of kinds with an odd number of vertices, more than half of which pair up inside in ``x``.
+
+    Looked for among the parts that broken edges, and that all edges in use, connect.
+    """
+    found: dict[bytes, Bools] = {}
+    for used in (np.abs(x - np.rint(x)) > _WHOLE, x > _WHOLE):
+        ends = first[used], second[used]
+        graph = coo_array((np.ones(int(used.sum())), ends), shape=(len(count), len(count)))
+        parts, part = connected_components(graph, directed=False)
+        vertices = np.bincount(part, weights=count, minlength=parts)
+        same = part[first] == part[second]
+        inside = np.bincount(part[first[same]], weights=x[same], minlength=parts)
+        for at in np.flatnonzero((vertices % 2 == 1) & (inside > vertices // 2 + _WHOLE)).tolist():
+            found.setdefault((part == at).tobytes(), part == at)
+    return list(found.values())

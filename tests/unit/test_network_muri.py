@@ -1,0 +1,204 @@
+"""Muri's efficiency, its matching, and who shares GPUs in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.tables import Floats, Ints
+from solvers.network.jobs.matching import matched
+from solvers.network.jobs.muri import Sharing, efficiency, grouped, interleaved_s, stages_s
+from tests.support.networks import FluidJob, a_demand
+
+
+def a_group(*stages: Sequence[float]) -> Floats:
+    """Return one group of these jobs, filled up with jobs that do nothing."""
+    size = len(stages[0])
+    found = np.zeros((1, size, size))
+    found[0, : len(stages)] = stages
+    return found
+
+
+def shared(
+    stage_s: Sequence[Sequence[float]], gpus: Sequence[int], capacity_gpus: int,
+    urgency: Sequence[float] | None = None,
+) -> Sharing:  # fmt: skip
+    order = np.arange(len(gpus)) if urgency is None else np.array(urgency)
+    return grouped(
+        np.array(stage_s, dtype=np.float64), np.array(gpus), order.astype(np.float64), capacity_gpus
+    )
+
+
+def members(sharing: Sharing) -> list[tuple[int, ...]]:
+    return [group.jobs for group in sharing.groups]
+
+
+def by_trying(weight: Floats) -> float:
+    """Return the greatest weight of a matching of the vertices, by all orders of them."""
+    best, count = 0.0, len(weight)
+    for order in permutations(range(count)):
+        pairs = zip(order[::2], order[1::2], strict=False)
+        best = max(best, sum(weight[a, b] for a, b in pairs))
+    return best
+
+
+def test_two_jobs_that_complement_each_other_interleave_perfectly() -> None:
+    pair = a_group((3.0, 1.0), (1.0, 3.0))  # 3 beside 3, then 1 beside 1
+    assert (interleaved_s(pair)[0], efficiency(pair)[0]) == pytest.approx((4.0, 1.0))
+
+
+def test_two_equal_jobs_wait_for_the_longer_stage_of_the_other_in_every_slot() -> None:
+    pair = a_group((3.0, 1.0), (3.0, 1.0))
+    assert (interleaved_s(pair)[0], efficiency(pair)[0]) == pytest.approx((6.0, 8 / 12))
+
+
+def test_two_jobs_that_want_the_same_gain_nothing() -> None:
+    pair = a_group((4.0, 0.0), (4.0, 0.0))
+    assert interleaved_s(pair) == pytest.approx([8.0])
+    assert efficiency(pair) == pytest.approx([0.5])
+
+
+def test_one_job_alone_lasts_the_sum_of_its_stages() -> None:
+    assert interleaved_s(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([10.0])
+    assert efficiency(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([0.25])
+
+
+def test_the_best_of_all_orders_counts() -> None:
+    a, b, c = (5.0, 1.0, 1.0, 1.0), (1.0, 5.0, 1.0, 1.0), (5.0, 1.0, 5.0, 1.0)
+    assert interleaved_s(a_group(a, b)) == pytest.approx([8.0])  # three slots behind; else 12
+    assert interleaved_s(a_group(a, a)) == pytest.approx([12.0])
+    assert interleaved_s(a_group(c, c)) == pytest.approx([12.0])  # two behind; else 20
+    assert interleaved_s(a_group(a, a, a, a)) == pytest.approx([20.0])
+
+
+def test_many_groups_are_judged_as_each_alone() -> None:
+    stage_s = np.random.default_rng(0).exponential(1.0, (20, 3, 3))
+    singly = np.concatenate([interleaved_s(one[None]) for one in stage_s])
+    assert interleaved_s(stage_s) == pytest.approx(singly)
+
+
+def test_the_matching_is_of_greatest_weight() -> None:
+    rng = np.random.default_rng(3)
+    for count in (2, 3, 5, 6, 7):
+        for _ in range(4):
+            weight = np.triu(rng.integers(0, 10, (count, count)) * 1.0, 1)
+            weight += weight.T
+            made = matched(np.ones(count, np.int64), weight)
+            assert (weight * made).sum() == pytest.approx(by_trying(weight))
+            assert (made.sum(axis=0) + made.sum(axis=1) <= 1).all()
+
+
+def test_odd_cycles_do_not_mislead_the_matching() -> None:
+    weight = np.array([[0, 3, 3, 0], [3, 0, 3, 0], [3, 3, 0, 1], [0, 0, 1, 0]], dtype=np.float64)
+    made = matched(np.ones(4, np.int64), weight)
+    assert (weight * made).sum() == 4.0  # two of the triangle, and the third with the fourth
+
+
+def test_kinds_are_matched_as_their_single_vertices_would_be() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(10):
+        weight = rng.integers(1, 10, (3, 3)) * 1.0
+        weight = np.maximum(weight, weight.T)
+        kind = rng.integers(0, 3, 6)
+        count: Ints = np.bincount(kind, minlength=3)
+        single = weight[kind][:, kind]
+        made = matched(count, weight)
+        assert (weight * made).sum() == pytest.approx(by_trying(single))
+        assert (made.sum(axis=0) + made.sum(axis=1) <= count).all()
+
+
+def test_nothing_is_matched_where_nothing_is_worth_it() -> None:
+    assert matched(np.array([3, 2]), np.zeros((2, 2))).sum() == 0
+    assert matched(np.array([1]), np.ones((1, 1))).sum() == 0
+
+
+def test_nobody_shares_while_all_fit() -> None:
+    found = shared([(1, 1)] * 3, [4, 4, 8], 16)
+    assert members(found) == [(0,), (1,), (2,)]
+    assert found.multiplier.tolist() == [1, 1, 1]
+
+
+def test_jobs_share_with_those_that_they_complement() -> None:
+    stages = [(3.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 3.0)]
+    found = shared(stages, [8] * 4, 16)
+    assert sorted(members(found)) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
+    assert [group.iteration_s for group in found.groups] == pytest.approx([4.0, 4.0])
+    assert found.multiplier.tolist() == [1, 1, 1, 1]
+
+
+def test_only_as_many_pairs_share_as_are_needed_and_the_best_first() -> None:
+    found = shared([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
+    assert members(found) == [(0, 1), (2,), (3,)]
+    assert found.multiplier.tolist() == [1, 1, 1, 1]  # a perfect pair runs as alone
+
+
+def test_a_slower_group_tells_by_how_much() -> None:
+    found = shared([(3, 1), (2, 2)], [4, 4], 4)
+    assert members(found) == [(0, 1)]
+    assert found.groups[0].iteration_s == pytest.approx(3 + 2)
+    assert found.multiplier == pytest.approx([5 / 4, 5 / 4])
+
+
+def test_only_jobs_of_equal_gpu_counts_share() -> None:
+    assert members(shared([(2, 2)] * 3, [4, 8, 8], 12)) == [(0,), (1, 2)]
+
+
+def test_jobs_that_would_run_in_turn_do_not_share() -> None:
+    assert members(shared([(4, 0), (4, 0)], [4, 4], 4)) == [(0,), (1,)]
+
+
+def test_only_as_many_jobs_enter_as_sharing_could_hold_the_most_urgent_first() -> None:
+    found = shared([(1, 1)] * 5, [4] * 5, 4, urgency=[5, 1, 4, 2, 3])
+    assert members(found) == [(1, 3)]
+
+
+def test_with_four_resources_groups_grow_to_four_in_two_rounds() -> None:
+    stage_s = np.eye(4) * 3 + 1
+    found = shared(stage_s.tolist(), [2] * 4, 2)
+    assert [len(group) for group in members(found)] == [4]
+    assert found.groups[0].iteration_s == pytest.approx(interleaved_s(stage_s[None])[0])
+    assert [len(g) for g in members(shared([(1, 1, 1, 1)] * 4, [2] * 4, 4))] == [2, 2]
+
+
+def test_the_first_groups_are_those_of_the_most_urgent_jobs() -> None:
+    found = shared([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
+    assert [group[0] for group in members(found)] == sorted(
+        (group[0] for group in members(found)), reverse=True
+    )
+    assert members(found)[0][0] == 3
+
+
+def test_stages_are_compute_and_communication() -> None:
+    demand = a_demand(FluidJob(compute_s=2.0, start_s=1.0, busy_s={0: 1.5}, delay_s=0.5))
+    assert stages_s(demand).tolist() == [[2.0, 2.0]]
+
+
+def test_multipliers_are_against_the_iteration_alone_where_it_is_given() -> None:
+    found = grouped(
+        np.array([[4.0, 2.0], [4.0, 2.0]]), np.array([1, 1]), np.zeros(2), 1,
+        alone_s=np.array([5.0, 5.0]),
+    )  # fmt: skip
+    assert found.multiplier == pytest.approx([8 / 5, 8 / 5])
+
+
+@pytest.mark.parametrize("stages", [[[0.0, 0.0]], [[-1.0, 2.0]], [[np.nan, 1.0]]])
+def test_stages_without_meaning_are_refused(stages: list[list[float]]) -> None:
+    with pytest.raises(InvalidInput, match="stage_s"):
+        shared(stages, [1], 1)
+
+
+def test_a_long_queue_of_few_kinds_is_grouped() -> None:
+    rng = np.random.default_rng(0)
+    kinds = rng.exponential(1.0, (11, 2)) + 0.1
+    which = rng.integers(0, 11, 3000)
+    gpus = rng.choice([1, 2, 4, 8, 16], 3000)
+    found = grouped(kinds[which], gpus, rng.random(3000), 2000)
+    everyone = [job for group in found.groups for job in group.jobs]
+    assert len(everyone) == len(set(everyone))
+    assert sum(group.gpus for group in found.groups) <= 4000
+    assert all(len(set(gpus[list(group.jobs)].tolist())) == 1 for group in found.groups)
+    assert sum(len(group.jobs) > 1 for group in found.groups) > 10
