@@ -34,7 +34,12 @@ _RIVALS: Final = {  # module of a function; imported when asked for
     "cassini": ("solvers.network.rivals.cassini", "plan"),
 }
 
-_OURS: Final[dict[str, tuple[str, str]]] = {}
+_OURS: Final = {
+    "crux-pa": ("solvers.network.variants", "pa"),
+    "crux-ps-pa": ("solvers.network.variants", "ps_pa"),
+    "crux-full": ("solvers.network.variants", "full"),
+    "crux-paper": ("solvers.network.variants", "paper"),
+}
 
 _KNOWN: Final = _RIVALS | _OURS
 

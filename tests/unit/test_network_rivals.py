@@ -13,7 +13,7 @@ from formulation.errors import InvalidInput
 from formulation.network.check import network_violations
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.tables import Floats, Ints
-from solvers.network.mechanisms import mechanism, rivals
+from solvers.network.mechanisms import mechanism, names
 from solvers.network.rivals.ecmp import hashed
 from solvers.network.rivals.levels import alone_then_rest, blocks, contended_first
 from solvers.network.rivals.sincronia import bssi
@@ -229,9 +229,9 @@ def test_taccl_lets_jobs_choose_as_they_arrive_whatever_their_intensity() -> Non
     assert mechanism("taccl*").plan(jobs, levels=2).chosen.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", rivals())
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("levels", [1, 3, 8])
-def test_every_rivals_plan_passes_the_checker(name: str, levels: int) -> None:
+def test_every_mechanisms_plan_passes_the_checker(name: str, levels: int) -> None:
     rng = np.random.default_rng(5)
     jobs = a_contention(
         fixed=[{int(e): float(rng.exponential()) for e in rng.choice(12, 2)} for _ in range(30)],
@@ -250,7 +250,7 @@ def test_every_rivals_plan_passes_the_checker(name: str, levels: int) -> None:
 
 
 def test_no_jobs_at_all_are_a_plan_too() -> None:
-    for name in rivals():
+    for name in names():
         plan = mechanism(name).plan(a_contention(fixed=[]), levels=8)
         assert len(plan.level) == len(plan.order) == 0
 
