@@ -21,7 +21,6 @@ from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
-from service.replanning import Replanning
 from service.rpc.server import ESTIMATE_THREADS, Server
 from service.watching import Watching
 from service.worker import Workers
@@ -80,7 +79,7 @@ async def running(config: Config) -> AsyncIterator[int]:
             action="estimating_failed",
         )  # fmt: skip
         networks = Watching(
-            store, clock, Replanning(store, clock, config.round_options()).keep,
+            store, clock, server.replanning.keep,
             calls=server.calls, work=server.round_calls, holder=holder,
             period_s=NETWORK_PERIOD_S, fails="no network plan", action="network_failed",
         )  # fmt: skip

@@ -44,6 +44,28 @@ def link_kinds(topology: Topology) -> list[LinkKind]:
     ]
 
 
+def apart(topology: Topology) -> list[list[int]]:
+    """Return hosts, by index, in groups that no link joins; one group: every host reaches every other.
+
+    Links count in both directions, since cables have two.
+    """
+    v, e = topology.vertices, topology.links
+    label = np.arange(len(v), dtype=np.int64)
+    while True:  # as often as a path is long
+        least = label.copy()
+        np.minimum.at(least, e.source, label[e.target])
+        np.minimum.at(least, e.target, label[e.source])
+        least = least[least]
+        if np.array_equal(least, label):
+            break
+        label = least
+    groups: dict[int, set[int]] = {}
+    inside = np.flatnonzero(v.host != NOWHERE)
+    for part, host in zip(label[inside].tolist(), v.host[inside].tolist(), strict=True):
+        groups.setdefault(part, set()).add(host)
+    return sorted((sorted(hosts) for hosts in groups.values()), key=lambda hosts: hosts[0])
+
+
 def bisection_bytes_per_s(topology: Topology) -> float | None:
     """Return what the first half of the ToRs, in order, can send to the others: a maximum flow.
 

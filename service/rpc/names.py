@@ -57,6 +57,32 @@ def round_name(cluster: str, number: int) -> str:
     return f"clusters/{cluster}/rounds/{number}"
 
 
+def topology_name(cluster: str) -> str:
+    """Return ``clusters/{cluster}/topology``."""
+    return f"clusters/{cluster}/topology"
+
+
+def network_plan_name(cluster: str, number: str) -> str:
+    """Return ``clusters/{cluster}/networkPlans/{number}``."""
+    return f"clusters/{cluster}/networkPlans/{number}"
+
+
+def parse_topology(field: str, name: str) -> str:
+    """Return the cluster's id."""
+    if not name.endswith("/topology"):
+        raise InvalidInput(field, "must have the form clusters/{cluster}/topology")
+    return parse_cluster(field, name.removesuffix("/topology"))
+
+
+def parse_network_plan(field: str, name: str) -> str:
+    """Return the cluster's id; only the plan in force, ``-``, is kept whole."""
+    if not name.endswith("/networkPlans/-"):
+        raise InvalidInput(
+            field, "must have the form clusters/{cluster}/networkPlans/-: the plan in force"
+        )
+    return parse_cluster(field, name.removesuffix("/networkPlans/-"))
+
+
 def parse_cluster(field: str, name: str) -> str:
     """Return the cluster's id."""
     (cluster,) = _parse(field, name, "clusters")

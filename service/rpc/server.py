@@ -15,6 +15,7 @@ from formulation.errors import InvalidInput
 from service.config import Config
 from service.loop import RoundLoop
 from service.ports import Clock, Store
+from service.replanning import Replanning
 from service.rpc.agents import AgentsServicer
 from service.rpc.calls import Calls, Wakeups
 from service.rpc.clusters import ClustersServicer
@@ -22,6 +23,7 @@ from service.rpc.errors import Guard
 from service.rpc.estimates import EstimatesServicer
 from service.rpc.health import Health
 from service.rpc.jobs import JobsServicer
+from service.rpc.networks import NetworksServicer
 from service.rpc.scheduler import SchedulerServicer
 from service.rpc.tenants import TenantsServicer
 from tessera.v1 import (
@@ -33,6 +35,8 @@ from tessera.v1 import (
     estimates_pb2_grpc,
     jobs_pb2,
     jobs_pb2_grpc,
+    networks_pb2,
+    networks_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     tenants_pb2,
@@ -48,7 +52,15 @@ ESTIMATE_THREADS: Final = 2
 
 SERVICES: Final = tuple(
     service.full_name
-    for module in (agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2, tenants_pb2)
+    for module in (
+        agents_pb2,
+        clusters_pb2,
+        estimates_pb2,
+        jobs_pb2,
+        networks_pb2,
+        scheduler_pb2,
+        tenants_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 
@@ -66,8 +78,8 @@ _OPTIONS: Final = (
 class Server:
     """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop.
 
-    ``wakeups`` and the pools of threads, ``calls``, ``round_calls`` and ``estimate_calls``, are for others
-    to share.
+    ``wakeups``, ``replanning`` and the pools of threads, ``calls``, ``round_calls`` and ``estimate_calls``, are
+    for others to share.
     """
 
     def __init__(
@@ -105,6 +117,9 @@ class Server:
             self._grpc,
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
+        self.replanning = Replanning(store, clock, config.round_options())
+        networks = NetworksServicer(store, calls, self.round_calls, clock, self.replanning)
+        networks_pb2_grpc.add_NetworksServicer_to_server(networks, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
         tenants_pb2_grpc.add_TenantsServicer_to_server(TenantsServicer(store, calls), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)

@@ -7,6 +7,8 @@ from collections.abc import Collection
 from typing import Final
 
 from formulation.errors import InvalidInput
+from formulation.network.outcome import NetworkDecision
+from formulation.network.tags import assigned
 from formulation.resources import Desired, DesiredGang, NodeSpec, ObservedGang
 from service.rpc import fields, names
 from service.rpc.convert.clusters import MAX_GPUS_A_NODE
@@ -63,11 +65,34 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
 def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
     """Return the message for the agent of ``nodes``."""
     return pb.Desired(
-        revision=desired.revision, gangs=[_of_gang(gang, nodes) for gang in desired.gangs]
-    )
+        revision=desired.revision, network=_of_network(desired),
+        gangs=[_of_gang(gang, nodes, desired.network_levels) for gang in desired.gangs],
+    )  # fmt: skip
 
 
-def _of_gang(gang: DesiredGang, nodes: Collection[str]) -> pb.DesiredGang:
+def _of_network(desired: Desired) -> pb.NetworkMap | None:
+    """Return what interfaces are to do with the tags of gangs; None: there is no network plan."""
+    if not desired.network_levels:
+        return None
+    parts = {g.spec.name: g.network for g in desired.gangs if g.network is not None}
+    tagged = {job: part for job, part in parts.items() if part.tag >= 0}
+    settings = assigned(
+        {job: part.level for job, part in tagged.items()}, desired.network_levels,
+        {job: part.tag for job, part in tagged.items()},
+    )  # fmt: skip
+    return pb.NetworkMap(priorities=settings.priorities, control_dscp=settings.control_tag)
+
+
+def _of_part(part: NetworkDecision | None, levels: int) -> pb.GangNetwork | None:
+    if part is None:
+        return None
+    return pb.GangNetwork(
+        level=part.level, levels=levels, dscp=part.tag,
+        routes=[pb.GangRoute(source=r.source, target=r.target, via=r.via) for r in part.routes],
+    )  # fmt: skip
+
+
+def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.DesiredGang:
     spec, cell = gang.spec, gang.allocation
     return pb.DesiredGang(
         job=spec.name, generation=gang.generation, leader=gang.leader,
@@ -83,6 +108,7 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str]) -> pb.DesiredGang:
         iter_time_s=spec.workload.global_batch / cell.rate if cell.rate > 0 else 0.0,
         iterations_total=spec.iterations, iterations_done=gang.iterations_done,
         restart_s=spec.restart_s, command=spec.command, runtime=spec.runtime,
+        network=_of_part(gang.network, levels),
     )  # fmt: skip
 
 

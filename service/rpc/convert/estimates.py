@@ -10,6 +10,7 @@ from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
 from service.rpc import fields, names
+from service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
 
 MAX_GPUS: Final = 65_536
@@ -69,6 +70,9 @@ def to_estimate(
         source=_source(f"{field}.source", message.source),
         provenance=fields.text(f"{field}.provenance", message.provenance, 1000),
         sd=_sd(f"{field}.sd", message),
+        traffic=to_traffic(f"{field}.traffic", message.traffic)
+        if message.HasField("traffic")
+        else "",
     )
 
 
@@ -83,6 +87,7 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
         ),
         nodes=record.nodes, iter_time_s=record.iter_time_s if runs else 0.0, infeasible=not runs,
         source=_SOURCE_OF[record.source], provenance=record.provenance, sd=record.sd,
+        traffic=of_traffic(record.traffic),
     )  # fmt: skip
 
 

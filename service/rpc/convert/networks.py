@@ -1,0 +1,164 @@
+"""Topologies and network plans."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import yaml
+
+from formulation.errors import InvalidInput
+from formulation.network import document
+from formulation.network.measures import apart
+from formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
+from formulation.network.topology import NOWHERE, Topology
+from formulation.network.traffic import CellTraffic, StageTraffic, cell_traffic
+from service.rpc import fields, names
+from tessera.v1 import estimates_pb2
+from tessera.v1 import networks_pb2 as pb
+
+MAX_DOCUMENT: Final = 16 * 2**20
+"""Characters; a hundred thousand links written one by one."""
+SHOWN: Final = 20
+"""Hosts and nodes that do not match, at most."""
+_KINDS: Final = ("tensor", "data", "expert_data", "expert", "handed")
+MAX_STAGES: Final = 1024
+MAX_DEGREE: Final = 65_536
+MAX_BYTES: Final = 1e18
+MAX_MESSAGES: Final = 10**12
+
+
+def to_topology(field: str, text: str) -> tuple[str, Topology]:
+    """Return a topology's document as canonical JSON, and what it describes.
+
+    Raises:
+        InvalidInput: it is neither JSON nor YAML, describes no network, or one that falls apart.
+    """
+    if not text.strip():
+        raise InvalidInput(field, "must not be empty")
+    if len(text) > MAX_DOCUMENT:
+        raise InvalidInput(field, f"must be at most {MAX_DOCUMENT:,} characters")
+    plain = _plain(field, text)
+    try:
+        topology = document.read(plain)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"{field}.{wrong.field}".rstrip("."), wrong.problem) from wrong
+    parts = apart(topology)
+    if len(parts) > 1:
+        first, second = (topology.hosts[part[0]] for part in parts[:2])
+        raise InvalidInput(
+            field,
+            f"falls apart: no path joins {first} and {second}; add links, or describe the parts as clusters",
+        )
+    try:
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False), topology
+    except (TypeError, ValueError) as wrong:
+        raise InvalidInput(field, f"has a value that JSON cannot hold: {wrong}") from wrong
+
+
+def _plain(field: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
+        said = " ".join(str(wrong).split())[:300]
+        raise InvalidInput(field, f"is neither JSON nor YAML: {said}") from wrong
+
+
+def of_topology(
+    cluster: str, text: str, version: int, topology: Topology, nodes: set[str]
+) -> pb.Topology:
+    """Return the message of a stored topology."""
+    hosts = set(topology.hosts)
+    return pb.Topology(
+        name=names.topology_name(cluster), document=text, etag=fields.etag_of(version),
+        hosts=len(hosts), links=len(topology.links),
+        switches=int((topology.vertices.host == NOWHERE).sum()),
+        unknown_hosts=sorted(hosts - nodes)[:SHOWN], missing_nodes=sorted(nodes - hosts)[:SHOWN],
+    )  # fmt: skip
+
+
+def of_plan(cluster: str, plan: NetworkPlanRecord) -> pb.NetworkPlan:
+    """Return the message of a stored network plan."""
+    return pb.NetworkPlan(
+        name=names.network_plan_name(cluster, str(plan.number)),
+        plan_time=fields.timestamp_of(plan.planned_s), cause=plan.cause,
+        round=names.round_name(cluster, plan.round) if plan.round else "", levels=plan.levels,
+        changed=plan.changed, seconds=plan.seconds, notes=plan.notes,
+        decisions=[of_decision(cluster, d) for d in plan.decisions],
+    )  # fmt: skip
+
+
+def of_outcome(cluster: str, outcome: NetworkOutcome, seconds: float) -> pb.NetworkPlan:
+    """Return the message of a plan that is not in force."""
+    decisions = sorted(outcome.decisions, key=lambda d: d.rank)
+    return pb.NetworkPlan(
+        name=names.network_plan_name(cluster, "-"), cause="call", levels=outcome.levels,
+        seconds=seconds, notes=outcome.notes,
+        decisions=[of_decision(cluster, d) for d in decisions],
+    )  # fmt: skip
+
+
+def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
+    """Return the message of a job's part in a plan."""
+    return pb.NetworkDecision(
+        job=names.job_name(cluster, d.job), rank=d.rank, level=d.level, dscp=d.tag,
+        priority=d.priority, intensity=d.intensity,
+        meets=[names.job_name(cluster, other) for other in d.meets], note=d.note,
+        routes=[
+            pb.NetworkRoute(source=r.source, target=r.target, via=r.via, sent_bytes=r.sent_bytes)
+            for r in d.routes
+        ],
+    )  # fmt: skip
+
+
+def to_traffic(field: str, message: estimates_pb2.CellTraffic) -> str:
+    """Return what a Cell's plan sends, as it is kept."""
+    fields.batch(f"{field}.stages", len(message.stages), MAX_STAGES)
+    stages = [_to_stage(f"{field}.stages[{i}]", stage) for i, stage in enumerate(message.stages)]
+    try:
+        found = CellTraffic(
+            work_flop=message.work_flop, compute_s=message.compute_s, start_s=message.start_s,
+            stages=tuple(stages),
+        )  # fmt: skip
+    except InvalidInput as wrong:
+        raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
+    return found.to_json()
+
+
+def _to_stage(field: str, message: estimates_pb2.StageTraffic) -> StageTraffic:
+    def degree(name: str) -> int:
+        return fields.whole(f"{field}.{name}", getattr(message, name), 1, MAX_DEGREE)
+
+    sent = {
+        kind: (
+            fields.real(f"{field}.{kind}.bytes", getattr(message, kind).bytes, 0.0, MAX_BYTES),
+            fields.whole(f"{field}.{kind}.messages", getattr(message, kind).messages, 0, MAX_MESSAGES),
+        )
+        for kind in _KINDS
+    }  # fmt: skip
+    ep = degree("expert_parallel") if message.expert_parallel else 1
+    return StageTraffic(dp=degree("data_parallel"), tp=degree("tensor_parallel"), ep=ep, **sent)
+
+
+def of_traffic(text: str) -> estimates_pb2.CellTraffic | None:
+    """Return the message of what ``to_traffic`` kept; None: nothing is known."""
+    if not text:
+        return None
+    found = cell_traffic(text)
+    return estimates_pb2.CellTraffic(
+        work_flop=found.work_flop, compute_s=found.compute_s, start_s=found.start_s,
+        stages=[
+            estimates_pb2.StageTraffic(
+                data_parallel=stage.dp, tensor_parallel=stage.tp, expert_parallel=stage.ep,
+                **{
+                    kind: estimates_pb2.Sent(bytes=amount[0], messages=amount[1])
+                    for kind in _KINDS if (amount := getattr(stage, kind))[0]
+                },
+            )
+            for stage in found.stages
+        ],
+    )  # fmt: skip

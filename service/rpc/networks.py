@@ -1,0 +1,135 @@
+"""tessera.v1.Networks: what clusters' networks look like, and what was decided about them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import grpc.aio
+from google.protobuf.empty_pb2 import Empty
+
+from formulation.network import document
+from formulation.resources import TopologyRecord
+from service.network import running_now
+from service.ports import Clock, Store, Writer
+from service.replanning import Replanning
+from service.rpc import fields, names
+from service.rpc.calls import Calls
+from service.rpc.convert import networks as convert
+from service.rpc.paging import page_of
+from tessera.v1 import networks_pb2 as pb
+from tessera.v1 import networks_pb2_grpc
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_PAGE: Final = 10_000
+
+
+class NetworksServicer(networks_pb2_grpc.NetworksServicer):
+    """Serves topologies and network plans from the store; plans when asked to."""
+
+    def __init__(
+        self, store: Store, calls: Calls, round_calls: Calls, clock: Clock, replanning: Replanning
+    ) -> None:
+        self._store, self._calls, self._round_calls = store, calls, round_calls
+        self._clock, self._replanning = clock, replanning
+
+    async def GetTopology(self, request: pb.GetTopologyRequest, context: _Context) -> pb.Topology:
+        """Return the cluster's network."""
+        return await self._calls.run(self._get, request)
+
+    async def UpdateTopology(
+        self, request: pb.UpdateTopologyRequest, context: _Context
+    ) -> pb.Topology:
+        """Describe the cluster's network, or replace its description."""
+        return await self._calls.run(self._update, request)
+
+    async def DeleteTopology(self, request: pb.DeleteTopologyRequest, context: _Context) -> Empty:
+        """Forget the network and its plans."""
+        return await self._calls.run(self._delete, request)
+
+    async def GetNetworkPlan(
+        self, request: pb.GetNetworkPlanRequest, context: _Context
+    ) -> pb.NetworkPlan:
+        """Return the plan in force."""
+        return await self._calls.run(self._get_plan, request)
+
+    async def ListNetworkPlans(
+        self, request: pb.ListNetworkPlansRequest, context: _Context
+    ) -> pb.ListNetworkPlansResponse:
+        """Return a page of plans, newest first, without decisions."""
+        return await self._calls.run(self._list, request)
+
+    async def PlanNetwork(
+        self, request: pb.PlanNetworkRequest, context: _Context
+    ) -> pb.NetworkPlan:
+        """Plan the network of the jobs as they run now."""
+        return await self._round_calls.run(self._plan, request)
+
+    def _get(self, request: pb.GetTopologyRequest) -> pb.Topology:
+        cluster = names.parse_topology("name", request.name)
+        return self._message(cluster, self._store.get_topology(cluster))
+
+    def _message(self, cluster: str, record: TopologyRecord) -> pb.Topology:
+        topology = document.read(json.loads(record.document))
+        return convert.of_topology(
+            cluster, record.document, record.version, topology, self._nodes(cluster)
+        )
+
+    def _nodes(self, cluster: str) -> set[str]:
+        found, after = set[str](), ""
+        while page := self._store.list_nodes(cluster, after, _PAGE):
+            found |= {node.spec.name for node in page}
+            after = page[-1].spec.name
+        return found
+
+    def _update(self, request: pb.UpdateTopologyRequest) -> pb.Topology:
+        cluster = names.parse_topology("topology.name", request.topology.name)
+        text, topology = convert.to_topology("topology.document", request.topology.document)
+        version, key = (
+            fields.version_of(request.topology.etag),
+            fields.request_key(request, request.request_id),
+        )
+        nodes = self._nodes(cluster)
+
+        def work(writer: Writer) -> bytes:
+            record = writer.set_topology(cluster, text, version)
+            found = convert.of_topology(cluster, text, record.version, topology, nodes)
+            return found.SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.Topology.FromString(kept)
+
+    def _delete(self, request: pb.DeleteTopologyRequest) -> Empty:
+        cluster = names.parse_topology("name", request.name)
+
+        def work(writer: Writer) -> bytes:
+            writer.drop_topology(cluster)
+            return b""
+
+        self._store.write(fields.request_key(request, request.request_id), work)
+        return Empty()
+
+    def _get_plan(self, request: pb.GetNetworkPlanRequest) -> pb.NetworkPlan:
+        cluster = names.parse_network_plan("name", request.name)
+        return convert.of_plan(cluster, self._store.network_in_force(cluster))
+
+    def _list(self, request: pb.ListNetworkPlansRequest) -> pb.ListNetworkPlansResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
+        found = self._store.list_network_plans(cluster, page.number, page.size + 1)
+        last = found[page.size - 1].number if len(found) > page.size else 0
+        return pb.ListNetworkPlansResponse(
+            plans=[convert.of_plan(cluster, plan) for plan in found[: page.size]],
+            next_page_token=page.token(last),
+        )
+
+    def _plan(self, request: pb.PlanNetworkRequest) -> pb.NetworkPlan:
+        cluster = names.parse_cluster("parent", request.parent)
+        self._store.get_topology(cluster)
+        snapshot = self._store.snapshot(cluster)
+        if request.dry_run:
+            began_s = self._clock.monotonic_s()
+            outcome = self._replanning.preview(snapshot)
+            return convert.of_outcome(cluster, outcome, self._clock.monotonic_s() - began_s)
+        self._replanning.plan(snapshot, running_now(snapshot), "call")
+        return convert.of_plan(cluster, self._store.network_in_force(cluster))
