@@ -16,6 +16,12 @@ from solvers.kernels.jit import jitted
 WAITING, SENDING, DONE = 0, 1, 2
 """What a job's communication does: it has not begun or its delay runs; data moves; it is over."""
 
+REMEMBERED = 12
+"""Speeds of up to 2^12 sets of senders are kept while a group is played."""
+
+MOST_NAMED = 62
+"""Sets of senders among so many jobs have a number; those of more are not kept."""
+
 ROUNDING = 1e-12
 """A share of a link no larger than this is none."""
 
@@ -24,6 +30,13 @@ Times: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 
 Uses: TypeAlias = tuple[Ints, Ints, Floats]
 """use_start (jobs + 1,), link (uses,) and share (uses,) of each job's links."""
+
+Users: TypeAlias = tuple[Ints, Ints]
+"""user_start (links of the group + 1,) and the places of each link's users."""
+
+Scratch: TypeAlias = tuple[Floats, Floats, Floats, Ints]
+"""Of a group's links: room that is left, room while a level rises, weight of those that rise (0 between
+calls), and a list."""
 
 Groups: TypeAlias = tuple[Ints, Ints, Ints]
 """group_start (groups + 1,), member (jobs,) and first_link (groups + 1,): jobs and links of each group."""
@@ -161,10 +174,9 @@ def rates(
             alone(times, member[first], begin_s[member[first]], window, iterations, comm)
         else:
             who = by_level(member[first:end], level)
-            room = np.empty(first_link[g + 1] - first_link[g])
             events += played(
-                times, uses, who, level, first_link[g], room, begin_s, window, noise, iterations,
-                comm,
+                times, uses, who, level, first_link[g], first_link[g + 1], begin_s, window, noise,
+                iterations, comm,
             )  # fmt: skip
     return events
 
@@ -182,7 +194,6 @@ def patterns(
     jobs = member[group_start[group] : group_start[group + 1]]
     count, events, none = len(work_flop), 0, (0.0, 0)
     begin_s, iterations, comm = np.zeros(count), np.zeros(count), np.zeros(count)
-    room = np.empty(first_link[group + 1] - first_link[group])
     for r in range(len(levels)):
         for j in jobs:
             iterations[j] = 0.0
@@ -191,8 +202,8 @@ def patterns(
         else:
             who = by_level(jobs, levels[r])
             events += played(
-                times, uses, who, levels[r], first_link[group], room, begin_s, window, none,
-                iterations, comm,
+                times, uses, who, levels[r], first_link[group], first_link[group + 1], begin_s,
+                window, none, iterations, comm,
             )  # fmt: skip
         work[r] = 0.0
         for j in jobs:
@@ -258,21 +269,26 @@ def mixed(state: np.uint64) -> np.uint64:
 
 @jitted
 def played(
-    times: Times, uses: Uses, who: Ints, level: Ints, first_link: int, room: Floats,
+    times: Times, uses: Uses, who: Ints, level: Ints, first_link: int, end_link: int,
     begin_s: Floats, window: Window, noise: Noise, iterations: Floats, comm: Floats,
 ) -> int:  # fmt: skip
     """Play the events of jobs that can meet, ``who`` (the highest level first), until the window ends.
 
     A job's next event is the one that its communication waits for: it may begin to send (``WAITING``), it has
     sent (``SENDING``), or compute ends (``DONE``, so that the iteration does). Between events speeds are
-    constant; what a job has left to send is brought up to date when its speed changes. Return the events.
+    constant, and given by who sends; what a job has left to send is brought up to date when its speed
+    changes. Return the events.
     """
     compute_s, start_s, delay_s, send_s = times
     n, events, iteration = len(who), 0, np.zeros(len(who), np.int64)
     state, stretch = np.zeros(n, np.int64), np.ones(n)
     began, event, since = np.empty(n), np.empty(n), np.zeros(n)
     left, speed = np.zeros(n), np.zeros(n)
-    fresh, weight = np.zeros(n), np.empty(len(room))
+    users, links = met_by(uses, who, first_link, end_link), end_link - first_link
+    scratch = np.empty(links), np.empty(links), np.zeros(links), np.empty(links, np.int64)
+    slots = 1 << min(n, REMEMBERED) if n <= MOST_NAMED else 1
+    known, kept = np.full(slots, -1, np.int64), np.empty((slots, n))
+    senders = 0  # bit i: place i sends
     for i in range(n):
         j = who[i]
         stretch[i] = factor(noise, j, 0)
@@ -293,6 +309,7 @@ def played(
             if state[i] == SENDING:
                 comm[j] += speed[i] * overlap(since[i], at, window)
                 state[i], speed[i], top = DONE, 0.0, min(top, i)
+                senders ^= 1 << i if n <= MOST_NAMED else 0
                 event[i] = began[i] + compute_s[j] * stretch[i]
             if state[i] == DONE and event[i] <= limit:
                 ended = began[i] + compute_s[j] * stretch[i]
@@ -307,11 +324,21 @@ def played(
                 if send_s[j] > 0.0:
                     state[i], left[i], since[i] = SENDING, send_s[j], event[i]
                     event[i], top = np.inf, min(top, i)
+                    senders ^= 1 << i if n <= MOST_NAMED else 0
                 else:
                     state[i], event[i] = DONE, began[i] + compute_s[j] * stretch[i]
         if top < n:
-            top = shared_out(uses, who, level, first_link, top, state, speed, fresh, room, weight)
-            for i in range(top, n):
+            at = 0
+            if n <= MOST_NAMED:
+                at = senders if n <= REMEMBERED else scattered(senders) & (slots - 1)
+                top = 0
+            if n > MOST_NAMED or known[at] != senders:
+                known[at] = senders
+                shared_out(
+                    uses, users, who, level, first_link, top, state, speed, kept[at], scratch
+                )
+            fresh = kept[at]
+            for i in range(n):
                 if state[i] == SENDING and (fresh[i] != speed[i] or event[i] == np.inf):
                     j, from_s = who[i], since[i]
                     comm[j] += speed[i] * overlap(from_s, now, window)
@@ -331,24 +358,47 @@ def played(
 
 
 @jitted
-def shared_out(
-    uses: Uses, who: Ints, level: Ints, first_link: int, top: int, state: Ints, speed: Floats,
-    fresh: Floats, room: Floats, weight: Floats,
-) -> int:  # fmt: skip
-    """Fill ``fresh`` with the speed of each that sends, from the level of place ``top`` down.
+def scattered(senders: int) -> int:
+    """Return the number with its bits mixed, at least 0."""
+    return int(mixed(np.uint64(senders)) >> np.uint64(1))
 
-    Return the first place of that level; those before it keep their ``speed``. Level by level the speeds
-    rise together until a link fills: max-min fair.
+
+@jitted
+def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
+    """Return which places use each of the group's links."""
+    use_start, link, _ = uses
+    user_start = np.zeros(end_link - first_link + 1, np.int64)
+    for j in who:
+        for u in range(use_start[j], use_start[j + 1]):
+            user_start[link[u] - first_link + 1] += 1
+    for e in range(end_link - first_link):
+        user_start[e + 1] += user_start[e]
+    at, user = user_start[:-1].copy(), np.empty(user_start[-1], np.int64)
+    for i in range(len(who)):
+        for u in range(use_start[who[i]], use_start[who[i] + 1]):
+            e = link[u] - first_link
+            user[at[e]] = i
+            at[e] += 1
+    return user_start, user
+
+
+@jitted
+def shared_out(
+    uses: Uses, users: Users, who: Ints, level: Ints, first_link: int, top: int, state: Ints,
+    speed: Floats, fresh: Floats, scratch: Scratch,
+) -> None:  # fmt: skip
+    """Fill ``fresh`` with the speed of each that sends; places above the level of ``top`` keep theirs.
+
+    Level by level the speeds rise together until a link fills: max-min fair.
     """
     use_start, link, share = uses
-    n = len(who)
+    room, n = scratch[0], len(who)
     while top > 0 and level[who[top - 1]] == level[who[top]]:
         top -= 1
     room[:] = 1.0
     for i in range(top):
-        if state[i] == SENDING and speed[i] > 0.0:
-            for u in range(use_start[who[i]], use_start[who[i] + 1]):
-                room[link[u] - first_link] -= share[u] * speed[i]
+        fresh[i] = speed[i]
+        take(uses, who[i], first_link, state[i], speed[i], room)
     first = top
     while first < n:
         end, senders, last = first, 0, first
@@ -361,47 +411,90 @@ def shared_out(
             for u in range(use_start[who[last]], use_start[who[last] + 1]):
                 found = min(found, room[link[u] - first_link] / share[u])
             fresh[last] = found if found > ROUNDING else 0.0
-            for u in range(use_start[who[last]], use_start[who[last] + 1]):
-                room[link[u] - first_link] -= share[u] * fresh[last]
         elif senders > 1:
-            fill(uses, who, first_link, first, end, state, fresh, room, weight)
+            fill(uses, users, who, first_link, first, end, state, fresh, scratch)
+        if end < n:
+            for i in range(first, end):
+                take(uses, who[i], first_link, state[i], fresh[i], room)
         first = end
-    return top
+
+
+@jitted
+def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: Floats) -> None:
+    """Take from ``room`` what the job loads at ``speed``, where it sends."""
+    use_start, link, share = uses
+    if state == SENDING:
+        for u in range(use_start[job], use_start[job + 1]):
+            room[link[u] - first_link] -= share[u] * speed
 
 
 @jitted
 def fill(
-    uses: Uses, who: Ints, first_link: int, first: int, end: int, state: Ints, fresh: Floats,
-    room: Floats, weight: Floats,
+    uses: Uses, users: Users, who: Ints, first_link: int, first: int, end: int, state: Ints,
+    fresh: Floats, scratch: Scratch,
 ) -> None:  # fmt: skip
     """Raise the speeds of a level's senders together; those on a full link stay where they are.
 
-    The level is places ``first`` to ``end``. What they take leaves ``room``; ``weight`` is scratch.
+    The level is places ``first`` to ``end``. Only links that all of its senders could fill are looked at.
     """
     use_start, link, share = uses
-    rising, height = 0, 0.0
+    room, spare, weight, seen = scratch
+    rising, count, height = 0, 0, 0.0
     for i in range(first, end):
+        fresh[i] = 0.0
         if state[i] == SENDING:
             fresh[i] = -1.0  # it rises
             rising += 1
+            for u in range(use_start[who[i]], use_start[who[i] + 1]):
+                e = link[u] - first_link
+                if weight[e] == 0.0:
+                    seen[count] = e
+                    count += 1
+                weight[e] += share[u]
+    tight = 0
+    for k in range(count):
+        e = seen[k]
+        if weight[e] > room[e]:
+            seen[tight], spare[e] = e, max(0.0, room[e])
+            tight += 1
+        else:
+            weight[e] = 0.0
     while rising > 0:
-        weight[:] = 0.0
-        for i in range(first, end):
-            if state[i] == SENDING and fresh[i] < 0.0:
-                for u in range(use_start[who[i]], use_start[who[i] + 1]):
-                    weight[link[u] - first_link] += share[u]
         step = 1.0 - height
-        for e in range(len(room)):
-            if weight[e] > 0.0:
-                step = min(step, max(0.0, room[e]) / weight[e])
+        for k in range(tight):
+            if weight[seen[k]] > ROUNDING:
+                step = min(step, spare[seen[k]] / weight[seen[k]])
         height += step
-        for e in range(len(room)):
-            room[e] -= weight[e] * step
+        full = height >= 1.0 - ROUNDING
         for i in range(first, end):
-            if state[i] == SENDING and fresh[i] < 0.0:
-                held = height >= 1.0 - ROUNDING
-                for u in range(use_start[who[i]], use_start[who[i] + 1]):
-                    held = held or room[link[u] - first_link] <= ROUNDING
-                if held:
-                    fresh[i] = height if height > ROUNDING else 0.0
-                    rising -= 1
+            if full and state[i] == SENDING and fresh[i] < 0.0:
+                fresh[i] = 1.0
+                rising -= 1
+        for k in range(tight):
+            spare[seen[k]] = max(0.0, spare[seen[k]] - weight[seen[k]] * step)
+        for k in range(tight):
+            e = seen[k]
+            if weight[e] > ROUNDING and spare[e] <= ROUNDING:
+                rising -= stop(uses, users, who, first_link, e, height, first, end, fresh, weight)
+    for k in range(tight):
+        weight[seen[k]] = 0.0
+
+
+@jitted
+def stop(
+    uses: Uses, users: Users, who: Ints, first_link: int, full: int, height: float, first: int,
+    end: int, fresh: Floats, weight: Floats,
+) -> int:  # fmt: skip
+    """Let those that rise on the link ``full`` stay at ``height``; return how many."""
+    use_start, link, share = uses
+    user_start, user = users
+    stopped = 0
+    for k in range(user_start[full], user_start[full + 1]):
+        i = user[k]
+        if first <= i < end and fresh[i] < 0.0:
+            fresh[i] = height if height > ROUNDING else 0.0
+            stopped += 1
+            for u in range(use_start[who[i]], use_start[who[i] + 1]):
+                e = link[u] - first_link
+                weight[e] = max(0.0, weight[e] - share[u])
+    return stopped
