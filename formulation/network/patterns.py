@@ -129,7 +129,7 @@ def _hosts_of(blocks: _Blocks, groups: _Groups) -> Ints:
 
 def _within(groups: _Groups, blocks: _Blocks) -> Flows:
     """Return what passes inside hosts: each channel visits all m members there and leaves by its own, so that
-    a member hands (m - 1) / m to the next; all of it where the ring stays on one host."""
+    a member hands (m - 1) / m to the next; all of it where the ring stays on one host (41)."""
     several = np.flatnonzero(blocks.size > 1)
     size, start = blocks.size[several], blocks.start[several]
     place = ranges(np.zeros_like(size), size)
@@ -144,7 +144,7 @@ def _within(groups: _Groups, blocks: _Blocks) -> Flows:
 def _across(groups: _Groups, blocks: _Blocks) -> Flows:
     """Return what passes from host to host: of m members each sends 1 / m, of n each receives 1 / n.
 
-    Both sides divide the line from 0 to 1 in equal parts; where two parts overlap there is a flow.
+    Both sides divide the line from 0 to 1 in equal parts; where two parts overlap there is a flow (40).
     """
     hosts = _hosts_of(blocks, groups)
     first = np.cumsum(hosts) - hosts

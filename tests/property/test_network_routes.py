@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from formulation.errors import InvalidInput
 from formulation.network.document import read, write
 from formulation.network.flows import NetworkJob, contention
+from formulation.network.measures import bisection_bytes_per_s
 from formulation.network.routes import Routes
 from formulation.network.topology import NOWHERE, Topology
 from formulation.network.traffic import Pattern
@@ -67,6 +68,33 @@ def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
         assert len(found) == len(set(found)) == min(most, len(every))
         assert set(found) <= every
         assert routes.count(*ends) == len(every)
+
+
+@settings(max_examples=80)
+@given(
+    st.integers(2, 4), st.integers(0, 4),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 5)), max_size=24),
+)  # fmt: skip
+def test_what_halves_can_send_each_other_is_the_narrowest_cut_between_them(
+    tors: int, others: int, links: list[tuple[int, int, int]]
+) -> None:
+    count = tors + others
+    kept = [(a % count, b % count, size) for a, b, size in links if a % count != b % count]
+    topology = read({
+        "hosts": 1, "host": "pcie",
+        "switches": [{"name": f"s{i}", "tier": "tor" if i < tors else "core"} for i in range(count)],
+        "links": [
+            {"from": f"s{a}", "to": f"s{b}", "bytes_per_s": size * 1e9, "one_way": True}
+            for a, b, size in kept
+        ],
+    })  # fmt: skip
+    half = set(range(tors // 2))
+    cuts = [
+        sum(size for a, b, size in kept if a in side and b not in side)
+        for chosen in product((False, True), repeat=others)
+        for side in [half | {tors + i for i, on_this_side in enumerate(chosen) if on_this_side}]
+    ]
+    assert bisection_bytes_per_s(topology) == pytest.approx(min(cuts) * 1e9)
 
 
 TOPOLOGIES = (

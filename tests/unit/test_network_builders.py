@@ -11,6 +11,7 @@ import pytest
 from benchmarks.data import data_file
 from formulation.errors import InvalidInput
 from formulation.network.builders import testbed as crux_testbed
+from formulation.network.document import read
 from formulation.network.lingjun import rows_of
 from formulation.network.measures import bisection_bytes_per_s, link_kinds, tiers
 from formulation.network.routes import Routes
@@ -151,6 +152,21 @@ def test_a_bisection_is_limited_where_the_way_is_narrowest() -> None:
     assert bisection_bytes_per_s(wide) == pytest.approx(4 * 1e9)
     narrow = a_double_sided(4, tor_bytes_per_s=1e9, aggregation_bytes_per_s=10e9)
     assert bisection_bytes_per_s(narrow) == pytest.approx(4 * 1e9)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_bisection_takes_back_what_stands_in_the_way(order: int) -> None:
+    ends = ["s0 c", "s0 a", "a x", "a b", "c b", "b s1", "x s1"][::order]
+    topology = read({
+        "hosts": 1, "host": "pcie",
+        "switches": [{"name": n, "tier": "tor" if n in ("s0", "s1") else "core"}
+                     for n in ("s0", "s1", *"abcx")],
+        "links": [{"from": one.split()[0], "to": one.split()[1], "bytes_per_s": 1e9, "one_way": True}
+                  for one in ends],
+    })  # fmt: skip
+    assert bisection_bytes_per_s(topology) == pytest.approx(
+        2e9
+    )  # s0 > a > x > s1 and s0 > c > b > s1
 
 
 def test_a_host_without_nvlink_has_no_nvswitch_and_joins_its_pcie_switches_by_a_root() -> None:

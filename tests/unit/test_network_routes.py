@@ -57,8 +57,9 @@ def test_gpus_that_are_equally_near_to_several_nics_take_turns() -> None:
     assert [topology.vertices.name[p] for p in ports] == [f"host-1/nic-{i}" for i in (0, 1, 0, 1)]
 
 
-def test_a_nic_without_a_cable_is_nobodys() -> None:
-    topology = without(a_clos(2, a_shape(gpus=4, nics=2)), ("host-1/nic-0", "tor-1"))
+@pytest.mark.parametrize("down", [("host-1/nic-0", "tor-1"), ("tor-1", "host-1/nic-0")])
+def test_a_nic_without_a_cable_in_both_directions_is_nobodys(down: tuple[str, str]) -> None:
+    topology = without(a_clos(2, a_shape(gpus=4, nics=2)), down)
     ports = Routes(topology).insides.port(topology.gpus_of(1)).tolist()
     assert [topology.vertices.name[p] for p in ports] == ["host-1/nic-1"] * 4
 
