@@ -19,6 +19,22 @@ SAVES_RESULT: Final = frozenset(
      "softmax", "log_softmax", "tan"}
 )  # fmt: skip
 
+ACTIVATIONS: Final = frozenset(
+    {
+        "relu",
+        "gelu",
+        "silu",
+        "sigmoid",
+        "tanh",
+        "hardtanh",
+        "leaky_relu",
+        "elu",
+        "hardswish",
+        "mish",
+    }
+)
+"""They stay in the layer whose result they are of: done in place, only what they write is handed on."""
+
 SAVES_NOTHING: Final = frozenset(
     {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "trunc", "sign", "fill", "real", "imag"}
 )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from estimator.exporting.elementwise import ACTIVATIONS
 from estimator.exporting.nodes import Exported
 from estimator.exporting.translate import program_of
 from estimator.graph import Graph, Untraceable, graph_of, layer_of
@@ -71,7 +72,7 @@ def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
             f"{name}: the tensors among the arguments begin with {begin}; all must have the same number of"
             " samples as their first axis, or the function must take `samples`"
         )
-    made = layered(name, program_of(name, exported, exported.inputs), sizes[0], latest=True)
+    made = layered(name, program_of(name, exported, exported.inputs), sizes[0], ACTIVATIONS)
     return _named(made, exported)
 
 
@@ -92,7 +93,7 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
             f"{name}: no argument grows with `samples`; give the example arguments that many samples"
         )
     low, high = (
-        layered(name, program_of(name, e, [e.inputs[n] for n in grows]), 1, latest=True)
+        layered(name, program_of(name, e, [e.inputs[n] for n in grows]), 1, ACTIVATIONS)
         for e in (few, many)
     )
     if len(low.graph) != len(high.graph):

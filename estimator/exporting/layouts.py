@@ -122,7 +122,9 @@ def moved(name: str) -> Rule:
 def looked_up(low: Lowering, node: Node) -> None:
     """Rule of elements picked by indices, which the backward pass needs."""
     source, *indices = reads(node)
-    low.emit("gather" if indices else "clone", (source, *indices), node.writes[0])
+    table = source in low.program.parameters
+    name = "clone" if not indices else "gather" if table else "pick"
+    low.emit(name, (source, *indices), node.writes[0])
     if source in low.trained:
         low.save(*indices)
 

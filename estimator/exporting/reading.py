@@ -116,11 +116,12 @@ def _table() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging and printing at length what an error then says."""
+    """Keep PyTorch from logging and printing at length (whole graphs) what an error then says."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        aside = io.StringIO()
+        with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
             yield
     finally:
         logging.disable(before)

@@ -36,6 +36,7 @@ def through(
         return axis + sum(d <= axis for d in params["dimensions"]), False
     if name in (
         "gather",
+        "pick",
         "dynamic_slice",
         "scatter",
         "scatter-add",

@@ -1,8 +1,9 @@
 """FLOPs of one primitive from its shapes: products exactly, everything else by the number of elements.
 
 Names are those of JAX's primitives. Ours, for what PyTorch does otherwise: ``attention`` (a fused kernel that
-stores no scores), ``clone`` (a copy in another layout), and views of the same memory: ``permuted``,
-``expanded``, ``part`` (a slice) and ``headed`` (a hidden axis seen as heads; ``headed_clone`` copies).
+stores no scores), ``pick`` (a few elements by index), ``clone`` (a copy in another layout), and views of the
+same memory: ``permuted``, ``expanded``, ``part`` (a slice) and ``headed`` (a hidden axis seen as heads;
+``headed_clone`` copies).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ ALIAS = frozenset(
 MOVING = frozenset(
     {"transpose", "broadcast_in_dim", "slice", "pad", "concatenate", "rev", "iota", "convert_element_type",
      "bitcast_convert_type", "split", "dynamic_slice", "dynamic_update_slice", "gather", "select_n",
-     "random_wrap", "random_unwrap", "tile", "empty", "real", "imag", "clone", "headed_clone"} | ALIAS
+     "random_wrap", "random_unwrap", "tile", "empty", "real", "imag", "clone", "headed_clone",
+     "pick"} | ALIAS
 )  # fmt: skip
 """Data movement: no arithmetic."""
 
 ALONE = HEAVY | frozenset(
-    {"gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "approx_top_k", "cumsum",
+    {"gather", "pick", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "approx_top_k", "cumsum",
      "cumprod", "cummax", "cumlogsumexp", "reduce_window", "reduce_window_sum", "reduce_window_max",
      "reduce_window_min", "select_and_scatter_add", "select_and_gather_add", "fft",
      "rng_bit_generator", "random_bits", "threefry2x32"}

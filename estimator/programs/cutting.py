@@ -16,19 +16,26 @@ NARROW = 1.1
 """How much wider than the narrowest place such a cut may be."""
 
 
-def ends_of(flow: Flow, *, latest: bool = False) -> list[int]:
+def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
     """Return where layers end, as positions in ``flow.active`` (exclusive), the last its length.
 
     Between one product (or table look-up) and the next the cut is at the fewest live bytes, the earliest
-    such place; or the ``latest``, so that what ends a layer by element (an activation) stays in it. A cut
-    stays where one value alone is alive: inside a residual block the block's input is alive beside what is
+    such place, but after operators named in ``ending`` (activations) that leave it as narrow. A cut stays
+    where one value alone is alive: inside a residual block the block's input is alive beside what is
     computed, so blocks stay whole. A chain of more than ``LONG`` products without such a place (a decoder
     that reads an encoder's memory) is cut at its narrowest places.
     """
     live = _live(flow)
     heavy = [p for p, i in enumerate(flow.active) if _is_heavy(flow, flow.program.operators[i])]
-    turn = -1 if latest else 1
-    places = [min(range(a, b), key=lambda p: (live[p][0], turn * p)) for a, b in pairwise(heavy)]
+    names = [flow.program.operators[i].name for i in flow.active]
+    places = [min(range(a, b), key=lambda p: (live[p][0], p)) for a, b in pairwise(heavy)]
+    for n, stop in enumerate(heavy[1:]):
+        while (
+            (after := places[n] + 1) < stop
+            and names[after] in ending
+            and live[after][0] == live[after - 1][0]
+        ):
+            places[n] = after
     widths = [live[p][0] for p in places]
     single = [i for i, p in enumerate(places) if live[p][1] == 1 and not _bulges(widths, i)]
     chosen = list(single)

@@ -56,7 +56,7 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
         prints.append(
             Footprint(
                 kernels=len(kernels),
-                touched=sum(flow.amount(k.inputs | k.outputs) for k in kernels),
+                touched=sum(_touched(flow, k) for k in kernels),
                 kept=flow.amount(kept - before),
                 working=_working(flow, kernels, kept | before),
             )
@@ -64,6 +64,15 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
         held |= kept | crossing
         start = end
     return prints
+
+
+def _touched(flow: Flow, kernel: Kernel) -> float:
+    """Return the bytes that a kernel reads and writes; of what it picks from, only what it picks."""
+    (op, *_) = kernel.operators
+    if op.name != "pick":
+        return flow.amount(kernel.inputs | kernel.outputs)
+    source = {flow.root[op.reads[0]]}
+    return flow.amount(kernel.inputs - source) + 2 * flow.amount(kernel.outputs)
 
 
 def _unstacked(flow: Flow) -> list[int]:

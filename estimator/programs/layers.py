@@ -26,10 +26,12 @@ class Layered:
     division: Division
 
 
-def layered(name: str, program: Program, samples: int, *, latest: bool = False) -> Layered:
+def layered(
+    name: str, program: Program, samples: int, ending: frozenset[str] = frozenset()
+) -> Layered:
     """Return the layers of a program whose batch has so many samples.
 
-    ``latest``: of equally narrow places to cut at, take the last (:mod:`estimator.programs.cutting`).
+    ``ending``: operators that stay in the layer they end (:func:`estimator.programs.cutting.ends_of`).
 
     Reductions, exchanges and what is divided follow Megatron's rule and GShard's
     (:mod:`estimator.programs.parallel`).
@@ -40,7 +42,7 @@ def layered(name: str, program: Program, samples: int, *, latest: bool = False) 
     flow = flow_of(program)
     if not flow.active:
         raise Untraceable(f"{name}: the loss does not depend on the batch; use it in the loss")
-    cuts = ends_of(flow, latest=latest)
+    cuts = ends_of(flow, ending)
     division, prints, dtype = divide(flow, cuts), footprints(flow, cuts), _dtype(flow)
     scalar = DTYPE_BYTES[dtype] * samples
     weights = _weights(flow, cuts, division)

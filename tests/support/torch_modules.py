@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -134,3 +135,59 @@ class ResNet(nn.Module):
 
 def resnet(samples: int = 2, *, base: int = 64, size: int = 224, classes: int = 1000) -> Any:
     return ResNet((3, 4, 6, 3), base, classes), (torch.zeros(samples, 3, size, size),)
+
+
+class Two(nn.Module):
+    """Two linear layers, put together as ``how`` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Linear(8, 8), nn.Linear(8, 8), how
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        match self.how:
+            case "branches":
+                y = y if x.sum() > 0 else -y
+            case "selects":
+                y = y[y > 0]
+                return y.mean()
+            case "conditional":
+                y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (y,))
+            case "transforms":
+                return torch.fft.rfft(y).abs()
+            case "misfits":
+                y = y[:, :3]
+            case "checkpointed":
+                y = checkpoint(lambda z: torch.relu(self.first(z)), x, use_reentrant=False)
+            case "cast":
+                y = F.linear(x.bfloat16(), self.first.weight.bfloat16()).relu().float()
+            case "in place":
+                y.relu_()
+            case _:
+                y = F.relu(y)
+        return self.second(y)
+
+
+def two(samples: int = 2, *, how: str = "") -> tuple[Any, tuple[Any, ...]]:
+    return Two(how), (torch.zeros(samples, 8),)
+
+
+def own_batch() -> tuple[Any, Any, dict[str, Any]]:
+    return Two(""), (), {"x": torch.zeros(6, 8)}
+
+
+def not_on_meta(samples: int = 2) -> tuple[Any, tuple[Any, ...]]:
+    """Shares a weight, and looks at numbers while it is made."""
+    module = Two("")
+    module.rates = [rate.item() for rate in torch.linspace(0.0, 0.1, 2)]
+    module.second.weight = module.first.weight
+    return module, (torch.zeros(samples, 8),)
+
+
+def no_module(samples: int = 2) -> int:
+    return samples
+
+
+def fails(samples: int = 2) -> Any:
+    raise ZeroDivisionError(f"{samples} by nothing")

@@ -1,0 +1,150 @@
+"""PyTorch modules exported for real; only where PyTorch is installed."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from estimator.architectures.resnet import WideResNet, wide_resnet
+from estimator.architectures.transformer import Transformer, transformer
+from estimator.exporting.graphs import export
+from estimator.graph import Graph, Untraceable
+from service.cli import main
+
+pytest.importorskip("torch", reason="needs PyTorch, an extra: pip install 'tessera[torch]'")
+
+MODULES = "tests.support.torch_modules:"
+SMALL = {"hidden": 128, "layers": 4, "heads": 4, "vocabulary": 1000, "sequence": 64}
+
+
+def exported(name: str, **arguments: Any) -> Graph:
+    return export(MODULES + name, arguments)
+
+
+def configured(*, flash: bool, **sizes: Any) -> Graph:
+    return transformer(Transformer(name="gpt", flash=flash, dtype="f32", **sizes))
+
+
+@pytest.mark.slow
+def test_gpt_2_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
+    sizes = {"hidden": 768, "layers": 12, "heads": 12, "vocabulary": 50257, "sequence": 1024}
+    graph, known = exported("decoder", **sizes), configured(flash=True, **sizes)
+    assert graph.parameters == known.parameters == 124_439_808  # Radford et al. 2019: GPT-2
+    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.001)
+    assert graph.touched.sum() == pytest.approx(known.touched.sum(), rel=0.02)
+    assert graph.reduced.sum() == pytest.approx(known.reduced.sum(), rel=0.001)
+    kept, same = (g.kept.sum() + g.boundary.sum() for g in (graph, known))
+    assert kept == pytest.approx(same, rel=0.1)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_by_hand_is_counted_in_full_and_fused_attention_in_part(*, fused: bool) -> None:
+    graph, known = exported("decoder", fused=int(fused), **SMALL), configured(flash=fused, **SMALL)
+    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.015)
+    assert graph.tensor_limit[1] == 4
+    assert (graph.reduced[1:-1] == 64 * 128).all()
+
+
+def test_blocks_are_two_layers_each_of_one_kind_that_hand_on_one_tensor() -> None:
+    graph = exported("decoder", **SMALL)
+    assert len(graph) == 1 + 2 * 4 + 1
+    assert len(set(graph.kind[2:9])) == 2  # the first attention adds positions
+    assert graph.kind[2].startswith("blocks-")
+    assert (graph.boundary[:-1] == 64 * 128).all()
+    assert graph.boundary[-1] == 0
+
+
+@pytest.mark.slow
+def test_resnet_50_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
+    graph, known = exported("resnet"), wide_resnet(WideResNet(name="resnet"))
+    assert graph.parameters == known.parameters == 25_557_032  # He et al. 2016
+    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.01)
+    assert graph.touched.sum() == pytest.approx(known.touched.sum(), rel=0.02)
+    assert len(graph) == 18  # stem, 16 blocks, classifier
+    kept, same = (g.kept.sum() + g.boundary.sum() for g in (graph, known))
+    assert kept == pytest.approx(same, rel=0.1)
+
+
+def test_heads_of_pytorchs_own_attention_are_divided() -> None:
+    graph = exported("encoder")
+    assert graph.tensor_limit[3] == 4
+    assert (graph.reduced[2:7] == 16 * 64).all()
+
+
+def test_what_a_function_returns_for_one_batch_is_divided_by_its_samples() -> None:
+    one, other = exported("own_batch"), exported("two")
+    assert one.flops == pytest.approx(other.flops)
+    assert one.kept == pytest.approx(other.kept)
+
+
+def test_a_module_that_cannot_be_made_without_numbers_is_moved_and_stays_shared() -> None:
+    graph = exported("not_on_meta")
+    assert graph.parameters == 64 + 8 + 8
+    assert graph.flops == pytest.approx(exported("two").flops)
+
+
+@pytest.mark.parametrize("how", ["checkpointed", "in place"])
+def test_calls_and_changes_in_place_are_seen_through(how: str) -> None:
+    assert exported("two", how=how).flops.sum() == exported("two").flops.sum() == 2 * 128 + 8 + 8
+
+
+def test_types_are_those_of_the_products() -> None:
+    assert exported("two").dtype == "f32"
+    work = exported("two", how="cast")
+    assert work.parameters == 3 * 64 - 64 + 8  # the first bias is not used
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("branches", "only known when the module runs.*branch with torch.where"),
+        ("selects", "dynamic shape.*select with a mask"),
+        ("conditional", "work depends on data"),
+        ("transforms", "_fft_r2c, whose work cannot be counted"),
+        ("misfits", "fails while it is exported: RuntimeError"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.cond
+def test_what_cannot_be_exported_is_refused_with_advice(
+    how: str, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Untraceable, match=says):
+        exported("two", how=how)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("tests.unit.nowhere:f", "cannot be imported"),
+        (f"{MODULES}nothing", "has no function nothing"),
+        ("tests.support.torch_modules", "module:function"),
+        (f"{MODULES}no_module", r"returned \(int\); it must return \(module, args\)"),
+        (f"{MODULES}fails", "fails: ZeroDivisionError: 2 by nothing"),
+    ],
+)
+def test_a_function_that_makes_no_module_is_refused(target: str, says: str) -> None:
+    with pytest.raises(Untraceable, match=says):
+        export(target)
+
+
+def test_arguments_that_the_function_does_not_take_are_refused() -> None:
+    with pytest.raises(Untraceable, match="cannot be called"):
+        exported("two", width=3)
+
+
+def test_estimates_of_a_module_are_near_those_of_its_configuration(tmp_path: Any) -> None:
+    sizes = {"hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "sequence": 512}
+    arguments = [f"--argument={k}={v}" for k, v in sizes.items()]
+    where = ["--batch", "64", "--gpu", "a100", "--count", "4", "--dtype", "bf16", "--json"]
+    file = tmp_path / "gpt.json"
+    file.write_text(json.dumps({"architecture": "transformer", "flash": True, **sizes}))
+    times = []
+    for model in (["--torch", f"{MODULES}decoder", *arguments], ["--architecture", str(file)]):
+        found = CliRunner().invoke(main.app, ["estimate", *model, *where])
+        assert found.exit_code == 0, found.output
+        cells = json.loads(found.stdout)["cells"]
+        times.append({c["pipeline_degree"]: c["iter_time_s"] for c in cells})
+    for degree in (1, 2):
+        assert times[0][degree] == pytest.approx(times[1][degree], rel=0.05)
