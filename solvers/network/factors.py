@@ -34,8 +34,9 @@ from solvers.network.kernels.factors import busiest_neighbours, low_periods, mee
 
 TICKS_A_SECOND: Final = 9_009e6
 """Microseconds, and their thirds, sevenths, ninths, elevenths and thirteenths, are whole ticks."""
-MOST_STEPS: Final = 20_000
-"""Iterations followed until a phase comes back. Without one the period is known to about T / steps^2."""
+MOST_STEPS: Final = 4_000
+"""Iterations followed until a phase comes back. Without one the period is known to 1e-7 of it as a rule, at
+worst to 2 / ``MOST_STEPS`` of the urgent job's."""
 NARROW: Final = (2 / 3, 3 / 2)
 WIDE: Final = (1 / 4, 4.0)
 """Bounds of k: the notes' experiments; WIDE harms where links are saturated."""
@@ -121,7 +122,7 @@ def ties(job: Timing, reference: Timing, speed: Floats) -> Floats:
 
     ``speed`` (pairs, 2): how fast the job, and the reference, sends while the other one is served first.
     """
-    fractional = ((speed > 0) & (speed < 1)).any(axis=1)
+    fractional = np.any((speed > 0) & (speed < 1), axis=1)
     ticks = _ticks(job, reference, fractional)
     mine, other = ticks[:3], ticks[3:6]
     comm, other_comm = ticks[6:]

@@ -103,9 +103,7 @@ def replanned(
     index = {name: job for job, name in enumerate(contention.jobs)}
     known = [index[name] for name in dict.fromkeys(earlier) if name in index]
     new = [index[name] for name in dict.fromkeys(unmeasured) if name in index]
-    chosen, order = _ranked(contention, np.array(known, dtype=np.int64), options)
-    demand = demand_of(contention, chosen)
-    priority = _priority(demand, options)
+    chosen, demand, priority, order = _ranked(contention, np.array(known, np.int64), options)
     full = options.variant is Variant.FULL
     count = levels if full else max(demand.jobs, 1)
     holding = _holding(demand, new) if count > 1 else np.zeros(0, dtype=np.int64)
@@ -172,23 +170,26 @@ def _paths(c: Contention, options: Options) -> Ints:
     return select(c, order_of(intensity))
 
 
-def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Ints]:
-    """Return the candidate of each bundle, (B,), and the order, (J,), after swaps."""
+def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Demand, Floats, Ints]:
+    """Return the candidate of each bundle, (B,), what jobs then load, P and the order, (J,), after swaps."""
     chosen = _paths(c, options)
     demand = demand_of(c, chosen)
     priority = _priority(demand, options)
     order = held(priority, earlier, margin=options.margin) if len(earlier) else order_of(priority)
     if options.swap_jobs < 2:
-        return chosen, order
+        return chosen, demand, priority, order
     if options.trials and options.variant is not Variant.PA:
-        chosen, order = tried(
+        other, order = tried(
             c, chosen, order, most_jobs=options.swap_jobs, trials=options.trials,
-            window=options.window,
+            window=options.window, seed=options.seed,
         )  # fmt: skip
-        demand = demand_of(c, chosen)
-    return chosen, swapped(
+        if (other != chosen).any():
+            chosen, demand = other, demand_of(c, other)
+            priority = _priority(demand, options)
+    order = swapped(
         demand, order, most_jobs=options.swap_jobs, moves=options.moves, window=options.window
     )
+    return chosen, demand, priority, order
 
 
 def _priority(demand: Demand, options: Options) -> Floats:

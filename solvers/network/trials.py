@@ -3,11 +3,13 @@
 Jobs that could share a link under some choice of paths belong together. Where such a group is small, one
 bundle after another is tried on each of its other candidates, under the present order and under those in
 which two neighbours have changed places. The first that gains is gone on from, until none of a whole turn
-does.
+does. Then a few bundles are drawn anew and it is climbed again, as long as there are trials.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Final
 
 import numpy as np
@@ -19,13 +21,15 @@ from formulation.tables import Ints, ranges
 from solvers.network.fluid import works
 from solvers.network.swaps import GAIN, Moves, Window, compact, order_moves
 
-TRIALS: Final = 400
-"""Choices of paths that are tried for a group, at most."""
+TRIALS: Final = 240
+"""Choices of paths that are tried for a group."""
+KICK: Final = 3
+"""Bundles that are drawn anew where no single one should move."""
 
 
 def tried(
     contention: Contention, chosen: Ints, order: Ints, *, most_jobs: int = 8,
-    trials: int = TRIALS, window: Window | None = None,
+    trials: int = TRIALS, window: Window | None = None, seed: int = 0,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return the candidate of each bundle, (B,), and the order, (J,), after trying those of small groups."""
     chosen, order = chosen.copy(), order.copy()
@@ -36,7 +40,9 @@ def tried(
             places = np.sort(rank[group])
             jobs = order[places]
             part, bundles = among(contention, jobs)
-            chosen[bundles], by_rank = _climbed(part, chosen[bundles], trials, window or Window())
+            chosen[bundles], by_rank = _best(
+                part, chosen[bundles], trials, window or Window(), seed
+            )
             order[places] = jobs[by_rank]
     return chosen, order
 
@@ -77,34 +83,74 @@ def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
     return part, bundles
 
 
-def _climbed(part: Contention, chosen: Ints, trials: int, window: Window) -> tuple[Ints, Ints]:
-    """Return the paths of these jobs, given the most urgent first, and their order."""
-    jobs = len(part.jobs)
-    every = np.arange(jobs)
-    level = np.arange(jobs - 1, -1, -1)
-    demand = compact(demand_of(part, chosen), every)
-    horizon_s, warm_s = window.of(demand)
-    work = float(works(demand, level[None], horizon_s=horizon_s, warm_s=warm_s)[0])
-    most = np.diff(part.candidate_start)
-    moves = [(b, k) for b in np.argsort(-part.bundle_bytes, kind="stable") for k in range(most[b])]
-    left, idle = trials, 0
-    for at in range(trials + len(moves)):
-        if idle > len(moves) or not left or not moves:
-            break
-        idle += 1
-        bundle, place = moves[at % len(moves)]
-        if chosen[bundle] == place:
-            continue
-        left -= 1
-        other = chosen.copy()
-        other[bundle] = place
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """Paths of some jobs, given the most urgent first, the levels that order them, and their work."""
+
+    chosen: Ints
+    level: Ints
+    work: float
+
+
+class _Search:
+    """Tries paths of a few jobs, and counts how many."""
+
+    def __init__(self, part: Contention, trials: int, window: Window) -> None:
+        self.part, self.left = part, trials
+        demand = demand_of(part, np.zeros(len(part.bundle_bytes), dtype=np.int64))
+        self.span = window.of(demand)
+        most = np.diff(part.candidate_start)
+        largest_first = np.argsort(-part.bundle_bytes, kind="stable").tolist()
+        self.open = [bundle for bundle in largest_first if most[bundle] > 1]
+        self.moves = [(bundle, place) for bundle in self.open for place in range(most[bundle])]
+        self.most = most
+
+    def tried(self, chosen: Ints, level: Ints) -> _Found:
+        """Return the best of these levels and those where two neighbours have changed places."""
+        self.left -= 1
         rows = np.concatenate([level[None], order_moves(level, Moves.ADJACENT)])
-        demand = compact(demand_of(part, other), every)
-        found = works(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
-        best = int(np.argmax(found))
-        if found[best] > work * (1 + GAIN):
-            chosen, level, work, idle = other, rows[best], float(found[best]), 0
-    return chosen, np.argsort(-level, kind="stable")
+        demand = compact(demand_of(self.part, chosen), np.arange(len(level)))
+        found = works(demand, rows, horizon_s=self.span[0], warm_s=self.span[1])
+        best = int(np.argmax(found > found.max() * (1 - GAIN)))
+        return _Found(chosen, rows[best], float(found[best]))
+
+    def climbed(self, now: _Found) -> _Found:
+        """Move bundle after bundle where that gains, until no move does or no trial is left."""
+        idle = 0
+        for bundle, place in cycle(self.moves):
+            idle += 1
+            if idle > len(self.moves) or self.left <= 0:
+                break
+            if now.chosen[bundle] == place:
+                continue
+            other = now.chosen.copy()
+            other[bundle] = place
+            found = self.tried(other, now.level)
+            if found.work > now.work * (1 + GAIN):
+                now, idle = found, 0
+        return now
+
+    def kicked(self, chosen: Ints, rng: np.random.Generator) -> Ints:
+        """Return paths of which a few are drawn anew."""
+        found = chosen.copy()
+        for bundle in rng.choice(self.open, size=min(KICK, len(self.open)), replace=False).tolist():
+            found[bundle] = rng.integers(self.most[bundle])
+        return found
+
+
+def _best(
+    part: Contention, chosen: Ints, trials: int, window: Window, seed: int
+) -> tuple[Ints, Ints]:
+    """Return the paths of these jobs, given the most urgent first, and their order."""
+    search, rng = _Search(part, trials, window), np.random.default_rng(seed)
+    level = np.arange(len(part.jobs) - 1, -1, -1)
+    best = search.climbed(search.tried(chosen, level))
+    while search.left > 0 and len(search.open) > 1:
+        start = search.tried(search.kicked(best.chosen, rng), best.level)
+        found = search.climbed(start)
+        if found.work > best.work * (1 + GAIN):
+            best = found
+    return best.chosen, np.argsort(-best.level, kind="stable")
 
 
 def _starts(counts: Ints) -> Ints:

@@ -87,7 +87,7 @@ def test_the_period_of_who_is_last_keeps_the_bounds_of_the_notes(
     if speed == 0 and free_s > 1e-9:
         blocked_s = high.comm_s[0] * math.ceil(t / free_s - 1e-9)
         assert found <= max(low.compute_s[0], low.start_s[0] + t + blocked_s) + 1e-6
-    assert slack <= _alone_s(high) / math.sqrt(MOST_STEPS)
+    assert slack <= 2 * _alone_s(high) / MOST_STEPS
 
 
 def _pair(

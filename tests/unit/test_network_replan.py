@@ -9,7 +9,7 @@ import pytest
 
 from formulation.errors import InvalidInput
 from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand, demand_of
+from formulation.network.contention import Demand, demand_of
 from formulation.tables import Floats, Ints
 from solvers.network.floor import floored
 from solvers.network.fluid import simulate, works
