@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.cases import network_scale
+from benchmarks.networks import crowds
+from benchmarks.registry import CASES, execute
+from formulation.network.contention import demand_of
+from solvers.network.compression.dag import dag_of
+
+
+def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> None:
+    found = CASES["network-scale"]
+    assert found.run is network_scale.network_scale
+    result = execute(found, found.smoke | {"jobs": 60}, ["bench"])
+    assert result["ok"]
+    assert {"unproven", "differ", "violations"} <= result["bounds"].keys()
+    rows = {row["graph"]: row for row in result["table"]}
+    assert rows["one-link"]["edges"] == 60 * 59 / 2
+    for row in rows.values():
+        assert row["lost"] <= row["orders_lost"] + 1e-12 <= row["urgency_lost"] + 2e-12
+
+
+def test_jobs_on_hosts_side_by_side_meet_fewer_than_on_hosts_anywhere() -> None:
+    edges = []
+    for crowd in (crowds.packed, crowds.scattered):
+        contention = crowd(80, 3)
+        demand = demand_of(contention, np.zeros(len(contention.bundle_bytes), np.int64))
+        edges.append(dag_of(demand, np.arange(80)).edges)
+    assert edges[0] < edges[1]
+
+
+def test_half_of_all_pairs_meet() -> None:
+    dag = dag_of(crowds.half(400, 0), np.arange(400))
+    assert abs(dag.edges / (400 * 399 / 2) - 0.5) < 0.03
