@@ -17,8 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from formulation.errors import InvalidInput, TesseraError
-from formulation.resources import PROFILER
 from service.agent.network import command as network
+from service.agent.profiler import NAME as PROFILER
 from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Runtime

@@ -16,6 +16,9 @@ from service.agent.process import Process
 from service.agent.replay import ReplayHandle
 from service.agent.runtime import Handle, Runtime
 
+NAME: Final = "profile"
+"""What gangs that it runs say; as ``formulation.resources.PROFILER``, which agents do not import."""
+
 MODULE: Final = "service.profiletask"
 """Run, never imported: it needs the estimator, which agents do without."""
 

@@ -78,9 +78,8 @@ class User:
         request = estimates_pb2.ListCellsRequest(parent=C, workload=TINY)
         return list((await self.estimates.ListCells(request)).cells)
 
-    async def schedule(self, **options: Any) -> None:
-        request = scheduler_pb2.ScheduleRequest(parent=C, options=options)
-        await self.scheduler.Schedule(request, timeout=30)
+    async def schedule(self) -> None:
+        await self.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
 
     async def reaches(self, state: TASK.State.ValueType) -> estimates_pb2.ProfilingTask:
         async def reached() -> bool:

@@ -14,20 +14,21 @@ import grpc
 import pytest
 
 from formulation.errors import InvalidInput, NotAllowed
+from formulation.resources import PROFILER
 from formulation.snapshot import Workload
 from service.agent.gangs import Gang
-from service.agent.profiler import ByName, ProfilerRuntime
+from service.agent.profiler import NAME, ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Exit, Handle, Outcome
 from service.profiletask import RECORDS, require_jax
 from service.profiling import Options, Step, task_of
-from tessera.v1 import estimates_pb2, estimates_pb2_grpc
+from tessera.v1 import estimates_pb2
 from tests.support.agents import until
 
 Refusals = list[tuple[grpc.StatusCode, str]]
 
 
-class Collector(estimates_pb2_grpc.EstimatesServicer):
+class Collector:
     """Takes records, after the refusals that it was given."""
 
     def __init__(self) -> None:
@@ -93,7 +94,15 @@ def collector() -> Collector:
 @pytest.fixture
 def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
     server = grpc.server(ThreadPoolExecutor(2))
-    estimates_pb2_grpc.add_EstimatesServicer_to_server(collector, server)
+    handler = grpc.unary_unary_rpc_method_handler(
+        collector.AddProfiles,
+        request_deserializer=estimates_pb2.AddProfilesRequest.FromString,
+        response_serializer=estimates_pb2.AddProfilesResponse.SerializeToString,
+    )
+    handlers = {"AddProfiles": handler}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("tessera.v1.Estimates", handlers),)
+    )
     found = Node(tmp_path, server.add_insecure_port("127.0.0.1:0"))
     server.start()
     yield found
@@ -171,8 +180,14 @@ async def test_a_step_that_is_not_there_fails_with_what_to_do(node: Node) -> Non
 
 def test_a_node_without_jax_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NotAllowed, match=r"jax and equinox, which node n7 has not: .*tessera\[estimator\]"):
+    with pytest.raises(
+        NotAllowed, match=r"jax and equinox, which node n7 has not: .*tessera\[estimator\]"
+    ):
         require_jax("n7")
+
+
+def test_server_and_agent_call_the_profiler_by_the_same_name() -> None:
+    assert NAME == PROFILER
 
 
 def test_a_runtime_that_the_agent_has_not_is_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Models(estimates_pb2_grpc.EstimatesServicer):
     def _never_called(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    UpsertCells = ListCells = EstimateCells = _never_called
+    UpsertCells = ListCells = EstimateCells = AddProfiles = GetProfiling = _never_called
 
 
 @pytest.fixture

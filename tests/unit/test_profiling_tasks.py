@@ -45,6 +45,7 @@ from service.profiling import (
     task_name,
     task_of,
 )
+from service.rpc.convert.models import to_model
 from service.rpc.convert.profiles import of_status, to_profiles
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import jobs_pb2
@@ -189,7 +190,8 @@ def test_of_several_tasks_on_a_type_the_latest_counts_alone() -> None:
         a_row(task="new", samples=2.0, source="another"), a_row(task="new", samples=8.0, dtype="f32"),
     ]  # fmt: skip
     found = profiles_of(rows, BERT, step_of(BERT, ()), "f16")["a100"]
-    assert found.points == {1: ((1.0, pytest.approx(24 * 5e-3 + 2 * 1e-3), 24 * 2e-3),)}
+    (point,) = found.points[1]
+    assert point == pytest.approx((1.0, 24 * 5e-3 + 2 * 1e-3, 24 * 2e-3))
     assert (found.records, found.device_s) == (2, 6.0)
 
 
@@ -347,6 +349,28 @@ def test_records_come_in_as_they_were_sent() -> None:
 def test_bad_records_are_refused_by_name(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}"):
         to_profiles(a_request(**changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"step": "module"}, "models.step"), ({"step": "my.module:"}, "models.step"),
+        ({"step": "rm -rf:f"}, "models.step"), ({"step_arguments": ["a=1"]}, "models.step_arguments"),
+        ({"step": "m:f", "step_arguments": ["a"]}, "models.step_arguments"),
+        ({"step": "m:f", "step_arguments": ["a=1"] * 65}, "models.step_arguments"),
+    ],
+)  # fmt: skip
+def test_a_models_step_is_a_function_with_named_arguments(
+    changed: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"^{field}"):
+        to_model("models", pb.Model(model="owl", architecture="{}", **changed))
+
+
+def test_a_models_step_is_kept_as_it_was_given() -> None:
+    message = pb.Model(model="owl", architecture="{}", step="my.m:f", step_arguments=["a=1"])
+    spec = to_model("models", message)
+    assert (spec.step, spec.step_arguments) == ("my.m:f", ("a=1",))
 
 
 def test_settings_say_what_is_measured() -> None:
