@@ -153,6 +153,14 @@ def test_a_loop_is_cut_counted_and_told() -> None:
     assert slowdown(demand, found.offset_s).max() > 1.2
 
 
+def test_a_link_that_would_close_a_loop_still_joins_its_other_jobs() -> None:
+    demand = a_demand(
+        FluidJob(busy_s={0: 1.0, 1: 0.5}), FluidJob(busy_s={0: 1.0, 1: 0.5}), a_job(2.0, 0.8, 1)
+    )
+    found = aligned(demand)
+    assert (found.link.tolist(), found.loops) == ([0, 1], 1)
+
+
 def test_jobs_that_meet_nobody_are_not_held_back() -> None:
     found = aligned(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
     assert found.offset_s.tolist() == [0.0, 0.0, 0.0]

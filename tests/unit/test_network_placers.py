@@ -128,6 +128,14 @@ def test_hived_puts_the_rest_of_a_gang_on_a_used_host_nearby() -> None:
     assert book.allocate("b", 6) == a_gang((0, (2, 3)), (1, (0, 1, 2, 3)))
 
 
+def test_hived_prefers_a_rest_in_a_used_rack_to_a_tighter_one_far_away() -> None:
+    machine = a_machine(pods=1, racks=3, hosts=3, switches=1, gpus=4)
+    whole = [0, 1, 2, 3]
+    free = [whole, whole, whole, whole, [0, 1, 2], [], [0, 1], [], []]
+    gang = HiveD(machine)(free, 18)
+    assert gang == a_gang(*((h, (0, 1, 2, 3)) for h in range(4)), (4, (0, 1)))
+
+
 def test_hived_scatters_a_gang_as_little_as_it_can_or_lets_it_wait() -> None:
     machine = a_machine(pods=1, racks=2, hosts=2, switches=1, gpus=4)
     free = [[0, 1], [2], [0, 1], [0, 3]]

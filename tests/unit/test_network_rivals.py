@@ -94,6 +94,14 @@ def test_bssi_leaves_its_mark_only_where_the_last_job_is() -> None:
     assert bssi(alone, np.array([1.0, 1.0, 0.9])).tolist()[:2] == [0, 2]
 
 
+def test_bssi_counts_only_unplaced_jobs_when_it_looks_for_the_busiest_link() -> None:
+    # Link 0 (9 s) loses job 0 and has 1 s left, so link 1 (7 s) comes next: 7/8 / 3 for job 1, 1/4 for job 2.
+    demand = a_demand(
+        FluidJob(busy_s={0: 8}), FluidJob(busy_s={0: 1, 1: 3}), FluidJob(busy_s={1: 4})
+    )
+    assert bssi(demand).tolist() == [1, 2, 0]
+
+
 def test_jobs_without_traffic_come_last_in_every_order() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={0: 2}), FluidJob(busy_s={0: 1}))
     assert bssi(demand).tolist() == [2, 1, 0]
