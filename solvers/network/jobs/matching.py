@@ -7,7 +7,7 @@ left over) the linear program matches odd cycles by halves; those that are broke
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
@@ -43,15 +43,16 @@ def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
     """Return how many of each edge; by linear programs, and an integer one where no blossom is found."""
     columns = np.arange(len(first))
     ends = np.concatenate([first, second]), np.concatenate([columns, columns])
-    rows = csr_array(coo_array((np.ones(2 * len(first)), ends), shape=(len(count), len(first))))
+    uses = coo_array((np.ones(2 * len(first)), ends), shape=(len(count), len(first)))
+    rows: Any = csr_array(uses)  # the stubs know dense matrices only
     most = count.astype(np.float64)
     for _ in range(ROUNDS):
         found = linprog(-worth, A_ub=rows, b_ub=most, method="highs")
-        if not found.success:
+        if found.x is None or not found.success:
             raise SolverFailed("highs", f"no matching: {found.message}")
-        broken = _blossoms(count, first, second, found.x)
         if np.abs(found.x - np.rint(found.x)).max() < _WHOLE:
-            return np.rint(found.x).astype(np.int64)
+            return _rounded(found.x)
+        broken = _blossoms(count, first, second, found.x)
         if not broken:
             break
         inside = np.stack([odd[first] & odd[second] for odd in broken])
@@ -63,7 +64,11 @@ def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
     )  # fmt: skip
     if not exact.success:
         raise SolverFailed("highs", f"no matching: {exact.message}")
-    return np.rint(exact.x).astype(np.int64)
+    return _rounded(exact.x)
+
+
+def _rounded(x: Floats) -> Ints:
+    return np.rint(x).astype(np.int64)
 
 
 def _blossoms(count: Ints, first: Ints, second: Ints, x: Floats) -> list[Bools]:
