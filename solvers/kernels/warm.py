@@ -13,13 +13,14 @@ from functools import cache
 import numpy as np
 
 from formulation.cells import Cells, Shapes
-from formulation.network.contention import Demand
+from formulation.network.contention import Contention, Demand
 from formulation.problem import Problem, Row
 from solvers.base import Budget
 from solvers.greedy import Greedy, repaired
 from solvers.kernels.jit import fixed
 from solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
 from solvers.network.compression import compression_of
+from solvers.network.replan import Options, replan
 from solvers.portfolio import Portfolio
 from solvers.prices import price
 from solvers.pricing import Pricing
@@ -51,6 +52,7 @@ def _run_all() -> None:
     closed(problem, priced, 0.0, 0.0)
     _roll()
     _compress()
+    _replan()
 
 
 def _crowded() -> Problem:
@@ -96,6 +98,21 @@ def _compress() -> None:
         busy_s=np.ones(6), links=3,
     )  # fmt: skip
     compression_of(demand, np.arange(4), 2, samples=2)
+
+
+def _replan() -> None:
+    """Plan two jobs that meet on a fixed link and may choose between two others; nobody shall starve."""
+    one, two = np.ones(2), np.arange(3)
+    contention = Contention(
+        jobs=("a", "b"), work_flop=one, compute_s=one, start_s=one, gpus=np.ones(2, np.int64),
+        fixed_start=two, fixed_link=np.zeros(2, np.int64), fixed_bytes=2 * one,
+        fixed_delay_s=np.zeros(2), bundle_start=two, bundle_bytes=one,
+        bundle_messages=np.ones(2, np.int64), candidate_start=2 * two,
+        candidate=np.array([0, 1, 0, 1]), path_start=two, path_link=np.array([1, 2]),
+        path_delay_s=np.zeros(2), link_bytes_per_s=np.ones(3),
+    )  # fmt: skip
+    replan(contention, options=Options(references=2, trials=2, floor=0.9))
+    replan(contention)
 
 
 if __name__ == "__main__":
