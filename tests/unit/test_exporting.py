@@ -227,7 +227,7 @@ def test_a_factor_is_kept_only_for_a_gradient_of_the_other() -> None:
     s = Sketch()
     constant = s.value(2, 8)
     x = s.linear(s.input(2, 8), 8)
-    scaled = s.call("mul", 2, 8, self=x, other=constant)
+    scaled = s.call("mul", 2, 8, self=constant, other=x)
     squared = s.call("mul", 2, 8, self=scaled, other=scaled)
     assert x.value not in s.saved(squared)
     assert {constant.value, scaled.value} <= s.saved(squared)
@@ -336,14 +336,37 @@ def test_amounts_are_the_same_divided_or_differed() -> None:
 
 
 def test_an_input_that_does_not_grow_is_no_batch() -> None:
-    def a_masked(samples: int) -> Exported:
+    def a_masked(samples: int, rows: int) -> Exported:
         s = Sketch()
-        x, mask = s.input(samples, 8), s.input(8)
-        masked = s.call("mul", samples, 8, self=s.linear(x, 8), other=s.call("exp", 8, self=mask))
-        return s.exported(s.call("mean", self=masked))
+        x, given = s.input(samples, 8), s.input(rows, 8)
+        mask = s.call("exp", rows, 8, self=given)
+        for _ in range(3):
+            x = s.call("mul", samples, 8, self=s.linear(x, 8), other=mask)
+        return s.exported(s.call("mean", self=x))
 
-    graph = between("m", a_masked(2), a_masked(4), (2, 4))
-    assert graph.flops.sum() == pytest.approx(2 * 64 + 8 + 8)  # not the mask's own
+    fixed = between("m", a_masked(2, 1), a_masked(4, 1), (2, 4))
+    assert len(fixed) == 3  # the mask, which all three use, is alive but no activation
+    assert len(between("m", a_masked(2, 2), a_masked(4, 4), (2, 4))) == 1
+
+
+def test_an_activation_stays_in_the_layer_it_ends() -> None:
+    graph = one(a_perceptron(4, layers=3))
+    assert list(graph.flops[:2]) == [2 * 64 + 8] * 2
+    assert (graph.kept[:2] == 0).all()  # of a relu only the result is kept, and that is handed on
+
+
+def test_of_what_is_picked_from_only_what_is_picked_is_read() -> None:
+    s = Sketch()
+    wide = s.linear(s.input(2, 8), 1000)
+    index = s.input(2, 1, dtype="int64")
+    graph = one(s.exported(s.call("gather", 2, 1, self=wide, dim=1, index=index)))
+    product, picking, summing = 8 + 1000, 2 + 1 + 1, 1 + 0.5  # an index has eight bytes
+    assert graph.touched.sum() == product + picking + summing
+
+
+def test_heads_that_attention_wrote_are_joined_without_a_copy() -> None:
+    program = program_of("sketch", a_block(2, 4, packed=False), [0])
+    assert "clone" not in {op.name for op in program.operators}
 
 
 def test_exports_that_cannot_be_compared_are_refused() -> None:
