@@ -23,6 +23,8 @@ from solvers.network.swaps import GAIN, Moves, Window, compact, order_moves
 
 TRIALS: Final = 240
 """Choices of paths that are tried for a group."""
+IN_ALL: Final = 12_000
+"""Choices that are tried for all groups together, at most: some seconds."""
 KICK: Final = 3
 """Bundles that are drawn anew where no single one should move."""
 
@@ -35,15 +37,14 @@ def tried(
     chosen, order = chosen.copy(), order.copy()
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    for group in possible_groups(contention):
-        if 2 <= len(group) <= most_jobs:
-            places = np.sort(rank[group])
-            jobs = order[places]
-            part, bundles = among(contention, jobs)
-            chosen[bundles], by_rank = _best(
-                part, chosen[bundles], trials, window or Window(), seed
-            )
-            order[places] = jobs[by_rank]
+    groups = [g for g in possible_groups(contention) if 2 <= len(g) <= most_jobs]
+    trials = min(trials, IN_ALL // max(len(groups), 1))
+    for group in groups:
+        places = np.sort(rank[group])
+        jobs = order[places]
+        part, bundles = among(contention, jobs)
+        chosen[bundles], by_rank = _best(part, chosen[bundles], trials, window or Window(), seed)
+        order[places] = jobs[by_rank]
     return chosen, order
 
 
