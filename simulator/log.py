@@ -26,7 +26,7 @@ class Segment:
     pipeline_degree: int
     plan: str
     members: Members
-    slowdown: float  # of the slowest node, at least 1
+    slowdown: float  # of the slowest node times that of the network, at least 1
     iterations: float
     lost: float = 0.0
     ended_by: str = ""

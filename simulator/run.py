@@ -22,7 +22,7 @@ from simulator.overheads import Overheads
 from simulator.planned import due_s
 from simulator.scenario import Scenario
 from simulator.store import EPOCH_S
-from simulator.world import Failure, Straggler, World
+from simulator.world import Failure, Slowdowns, Straggler, World
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.lookahead import ADMISSION
@@ -106,6 +106,8 @@ class Conditions:
     """When the run ends, jobs or not."""
     patience_s: float = 7 * 86_400.0
     """A run ends when nothing has happened for so long and nothing is going to."""
+    slowdowns: Slowdowns | None = None
+    """Of jobs that meet on the network (``simulator.network.slowdowns``); None: nobody meets."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -170,6 +172,7 @@ def simulate(
     world = World(
         scenario, overheads=conditions.overheads, visible=conditions.visible,
         failures=conditions.failures, stragglers=conditions.stragglers,
+        slowdowns=conditions.slowdowns,
     )  # fmt: skip
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,11 @@ TOLERANCE = 1e-6
 
 MOMENT_S = 1e-6
 """A job that would end so soon after a round has ended before it: the difference is rounding."""
+
+
+Slowdowns: TypeAlias = Callable[[Mapping[int, Change]], Mapping[int, float]]
+"""How many times as long iterations take for jobs that meet on the network, at least 1, by job: from what
+runs, each as its start has it. A job left out is not slowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +138,12 @@ class World:
         visible: Sequence[EstimateRecord] | None = None,
         failures: Sequence[Failure] = (),
         stragglers: Sequence[Straggler] = (),
+        slowdowns: Slowdowns | None = None,
     ) -> None:
-        """``visible`` is what rounds are told of the workloads; None: the truth."""
+        """``visible`` is what rounds are told of the workloads; None: the truth.
+
+        ``slowdowns`` is asked anew whenever other jobs run, or the same ones otherwise; None: nobody meets.
+        """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
         specs = [one.spec for one in scenario.arrivals]
         restart_s = np.array(
@@ -153,6 +163,8 @@ class World:
         self._held_gpu_s = 0.0
         self._away = np.zeros(len(self.store.node_names), dtype=np.int64)
         self._slow: dict[int, list[float]] = {}
+        self._slowdowns, self._met = slowdowns, dict[int, float]()
+        self._others_run = False  # since slowdowns were asked for last
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._to_come = len(specs)
@@ -170,6 +182,7 @@ class World:
             at_s, _, happen = heapq.heappop(self._events)
             self._pass_time(at_s)
             happen()
+            self._meet()
         self._pass_time(to_s)
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
@@ -177,6 +190,7 @@ class World:
         ends = (to_s > self._pace.ready_s[jobs]) & (self.store.iterations[jobs] - done <= left)
         for job in jobs[ends].tolist():
             self._finish(job, self._runs[job].stamp)
+        self._meet()
         return self.events_handled - before
 
     def next_event_s(self) -> float:
@@ -253,6 +267,7 @@ class World:
                 self._stop(change.job, change.kind.value)
             if change.gang is not None:
                 self._start(change, change.gang)
+        self._meet()
         return changes
 
     def close(self) -> None:
@@ -280,13 +295,13 @@ class World:
             ready_s=self.now_s + cost_s, stamp=next(self._order), at_s=[self.now_s + cost_s],
             done=[float(self.store.done[job])],
         )  # fmt: skip
-        self._runs[job] = run
+        self._runs[job], self._others_run = run, True
         self._set_speed(job, run)
 
     def _set_speed(self, job: int, run: _Run) -> None:
         """Let the job train at what its nodes allow now; its end is an event, or its crash."""
         change, store = run.change, self.store
-        run.slowdown = max(
+        run.slowdown = self._met.get(job, 1.0) * max(
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
         run.speed = self.truth.iterations_per_s(
@@ -345,14 +360,28 @@ class World:
 
     def _slow_down(self, node: int, factor: float) -> None:
         self._slow.setdefault(node, []).append(factor)
-        self._respeed(node)
+        self._respeed(self._runs_on(node))
 
     def _speed_up(self, node: int, factor: float) -> None:
         self._slow[node].remove(factor)
-        self._respeed(node)
+        self._respeed(self._runs_on(node))
 
-    def _respeed(self, node: int) -> None:
-        for job, run in self._runs_on(node):
+    def _meet(self) -> None:
+        """Let jobs that meet on the network train at what they have left of it, where others run now."""
+        if self._slowdowns is None or not self._others_run:
+            return
+        self._others_run, before = False, self._met
+        found = self._slowdowns({job: run.change for job, run in self._runs.items()})
+        if wrong := [job for job, factor in found.items() if not 1 <= factor < np.inf]:
+            raise InvalidInput("slowdowns", f"of job {wrong[0]}: must be a number from 1")
+        self._met = {job: found.get(job, 1.0) for job in self._runs}
+        self._respeed([
+            (job, run) for job, run in self._runs.items()
+            if self._met[job] != before.get(job, 1.0)
+        ])  # fmt: skip
+
+    def _respeed(self, runs: Sequence[tuple[int, _Run]]) -> None:
+        for job, run in runs:
             done = run.done_at(self.now_s)
             if self.now_s > run.start_s:
                 self._write(job, run, "speed", done)
@@ -367,7 +396,8 @@ class World:
         self, job: int, why: str, *, done: float | None = None, kept: float | None = None
     ) -> None:
         """End the job's run; ``kept``: what is left of its progress, where a failure loses some."""
-        run = self._runs.pop(job)
+        run, self._others_run = self._runs.pop(job), True
+        self._met.pop(job, None)
         reached = run.done_at(self.now_s) if done is None else done
         left = reached if kept is None else kept
         self._write(job, run, why, reached, lost=reached - left)

@@ -22,8 +22,8 @@ class Window:
     simulator/README.md (The network) has what that costs in accuracy. ``noise`` is compute's.
     """
 
-    iterations: float = 60.0
-    warm: float = 15.0  # iterations before counting begins
+    iterations: float = 20.0
+    warm: float = 5.0  # iterations before counting begins
     noise: float = 0.0
     seed: int = 0
 

@@ -34,9 +34,9 @@ Uses: TypeAlias = tuple[Ints, Ints, Floats]
 Users: TypeAlias = tuple[Ints, Ints]
 """user_start (links of the group + 1,) and the places of each link's users."""
 
-Scratch: TypeAlias = tuple[Floats, Floats, Floats, Ints]
-"""Of a group's links: room that is left, room while a level rises, weight of those that rise (0 between
-calls), and a list."""
+Scratch: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints]
+"""Of a group's links: room that is left, room but for those of a level that stay, weight of those that rise
+(0 between calls), the height at which they fill it, and a list."""
 
 Groups: TypeAlias = tuple[Ints, Ints, Ints]
 """group_start (groups + 1,), member (jobs,) and first_link (groups + 1,): jobs and links of each group."""
@@ -285,7 +285,8 @@ def played(
     began, event, since = np.empty(n), np.empty(n), np.zeros(n)
     left, speed = np.zeros(n), np.zeros(n)
     users, links = met_by(uses, who, first_link, end_link), end_link - first_link
-    scratch = np.empty(links), np.empty(links), np.zeros(links), np.empty(links, np.int64)
+    room, spare, weight, fills = np.empty(links), np.empty(links), np.zeros(links), np.empty(links)
+    scratch = room, spare, weight, fills, np.empty(links, np.int64)
     slots = 1 << min(n, REMEMBERED) if n <= MOST_NAMED else 1
     known, kept = np.full(slots, -1, np.int64), np.empty((slots, n))
     senders = 0  # bit i: place i sends
@@ -438,7 +439,7 @@ def fill(
     The level is places ``first`` to ``end``. Only links that all of its senders could fill are looked at.
     """
     use_start, link, share = uses
-    room, spare, weight, seen = scratch
+    room, spare, weight, fills, seen = scratch
     rising, count, height = 0, 0, 0.0
     for i in range(first, end):
         fresh[i] = 0.0
@@ -456,45 +457,53 @@ def fill(
         e = seen[k]
         if weight[e] > room[e]:
             seen[tight], spare[e] = e, max(0.0, room[e])
+            fills[e] = spare[e] / weight[e]
             tight += 1
         else:
             weight[e] = 0.0
     while rising > 0:
-        step = 1.0 - height
-        for k in range(tight):
-            if weight[seen[k]] > ROUNDING:
-                step = min(step, spare[seen[k]] / weight[seen[k]])
-        height += step
-        full = height >= 1.0 - ROUNDING
-        for i in range(first, end):
-            if full and state[i] == SENDING and fresh[i] < 0.0:
-                fresh[i] = 1.0
-                rising -= 1
-        for k in range(tight):
-            spare[seen[k]] = max(0.0, spare[seen[k]] - weight[seen[k]] * step)
+        lowest, left = 1.0, 0
         for k in range(tight):
             e = seen[k]
-            if weight[e] > ROUNDING and spare[e] <= ROUNDING:
-                rising -= stop(uses, users, who, first_link, e, height, first, end, fresh, weight)
+            if weight[e] > ROUNDING:
+                seen[left] = e
+                left += 1
+                lowest = min(lowest, fills[e])
+            else:
+                weight[e] = 0.0
+        tight, height = left, max(height, lowest)
+        if height >= 1.0 - ROUNDING:
+            for i in range(first, end):
+                if fresh[i] < 0.0:
+                    fresh[i] = 1.0
+            break
+        for k in range(tight):
+            if weight[seen[k]] > ROUNDING and fills[seen[k]] <= height + ROUNDING:
+                at = users[0][seen[k]], users[0][seen[k] + 1]
+                rising -= stop(uses, users[1][at[0] : at[1]], who, first_link, height, first, end,
+                               fresh, scratch)  # fmt: skip
     for k in range(tight):
         weight[seen[k]] = 0.0
 
 
 @jitted
 def stop(
-    uses: Uses, users: Users, who: Ints, first_link: int, full: int, height: float, first: int,
-    end: int, fresh: Floats, weight: Floats,
+    uses: Uses, on_link: Ints, who: Ints, first_link: int, height: float, first: int, end: int,
+    fresh: Floats, scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Let those that rise on the link ``full`` stay at ``height``; return how many."""
+    """Let the places ``on_link`` that rise stay at ``height``; return how many."""
     use_start, link, share = uses
-    user_start, user = users
+    _, spare, weight, fills, _ = scratch
     stopped = 0
-    for k in range(user_start[full], user_start[full + 1]):
-        i = user[k]
+    for i in on_link:
         if first <= i < end and fresh[i] < 0.0:
             fresh[i] = height if height > ROUNDING else 0.0
             stopped += 1
             for u in range(use_start[who[i]], use_start[who[i] + 1]):
                 e = link[u] - first_link
-                weight[e] = max(0.0, weight[e] - share[u])
+                if weight[e] > 0.0:
+                    weight[e] = max(0.0, weight[e] - share[u])
+                    spare[e] = max(0.0, spare[e] - share[u] * fresh[i])
+                    if weight[e] > ROUNDING:
+                        fills[e] = spare[e] / weight[e]
     return stopped

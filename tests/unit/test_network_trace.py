@@ -1,0 +1,198 @@
+"""Traces of jobs on a network, and the job simulator with contention on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+
+from formulation.decisions import DecisionKind
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, demand_of, joined
+from formulation.network.plan import NetworkPlan
+from formulation.network.traffic import Traffic
+from formulation.placement import Gang
+from simulator.executor import replay
+from simulator.logfile import lines_of, log_of
+from simulator.network.rates import Rates, Window
+from simulator.network.slowdowns import Contended
+from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
+from simulator.store import Change
+from tests.support.networks import FluidJob, a_demand
+from tests.support.worlds import FCFS, a_scenario, an_arrival, simulated
+
+LINKS = 3
+
+
+class Book:
+    """Whole GPUs of one host, lowest first."""
+
+    def __init__(self, gpus: int) -> None:
+        self.free, self.held = set(range(gpus)), dict[str, tuple[int, ...]]()
+
+    def allocate(self, job: str, gpus: int) -> Gang | None:
+        if len(self.free) < gpus:
+            return None
+        self.held[job] = tuple(sorted(self.free)[:gpus])
+        self.free -= set(self.held[job])
+        return Gang(members=((0, self.held[job]),))
+
+    def release(self, job: str) -> None:
+        self.free |= set(self.held.pop(job))
+
+
+def a_part(
+    name: str, link: int, comm_s: float, compute_s: float = 1.0, gpus: int = 1
+) -> Contention:
+    """Return one job that sends ``comm_s`` on one link, with one bundle that can take it or the next."""
+    none, starts = np.zeros(0, np.int64), np.array([0, 1])
+    return Contention(
+        jobs=(name,), work_flop=np.array([10.0]), compute_s=np.array([compute_s]),
+        start_s=np.array([compute_s]), gpus=np.array([gpus]), fixed_start=np.zeros(2, np.int64),
+        fixed_link=none, fixed_bytes=np.zeros(0), fixed_delay_s=np.zeros(1), bundle_start=starts,
+        bundle_bytes=np.array([comm_s]), bundle_messages=np.array([1]),
+        candidate_start=np.array([0, 2]), candidate=np.array([1, 0]), path_start=np.array([0, 1, 2]),
+        path_link=np.array([(link + 1) % LINKS, link]), path_delay_s=np.zeros(2),
+        link_bytes_per_s=np.ones(LINKS),
+    )  # fmt: skip
+
+
+def first_paths(contention: Contention) -> NetworkPlan:
+    """Return everybody on its first path, the first job the most urgent."""
+    jobs = len(contention.jobs)
+    return NetworkPlan(
+        chosen=np.zeros(len(contention.bundle_bytes), np.int64), priority=np.zeros(jobs),
+        order=np.arange(jobs), level=jobs - 1 - np.arange(jobs), levels=jobs,
+    )  # fmt: skip
+
+
+def a_job(name: str, at_s: float = 0.0, gpus: int = 1, iterations: float = 100.0) -> TraceJob:
+    return TraceJob(
+        name=name, arrival_s=at_s, gpus=gpus, iterations=iterations,
+        traffic=Traffic(work_flop=10.0, compute_s=1.0, start_s=1.0),
+    )  # fmt: skip
+
+
+def ran(
+    jobs: Sequence[TraceJob], link: Mapping[str, int], comm_s: float = 1.0, gpus: int = 4,
+    in_turn: bool = False, horizon_s: float = np.inf, window: Window | None = None,
+) -> TraceResult:  # fmt: skip
+    ticks = count()
+    cluster = Cluster(
+        gpus=gpus, places=Book(gpus), in_turn=in_turn, plan=first_paths,
+        met=lambda job, gang: a_part(job.name, link[job.name], comm_s, gpus=gang.gpus),
+        clock=lambda: float(next(ticks)),
+    )  # fmt: skip
+    return run_trace(jobs, cluster, Rates(window), horizon_s)
+
+
+def test_joined_contentions_are_those_of_all_jobs_at_once() -> None:
+    whole = joined([a_part("a", 0, 1.0), a_part("b", 1, 2.0, gpus=3)])
+    assert whole.jobs == ("a", "b")
+    assert whole.gpus.tolist() == [1, 3]
+    for chosen, links in (([1, 0], [1, 1]), ([0, 1], [0, 2])):
+        demand = demand_of(whole, np.array(chosen))
+        assert demand.link.tolist() == links
+        assert demand.busy_s.tolist() == [1.0, 2.0]
+    other = a_part("c", 0, 1.0).with_background(0.5)
+    with pytest.raises(InvalidInput, match="the same for all"):
+        joined([a_part("a", 0, 1.0), other])
+
+
+def test_jobs_that_share_nothing_end_when_they_would_alone() -> None:
+    result = ran([a_job("a"), a_job("b", at_s=10.0)], {"a": 0, "b": 1})
+    assert result.end_s == pytest.approx([200.0, 210.0])
+    assert result.jct_s == pytest.approx(result.alone_s)
+    assert result.flop == pytest.approx(2000.0)
+    assert result.held_gpu_s == pytest.approx(400.0)
+    assert result.computing_of_held == pytest.approx(0.5)
+    assert result.link_use == pytest.approx([100 / 210, 100 / 210, 0.0])
+    assert not result.ever_contended.any()
+    assert (result.plans, result.plan_s, result.groups_played) == (3, 3.0, 0)
+
+
+def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
+    """Two of 1 s each way with 2 s on the link: the second has what the first leaves, one s in three."""
+    jobs = [a_job("a", iterations=100), a_job("b", iterations=100)]
+    result = ran(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=Window(iterations=600))
+    assert result.end_s[0] == pytest.approx(300.0)  # the urgent one as alone
+    rate = 1 / 6  # 2 s of link at a third of the time
+    assert result.end_s[1] == pytest.approx(300 + (100 - 300 * rate) * 3, rel=0.01)
+    assert result.ever_contended.all()
+    assert result.contended_gpu_s == pytest.approx(600.0)
+    assert result.contended_job_s == pytest.approx(600.0)
+
+
+def test_a_job_that_does_not_fit_waits_and_smaller_ones_pass_it_unless_in_turn() -> None:
+    jobs = [a_job("a", gpus=3), a_job("big", 1.0, gpus=2), a_job("small", 2.0)]
+    links = {"a": 0, "big": 1, "small": 2}
+    assert ran(jobs, links).start_s == pytest.approx([0.0, 200.0, 2.0])
+    assert ran(jobs, links, in_turn=True).start_s == pytest.approx([0.0, 200.0, 200.0])
+
+
+def test_a_horizon_and_a_job_that_never_fits_leave_jobs_unfinished() -> None:
+    result = ran([a_job("a"), a_job("huge", gpus=9)], {"a": 0, "huge": 1}, horizon_s=50.0)
+    assert result.ended_s == 50.0
+    assert np.isinf(result.end_s).all()
+    assert result.flop == pytest.approx(250.0)
+    result = ran([a_job("a"), a_job("huge", gpus=9)], {"a": 0, "huge": 1})
+    assert result.jct_s.tolist() == [pytest.approx(200.0), np.inf]
+
+
+def test_groups_that_have_not_changed_are_not_played_again() -> None:
+    demand = a_demand(*(FluidJob(busy_s={link: 1}) for link in (0, 0, 1, 1)), FluidJob(compute_s=2))
+    names, rates = list("abcde"), Rates()
+    level = np.array([3, 2, 1, 0, 0])
+    once = rates(names, demand, level)
+    assert (rates.played, rates.kept) == (2, 0)
+    assert rates(names, demand, level + 4).tolist() == once.tolist()
+    assert (rates.played, rates.kept) == (2, 2)
+    rates(names, demand, np.array([2, 3, 1, 0, 0]))
+    assert (rates.played, rates.kept) == (3, 3)
+    assert once[4] == 0.5
+
+
+def test_traces_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="a"):
+        a_job("a", iterations=0)
+    with pytest.raises(InvalidInput, match="unique"):
+        ran([a_job("a"), a_job("a")], {"a": 0})
+    with pytest.raises(InvalidInput, match="horizon_s"):
+        ran([a_job("a")], {"a": 0}, horizon_s=np.nan)
+    with pytest.raises(InvalidInput, match="window"):
+        Window(iterations=0)
+
+
+def _contended(comm_s: float) -> Contended:
+    def met(change: Change, gang: Gang) -> Contention:
+        return a_part(f"{change.job}", 0, comm_s, gpus=gang.gpus)
+
+    return Contended(met, first_paths, Rates(Window(iterations=600)))
+
+
+def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
+    """Alone 1,000 s each. Together the second has a sixth of the iterations in place of a third: 2 times."""
+    scenario = a_scenario(an_arrival("a"), an_arrival("b"))
+    ends = {}
+    for slowdowns in (None, _contended(2.0)):
+        result = simulated(scenario, FCFS, slowdowns=slowdowns)
+        ends[slowdowns is not None] = result.end_s
+        assert list(replay(lines_of(log_of(result))).values()) == pytest.approx(
+            (result.end_s - result.arrival_s).tolist()
+        )
+    alone, met = ends[False], ends[True]
+    assert met[0] == pytest.approx(alone[0])
+    assert met[1] == pytest.approx(alone[1] + alone[0] / 2, rel=0.01)
+
+
+def test_a_starved_job_is_slowed_by_a_number_all_the_same() -> None:
+    def met(change: Change, gang: Gang) -> Contention:
+        return a_part(f"{change.job}", 0, 1.0, compute_s=1e-6 if change.job == 0 else 1.0)
+
+    gang = Gang(members=((0, (0,)),))
+    runs = {job: Change(job=job, kind=DecisionKind.START, gang=gang) for job in (0, 1)}
+    found = Contended(met, first_paths, Rates())(runs)
+    assert found[0] == pytest.approx(1.0)
+    assert 1000 < found[1] <= 1e6
