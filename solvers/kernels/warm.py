@@ -20,6 +20,7 @@ from solvers.greedy import Greedy, repaired
 from solvers.kernels.jit import fixed
 from solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
 from solvers.network.compression import compression_of
+from solvers.network.fluid import simulate, works
 from solvers.network.replan import Options, replan
 from solvers.portfolio import Portfolio
 from solvers.prices import price
@@ -51,6 +52,7 @@ def _run_all() -> None:
     inserted_by_lead(problem, priced)
     closed(problem, priced, 0.0, 0.0)
     _roll()
+    _meet()
     _compress()
     _replan()
 
@@ -113,6 +115,17 @@ def _replan() -> None:
     )  # fmt: skip
     replan(contention, options=Options(references=2, trials=2, floor=0.9))
     replan(contention)
+
+
+def _meet() -> None:
+    """Play two jobs on one link."""
+    one, level = np.ones(2), np.zeros(2, np.int64)
+    demand = Demand(
+        work_flop=one, compute_s=one, start_s=one, delay_s=np.zeros(2), link_start=np.arange(3),
+        link=np.zeros(2, np.int64), busy_s=one, links=1,
+    )  # fmt: skip
+    simulate(demand, level, horizon_s=9.0)
+    works(demand, level[None], horizon_s=9.0)
 
 
 if __name__ == "__main__":
