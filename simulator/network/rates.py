@@ -14,6 +14,9 @@ from formulation.network.contention import Demand
 from formulation.tables import Floats, Ints
 from solvers.network.fluid import meetings, simulate
 
+FEW = 12
+"""Jobs of a group whose sets of senders the engine remembers all (``solvers.network.kernels.fluid``)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
@@ -23,14 +26,15 @@ class Window:
     """
 
     iterations: float = 20.0
-    warm: float = 5.0  # iterations before counting begins
+    of_few: float = 120.0  # the same for groups of at most ``FEW`` jobs, which cost little
+    warm: float = 0.25  # of the window, before counting begins
     noise: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse windows that show nothing."""
-        if not (self.iterations > 0 and self.warm >= 0):
-            raise InvalidInput("window", "must be longer than 0 iterations, warm at least 0")
+        if not (self.iterations > 0 and self.of_few > 0 and self.warm >= 0):
+            raise InvalidInput("window", "must be longer than 0 iterations, and warm at least 0")
 
 
 class Rates:
@@ -76,9 +80,10 @@ class Rates:
 
     def _played(self, group: Demand, rank: Ints, begin_s: Floats) -> Floats:
         w, longest_s = self.window, float(group.alone_s.max())
+        horizon_s = longest_s * (w.of_few if group.jobs <= FEW else w.iterations)
         return simulate(
-            group, rank, horizon_s=w.iterations * longest_s, warm_s=w.warm * longest_s,
-            offset_s=begin_s, noise=w.noise, seed=w.seed,
+            group, rank, horizon_s=horizon_s, warm_s=w.warm * horizon_s, offset_s=begin_s,
+            noise=w.noise, seed=w.seed,
         ).iterations  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_jobs_that_share_nothing_end_when_they_would_alone() -> None:
 def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
     """Two of 1 s each way with 2 s on the link: the second has what the first leaves, one s in three."""
     jobs = [a_job("a", iterations=100), a_job("b", iterations=100)]
-    result = ran(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=Window(iterations=600))
+    result = ran(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=Window(of_few=600))
     assert result.end_s[0] == pytest.approx(300.0)  # the urgent one as alone
     rate = 1 / 6  # 2 s of link at a third of the time
     assert result.end_s[1] == pytest.approx(300 + (100 - 300 * rate) * 3, rel=0.01)
@@ -162,14 +162,14 @@ def test_traces_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InvalidInput, match="horizon_s"):
         ran([a_job("a")], {"a": 0}, horizon_s=np.nan)
     with pytest.raises(InvalidInput, match="window"):
-        Window(iterations=0)
+        Window(of_few=0)
 
 
 def _contended(comm_s: float) -> Contended:
     def met(change: Change, gang: Gang) -> Contention:
         return a_part(f"{change.job}", 0, comm_s, gpus=gang.gpus)
 
-    return Contended(met, first_paths, Rates(Window(iterations=600)))
+    return Contended(met, first_paths, Rates(Window(of_few=600)))
 
 
 def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
