@@ -37,6 +37,8 @@ TICKS_A_SECOND: Final = 9_009e6
 MOST_STEPS: Final = 4_000
 """Iterations followed until a phase comes back. Without one the period is known to 1e-7 of it as a rule, at
 worst to 2 / ``MOST_STEPS`` of the urgent job's."""
+FIT_STEPS: Final = 500
+"""The same where k is fitted to many pairs."""
 NARROW: Final = (2 / 3, 3 / 2)
 WIDE: Final = (1 / 4, 4.0)
 """Bounds of k: the notes' experiments; WIDE harms where links are saturated."""
@@ -103,7 +105,7 @@ def reference_of(demand: Demand) -> int:
     return int(np.argmax(_traffic(demand)))
 
 
-def against(demand: Demand, jobs: Ints, references: Ints) -> Floats:
+def against(demand: Demand, jobs: Ints, references: Ints, *, steps: int = MOST_STEPS) -> Floats:
     """Return k of each job against its reference, unclipped: 0 to inf; 1 where neither order matters.
 
     All of them must have traffic. inf: the reference loses nothing by being last; 0: the job gains nothing by
@@ -112,12 +114,12 @@ def against(demand: Demand, jobs: Ints, references: Ints) -> Floats:
     speed, _ = _meetings(demand, jobs, references)
     apart = (speed >= 1).all(axis=1)
     speed[apart] = 0.0
-    found = ties(Timing.of(demand, jobs), Timing.of(demand, references), speed)
+    found = ties(Timing.of(demand, jobs), Timing.of(demand, references), speed, steps=steps)
     found[jobs == references] = 1.0
     return found
 
 
-def ties(job: Timing, reference: Timing, speed: Floats) -> Floats:
+def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STEPS) -> Floats:
     """Return k of each job against its reference, whatever links they have.
 
     ``speed`` (pairs, 2): how fast the job, and the reference, sends while the other one is served first.
@@ -127,8 +129,8 @@ def ties(job: Timing, reference: Timing, speed: Floats) -> Floats:
     mine, other = ticks[:3], ticks[3:6]
     comm, other_comm = ticks[6:]
     alone, other_alone = _alone(mine), _alone(other)
-    last, slack = _low(other, mine, speed[:, 0])
-    other_last, other_slack = _low(mine, other, speed[:, 1])
+    last, slack = _low(other, mine, speed[:, 0], steps=steps)
+    other_last, other_slack = _low(mine, other, speed[:, 1], steps=steps)
     gain, loss = last - alone, other_last - other_alone
     gain[gain <= slack + 1e-9 * alone] = 0.0
     loss[loss <= other_slack + 1e-9 * other_alone] = 0.0
@@ -175,7 +177,7 @@ def fitted(demand: Demand, references: int) -> Floats:
     if not meets.any():
         return np.ones(demand.jobs)
     first, second, weight = first[meets], second[meets], np.sqrt(weight[meets])
-    wanted = np.log(np.clip(against(demand, first, second), *WIDE))
+    wanted = np.log(np.clip(against(demand, first, second, steps=FIT_STEPS), *WIDE))
     row = np.arange(len(first))
     system = coo_matrix(
         (
@@ -274,8 +276,9 @@ def _alone(parts: list[Floats]) -> Floats:
 
 
 def _low(
-    high: list[Floats], low: list[Floats], speed: Floats, phase: Floats | None = None
-) -> tuple[Floats, Floats]:
+    high: list[Floats], low: list[Floats], speed: Floats, phase: Floats | None = None, *,
+    steps: int = MOST_STEPS,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """Return the mean period of ``low`` when last, and how far off it may be; ticks as all the rest."""
     count = len(speed)
     found, slack = np.empty(count), np.empty(count)
@@ -283,6 +286,6 @@ def _low(
     compute, start, send = (fixed(each) for each in low)
     low_periods(
         fixed(_alone(high)), fixed(high[2]), compute, start, send, fixed(speed), fixed(begin),
-        MOST_STEPS, found, slack,
+        steps, found, slack,
     )  # fmt: skip
     return np.maximum(found, _alone(low)), slack

@@ -75,6 +75,14 @@ def test_in_example_2_neither_order_matters_so_that_k_is_1() -> None:
     assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
 
 
+def test_k_is_1_where_no_order_matters_though_moments_fall_between_ticks() -> None:
+    demand = a_demand(
+        FluidJob(compute_s=4.1, start_s=0, busy_s={0: 0.7, 1: 1.0}),
+        FluidJob(compute_s=5.3, start_s=0, busy_s={0: 0.7, 2: 1.0}),
+    )
+    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
+
+
 def test_who_is_last_starves_where_the_other_one_fills_the_link() -> None:
     assert _low_s(_timing(1, 0, 2), _timing(1, 1, 1)) == math.inf
     assert _low_s(_timing(1, 0, 2), _timing(1, 1, 1), speed=0.5) == pytest.approx(3.0)

@@ -248,7 +248,9 @@ def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     for variant in Variant:
         last = case.jobs[replan(case, options=PAPER).order[-1]]
-        found = replanned(case, options=Options(variant=variant), unmeasured=[last, "nobody", last])
+        found = replanned(
+            case, levels=2, options=Options(variant=variant), unmeasured=[last, "nobody", last]
+        )
         plan, job = found.plan, case.jobs.index(last)
         assert found.holding.tolist() == [job]
         assert plan.order[0] == job
