@@ -28,7 +28,7 @@ class Measured:
 
 
 def kept(path: Path) -> list[ProfileRecord]:
-    """Return what an earlier run left in ``path``, cut off in the middle of a line or not.
+    """Return what earlier runs left in ``path``, each layer once; a line that was cut off is dropped.
 
     Records of another device or of other versions are put aside, as they cannot be mixed with new ones.
 
@@ -42,10 +42,11 @@ def kept(path: Path) -> list[ProfileRecord]:
     if whole != text:
         path.write_bytes(whole)
     try:
-        return load(path, versions=versions(), device=device_name())
+        found = load(path, versions=versions(), device=device_name())
     except ProfileMismatch:
         path.replace(path.with_suffix(".elsewhere"))
         return []
+    return list({record.key: record for record in found}.values())
 
 
 def measured(

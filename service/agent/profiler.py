@@ -14,7 +14,7 @@ from service.agent import replay_job
 from service.agent.gangs import Gang
 from service.agent.process import Process
 from service.agent.replay import ReplayHandle
-from service.agent.runtime import Handle, Runtime
+from service.agent.runtime import NOTHING, Handle, Runtime
 
 NAME: Final = "profile"
 """What gangs that it runs say; as ``formulation.resources.PROFILER``, which agents do not import."""
@@ -34,14 +34,17 @@ class ProfilerRuntime:
     cluster: str
     environment: Mapping[str, str]
 
-    def start(self, gang: Gang, directory: Path, checkpoints: Path) -> Handle:
+    def start(
+        self, gang: Gang, directory: Path, checkpoints: Path,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> Handle:  # fmt: skip
         """Start the process. Raises InvalidInput (not one GPU, or not a task), OSError."""
         if len(gang.devices) != 1 or len(gang.command) != 1:
             raise InvalidInput("command", "a profiling task has one GPU and one word, its task")
         ((_, gpu),) = gang.devices
         spec = {
             "directory": str(directory), "checkpoints": str(checkpoints), "task": gang.command[0],
-            "generation": gang.generation, "job": gang.job, "gpu_type": gang.gpu_type,
+            "job": gang.job, "gpu_type": gang.gpu_type,
             "node": gang.leader, "cluster": self.cluster, "servers": self.servers,
         }  # fmt: skip
         process = Process.spawn(
@@ -50,7 +53,11 @@ class ProfilerRuntime:
             identity=directory / "process.json",
             errors=directory / "errors.log",
             blocked=replay_job.STOP,
-            environment={**self.environment, **{n: self._device(n, gpu) for n in VISIBLE}},
+            environment={
+                **self.environment,
+                **environment,
+                **{n: self._device(n, gpu) for n in VISIBLE},
+            },
         )
         return ReplayHandle(process, directory)
 
@@ -74,7 +81,10 @@ class ByName:
     def __init__(self, own: Runtime, others: Mapping[str, Runtime]) -> None:
         self._own, self._others = own, others
 
-    def start(self, gang: Gang, directory: Path, checkpoints: Path) -> Handle:
+    def start(
+        self, gang: Gang, directory: Path, checkpoints: Path,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> Handle:  # fmt: skip
         """Start it. Raises InvalidInput (no such runtime, or it cannot run it), OSError."""
         runtime = self._others.get(gang.runtime) if gang.runtime else self._own
         if runtime is None:
@@ -82,7 +92,7 @@ class ByName:
                 "runtime",
                 f"this agent has no runtime {gang.runtime!r}; upgrade tessera on its node",
             )
-        return runtime.start(gang, directory, checkpoints)
+        return runtime.start(gang, directory, checkpoints, environment)
 
     def adopt(self, directory: Path) -> Handle | None:
         """Return what an earlier agent started in ``directory``, dead or alive; None: nothing."""

@@ -146,7 +146,9 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
     assert store.snapshot(C).profiling().tolist() == [False, True]
 
 
-def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(store: PostgresStore) -> None:
+def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(
+    store: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
     a_cluster(store)
     submit(store, ASKS)
     assert STEP is not None
@@ -162,6 +164,7 @@ def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(store: Postg
     submit(store, task)
     a_deriving(Late(store._database)).derive(C)
     assert [t.name for t in store.estimation(C).profiling] == [task.name]
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
 def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresStore) -> None:

@@ -128,16 +128,29 @@ async def test_a_task_that_is_killed_goes_on_where_it_was(node: Node, collector:
     kept = node.lines()
     assert not collector.found
     with node.records.open("a") as file:
+        file.write(kept[0] + "\n")  # an older process that lived on
         file.write('{"kind": "cut off')
     second = node.start(2, sizes)
     assert await end_of(second) == Exit(outcome=Outcome.SUCCEEDED)
     assert node.lines()[: len(kept)] == kept
     (sent,) = collector.found
-    assert len(set(keys(sent))) == len(keys(sent)) == len(node.lines())
+    assert len(set(keys(sent))) == len(keys(sent)) == len(node.lines()) - 1
     assert {r.samples for r in sent.layers} == set(sizes)
     progress = second.progress()
     assert progress is not None
     assert (progress.iterations, progress.iter_time_s) == (len(sizes), 0.0)
+
+
+async def test_records_of_another_device_are_put_aside_and_measured_anew(
+    node: Node, collector: Collector
+) -> None:
+    assert (await end_of(node.start(1, (1,)))).outcome is Outcome.SUCCEEDED
+    here = node.lines()
+    node.records.write_text("".join(f"{line}\n" for line in here).replace('"cpu"', '"NVIDIA A40"'))
+    assert (await end_of(node.start(2, (1,)))).outcome is Outcome.SUCCEEDED
+    assert len(node.lines()) == len(here)
+    assert {json.loads(line)["device"] for line in node.lines()} == {"cpu"}
+    assert node.records.with_suffix(".elsewhere").exists()
 
 
 async def test_a_task_that_is_told_to_stop_ends_between_two_records(

@@ -16,6 +16,8 @@ from estimator.architectures.published import find, jax_step, published
 from estimator.calibration import Residual
 from estimator.hardware import CATALOGUE
 from estimator.plans import Training
+from estimator.profiling.stages import Source as StepSource
+from estimator.profiling.stages import kinds_of
 from estimator.profiling.totals import ProfiledTotals
 from estimator.rooflines import RooflineCompute
 from formulation.errors import InvalidInput
@@ -209,6 +211,23 @@ def test_steps_of_published_models_take_the_arguments_they_are_given(key: tuple[
     assert found is not None
     assert found[0].startswith("estimator.tracing.models.steps:")
     assert all(isinstance(value, int | str) for value in found[1].values())
+
+
+@pytest.mark.parametrize(
+    ("key", "within"),
+    [
+        (("bert", "760M"), 0.005), (("wide_resnet", "500M"), 0.005), (("vit", "86M"), 0.005),
+        (("gpt2", "1.5B"), 0.005), (("moe", "690M"), 0.08), (("t5_3B", "3B"), 0.005),
+    ],
+)  # fmt: skip
+def test_steps_of_published_models_do_the_work_of_their_graphs(
+    key: tuple[str, str], within: float
+) -> None:
+    step = jax_step(*key)
+    assert step is not None
+    graph, traced = find(*key).graph, kinds_of(StepSource(target=step[0], arguments=step[1]))
+    assert traced.dtype == graph.dtype
+    assert traced.flops.sum() == pytest.approx(graph.flops.sum(), rel=within)
 
 
 @settings(max_examples=30)
