@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -28,6 +28,19 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A gang's part in the network plan in force, which may change while it runs.
+
+    ``routes``: (source, target, the switches between), by names of the cluster's topology.
+    """
+
+    level: int  # of 0 to levels - 1 the higher is served first
+    levels: int
+    dscp: int  # negative: none
+    routes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
     """A generation of a job, as seen from one agent. Times are simulated seconds for the replay runtime."""
 
@@ -49,6 +62,7 @@ class Gang:
     restart_s: float = 0.0
     command: tuple[str, ...] = ()
     runtime: str = ""  # what runs it; "": the agent's own
+    network: Part | None = field(default=None, compare=False)  # kept apart from the rest, too
 
     @property
     def key(self) -> Key:
@@ -80,8 +94,8 @@ class Report:
 
 
 def gang_to_json(gang: Gang) -> dict[str, Any]:
-    """Return ``gang`` as a JSON object."""
-    return asdict(gang)
+    """Return ``gang`` as a JSON object, less its part in the network, which is told anew each time."""
+    return {name: value for name, value in asdict(gang).items() if name != "network"}
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
@@ -102,11 +116,24 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         pipeline_degree=m.pipeline_degree, plan=m.plan, iter_time_s=m.iter_time_s,
         iterations_total=m.iterations_total, iterations_done=m.iterations_done,
         restart_s=m.restart_s, command=tuple(m.command), runtime=m.runtime,
+        network=_part(m.network) if m.HasField("network") else None,
     )  # fmt: skip
 
 
-def observed_message(reports: Iterable[Report], revision: int) -> pb.AgentMessage:
-    """Return the message that says what runs here, seen under ``revision`` of the desired state."""
+def _part(message: pb.GangNetwork) -> Part:
+    return Part(
+        level=message.level, levels=message.levels, dscp=message.dscp,
+        routes=tuple((r.source, r.target, tuple(r.via)) for r in message.routes),
+    )  # fmt: skip
+
+
+def observed_message(
+    reports: Iterable[Report], revision: int, network: Iterable[str] = ()
+) -> pb.AgentMessage:
+    """Return the message that says what runs here, seen under ``revision`` of the desired state.
+
+    ``network``: what keeps the network plan from having an effect here, in sentences.
+    """
     gangs = [
         pb.ObservedGang(
             job=r.job, generation=r.generation, node=r.node,
@@ -115,4 +142,6 @@ def observed_message(reports: Iterable[Report], revision: int) -> pb.AgentMessag
         )
         for r in reports
     ]  # fmt: skip
-    return pb.AgentMessage(observed=pb.Observed(gangs=gangs, revision=revision))
+    return pb.AgentMessage(
+        observed=pb.Observed(gangs=gangs, revision=revision, network_remarks=network)
+    )

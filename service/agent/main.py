@@ -18,6 +18,10 @@ from pathlib import Path
 
 from formulation.errors import InvalidInput, TesseraError
 from service.agent.network import command as network
+from service.agent.network.backend import Backend
+from service.agent.network.carrying import Carrying
+from service.agent.network.launch import Launch
+from service.agent.network.node import NodeNetwork
 from service.agent.profiler import NAME as PROFILER
 from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
@@ -34,7 +38,10 @@ EXIT_INVALID, EXIT_SUPERSEDED = 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What an agent is started with. ``checkpoints`` is shared by all nodes that a job may run on."""
+    """What an agent is started with. ``checkpoints`` is shared by all nodes that a job may run on.
+
+    ``backends`` carry priorities out on the nodes' interfaces; none: the network plan is not looked at.
+    """
 
     servers: tuple[str, ...]
     cluster: str
@@ -46,6 +53,8 @@ class Config:
     timing: Timing = field(default_factory=Timing)
     grace_s: float = 30.0
     stop_on_exit: bool = False
+    backends: tuple[Backend, ...] = ()
+    launch: Launch = field(default_factory=Launch)
 
     def hello(self) -> pb.Hello:
         """Return the message that registers the agent."""
@@ -72,8 +81,9 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             changed = asyncio.Event()
             supervisor = Supervisor(
-                runtime, state, grace_s=config.grace_s, spawn=tasks.create_task, changed=changed.set
-            )
+                runtime, state, grace_s=config.grace_s, spawn=tasks.create_task, changed=changed.set,
+                network=_carrying(config, tasks),
+            )  # fmt: skip
             supervisor.adopt()
             lease = Lease(state, time.monotonic, config.timing.lease_s)
             link = Link(
@@ -90,6 +100,15 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
         log.info("leaving", extra={"action": "leave"})
     finally:
         state.release()
+
+
+def _carrying(config: Config, tasks: asyncio.TaskGroup) -> Carrying | None:
+    """Return what carries the network plan out; None: nothing does."""
+    if not config.backends:
+        return None
+    clock = time.monotonic
+    nodes = [NodeNetwork([b], clock=clock, launch=config.launch) for b in config.backends]
+    return Carrying(nodes, clock=clock, spawn=tasks.create_task)
 
 
 def parse_node(text: str) -> pb.AgentNode:
@@ -163,6 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         help="stop the gangs when this process is told to end",
     )
     add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    network.add_options(parser)
+    add(
+        "--network-dry-run",
+        action="store_true",
+        help="only say what the network back end would change",
+    )
     return parser
 
 
@@ -185,6 +210,8 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
             lease_s=options.lease_s, heartbeat_s=options.heartbeat_s, inspect_s=options.inspect_s
         ),
         grace_s=options.grace_s, stop_on_exit=options.stop_on_exit,
+        backends=tuple(network.backends(options, dry_run=options.network_dry_run)),
+        launch=Launch(queue_pairs=options.queue_pairs),
     )  # fmt: skip
 
 

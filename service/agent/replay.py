@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from service.agent import replay_job
 from service.agent.files import read_json
 from service.agent.gangs import Gang
 from service.agent.process import Process, python_argv
-from service.agent.runtime import Exit, Handle, Outcome, Progress
+from service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
 
 FAIL_AT = "fail-at"
 """The only command that a replayed job knows: ``fail-at N`` fails once N iterations are done."""
@@ -30,7 +31,10 @@ class ReplayRuntime:
         if not (self.clock_factor > 0 and self.checkpoint_s > 0):
             raise InvalidInput("clock_factor, checkpoint_s", "must be above 0")
 
-    def start(self, gang: Gang, directory: Path, checkpoints: Path) -> Handle:
+    def start(
+        self, gang: Gang, directory: Path, checkpoints: Path,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> Handle:  # fmt: skip
         """Start the job's process. Raises InvalidInput (another command than ``fail-at N``), OSError."""
         if not gang.iter_time_s > 0:
             raise InvalidInput("iter_time_s", f"must be above 0, not {gang.iter_time_s}")
@@ -47,6 +51,7 @@ class ReplayRuntime:
             identity=directory / "process.json",
             errors=directory / "errors.log",
             blocked=replay_job.STOP,
+            environment=environment,
         )
         return ReplayHandle(process, directory)
 

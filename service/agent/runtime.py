@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from service.agent.gangs import Gang
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+"""No variables."""
 
 
 class Outcome(StrEnum):
@@ -65,8 +70,13 @@ class Runtime(Protocol):
     checkpoint (``service.agent.checkpoint``).
     """
 
-    def start(self, gang: Gang, directory: Path, checkpoints: Path) -> Handle:
+    def start(
+        self, gang: Gang, directory: Path, checkpoints: Path,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> Handle:  # fmt: skip
         """Start ``gang``; ``directory`` exists and is its own, ``checkpoints`` is the whole job's.
+
+        Its processes find ``environment`` in theirs: how their traffic is marked.
 
         Raises:
             InvalidInput: this runtime cannot run such a gang.

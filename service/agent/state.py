@@ -6,12 +6,13 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
 from formulation.errors import NotAllowed
 from service.agent.files import read_json, write_json
-from service.agent.gangs import Gang, Key, gang_from_json, gang_to_json
+from service.agent.gangs import Gang, Key, Part, gang_from_json, gang_to_json
 from service.agent.process import boot_id
 
 
@@ -60,6 +61,12 @@ class StateDir:
         directory.mkdir()
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
+
+    def tell(self, key: Key, part: Part) -> Path:
+        """Write down a gang's part in the network plan, where its processes may read it; return the file."""
+        path = self.directory(key) / "network.json"
+        write_json(str(path), asdict(part))
+        return path
 
     def remove(self, key: Key) -> None:
         """Forget a gang."""

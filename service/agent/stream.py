@@ -15,6 +15,7 @@ import grpc.aio
 
 from formulation.errors import NotAllowed, Unavailable
 from service.agent.gangs import gang_from_message, observed_message
+from service.agent.network.carrying import settings_from_message
 from service.agent.state import StateDir
 from service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
@@ -189,7 +190,8 @@ class Link:
         self._lease.renew(message.lease_from_s)
         if message.HasField("desired") and self._lease.left_s() > 0:
             gangs = [gang_from_message(gang) for gang in message.desired.gangs]
-            self._supervisor.apply(message.desired.revision, gangs)
+            settings = settings_from_message(message.desired)
+            self._supervisor.apply(message.desired.revision, gangs, settings)
 
     async def _send(self, call: Call) -> None:
         """Tell changes at once, everything every ``inspect_s``, and that the agent lives."""
@@ -207,7 +209,12 @@ class Link:
             if self._changed.is_set():
                 self._changed.clear()
                 reports = self._supervisor.reports()
-                await self._write(call, observed_message(reports, self._supervisor.revision))
+                await self._write(
+                    call,
+                    observed_message(
+                        reports, self._supervisor.revision, self._supervisor.network_remarks
+                    ),
+                )
                 self._supervisor.told(reports)
                 await asyncio.sleep(CHANGE_GAP_S)
             wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()

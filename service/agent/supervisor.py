@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from formulation.errors import TesseraError
+from formulation.network.tags import Settings
 from service.agent.gangs import LIVE, Gang, Key, Phase, Report
+from service.agent.network.carrying import Carrying
 from service.agent.runtime import Exit, Handle, Outcome, Progress, Runtime
 from service.agent.state import StateDir
 
 log = logging.getLogger(__name__)
+
+PART = "TESSERA_NETWORK"
+"""Names the file with a job's part in the network plan: its level of so many, its tag, its paths. It is
+replaced when they change."""
 
 START_BATCH = 8
 """Gangs that are started in one go; between two batches the agent speaks with its server."""
@@ -85,18 +91,22 @@ class Supervisor:
     """Does what ``reconcile`` says, and keeps the record of it on disk.
 
     ``spawn`` runs a coroutine beside the caller and must not lose its errors; ``changed`` is called
-    whenever ``reports`` would say something new. All methods belong to one event loop.
+    whenever ``reports`` or ``network_remarks`` would say something new. All methods belong to one event loop.
     """
 
     def __init__(
         self, runtime: Runtime, state: StateDir, *, grace_s: float,
         spawn: Callable[[Coroutine[Any, Any, None]], object], changed: Callable[[], None],
+        network: Carrying | None = None,
     ) -> None:  # fmt: skip
         self._runtime = runtime
         self._state = state
         self._grace_s = grace_s
         self._spawn = spawn
         self._changed = changed
+        self._network = network
+        if network is not None:
+            network.tell(self._network_told)
         self._here: dict[Key, Local] = {}
         self._desired: Sequence[Gang] | None = None
         self._closing = False
@@ -116,8 +126,17 @@ class Supervisor:
             log.info("adopted %s", _name(gang.key), extra={"action": "adopt"})
             self._follow(local)
 
-    def apply(self, revision: int, gangs: Sequence[Gang]) -> None:
-        """Make ``gangs``, and nothing else, run here. An older revision than the newest is ignored."""
+    @property
+    def network_remarks(self) -> tuple[str, ...]:
+        """Return what keeps the network plan from having an effect here, in sentences."""
+        return self._network.remarks if self._network is not None else ()
+
+    def apply(self, revision: int, gangs: Sequence[Gang], settings: Settings | None = None) -> None:
+        """Make ``gangs``, and nothing else, run here. An older revision than the newest is ignored.
+
+        ``settings``: what interfaces are to do with their traffic, before any of them starts. A gang whose
+        part in the network plan is another goes on, and is told.
+        """
         if revision < self.revision:
             log.warning(
                 "ignored desired state %d: %d was seen before", revision, self.revision,
@@ -128,6 +147,10 @@ class Supervisor:
             self._changed()
         self.revision = revision
         self._desired = [gang for gang in gangs if gang.shares]
+        if self._network is not None:
+            self._network.desired(settings)
+        for gang in self._desired:
+            self._tell(gang)
         self._reconcile()
 
     def stop_all(self) -> None:
@@ -175,13 +198,14 @@ class Supervisor:
             self._forget(key)
         for key in plan.stop:
             self._stop(self._here[key])
-        for gang in plan.start[:START_BATCH]:
+        ready = plan.start if self._network is None or self._network.settled else ()
+        for gang in ready[:START_BATCH]:
             self._start(gang)
-        if len(plan.start) > START_BATCH:
+        if len(ready) > START_BATCH:
             asyncio.get_running_loop().call_soon(self._reconcile)
         for key in plan.waiting:
             log.info("%s waits for its GPUs", _name(key), extra={"action": "wait"})
-        if plan.forget or plan.stop or plan.start:
+        if plan.forget or plan.stop or ready:
             self._changed()
 
     def _start(self, gang: Gang) -> None:
@@ -189,15 +213,45 @@ class Supervisor:
         self._here[gang.key] = local
         try:
             directory = self._state.add(gang)
+            environment = self._environment(gang)
             if gang.led_here:
                 checkpoints = self._state.checkpoints(gang.job)
-                local.handle = self._runtime.start(gang, directory, checkpoints)
+                local.handle = self._runtime.start(gang, directory, checkpoints, environment)
         except (TesseraError, OSError) as error:
             local.phase, local.error = Phase.FAILED, str(error)
             log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
             return
         log.info("started %s", _name(gang.key), extra={"action": "start"})
         self._follow(local)
+
+    def _environment(self, gang: Gang) -> dict[str, str]:
+        """Return what its processes must find in their environment, for its part in the network plan."""
+        if self._network is None or gang.network is None:
+            return {}
+        file = self._state.tell(gang.key, gang.network)
+        return {**self._network.environment(gang.job), PART: str(file)}
+
+    def _tell(self, gang: Gang) -> None:
+        """Let a gang that is here know its part in the network plan, if that is another."""
+        local = self._here.get(gang.key)
+        if self._network is None or gang.network is None or local is None:
+            return
+        if local.gang.network == gang.network:
+            return
+        local.gang = replace(local.gang, network=gang.network)
+        try:
+            self._state.tell(gang.key, gang.network)
+        except OSError as error:
+            log.warning(
+                "%s is not told its part in the network: %s", _name(gang.key), error,
+                extra={"action": "network"},
+            )  # fmt: skip
+
+    def _network_told(self) -> None:
+        """Go on with gangs that waited for the map, and say what is wrong with the network."""
+        self._changed()
+        if self._desired is not None:
+            self._reconcile()
 
     def _stop(self, local: Local) -> None:
         log.info("stopping %s", _name(local.gang.key), extra={"action": "stop"})

@@ -39,11 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--netns", default="", help="network namespace of the interfaces")
     add("--discipline", default="htb", choices=("htb", "prio"), help="for tc")
     add("--link-bit-per-s", type=int, default=0, help="for tc with htb")
-    add(
-        "--priorities",
-        default="0,1,2,3,4,5,6,7",
-        help="that jobs may use, the one served last first",
-    )
+    add("--queue-pairs", type=int, default=0, help="NCCL_IB_QPS_PER_CONNECTION; 0: leave it")
 
 
 def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
@@ -107,7 +103,11 @@ def _parser() -> argparse.ArgumentParser:
         help="plan: what apply would change; it changes nothing",
     )
     add("--settings", type=Path, help="JSON: levels, jobs and tags; for plan and apply")
-    add("--queue-pairs", type=int, default=0, help="NCCL_IB_QPS_PER_CONNECTION; 0: leave it")
+    add(
+        "--priorities",
+        default="0,1,2,3,4,5,6,7",
+        help="that jobs may use, the one served last first",
+    )
     add_options(parser)
     return parser
 

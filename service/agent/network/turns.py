@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from pathlib import Path
 from formulation.errors import InvalidInput
 
 DIRECTORY = Path("/dev/shm/tessera-pcie")  # noqa: S108 - jobs of one host share it on purpose
+SHARED = 0o1777
 
 
 def prepare(directory: Path = DIRECTORY) -> Path:
     """Make the directory, for jobs of all users; the agent's part. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o1777)
+    if stat.S_IMODE(directory.stat().st_mode) != SHARED:  # else another user's agent made it
+        directory.chmod(SHARED)
     return directory
 
 

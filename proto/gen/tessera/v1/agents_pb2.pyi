@@ -144,19 +144,25 @@ class Observed(_message.Message):
 
     GANGS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    NETWORK_REMARKS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The revision of the desired state that this was observed under."""
     @_builtins.property
     def gangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedGang]: ...
+    @_builtins.property
+    def network_remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What keeps the network plan from having an effect on these nodes, in sentences; empty: nothing known."""
+
     def __init__(
         self,
         *,
         gangs: _abc.Iterable[Global___ObservedGang] | None = ...,
         revision: _builtins.int = ...,
+        network_remarks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "network_remarks", b"network_remarks", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,151 @@
+"""Carries the servers' map out beside the agent's event loop: what fails here is said, and stops no job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+from formulation.errors import TesseraError
+from formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, Settings
+from service.agent.network import turns
+from service.agent.network.node import NodeNetwork
+from tessera.v1 import agents_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 10.0
+"""How long gangs wait for the map that they should find; a tool that hangs must not hold them."""
+
+AGAIN_S: Final = 60.0
+"""Between two looks at an unchanged map: it may have failed, or another program may have changed it."""
+
+
+class Carrying:
+    """Keeps the interfaces of this agent's nodes to the newest settings.
+
+    ``nodes`` are tried apart, so that one interface that refuses hides no other. ``spawn`` as the
+    supervisor's. ``prepare`` makes what the host's jobs share for their turns on PCIe links. All methods
+    belong to one event loop; commands run in threads.
+    """
+
+    def __init__(
+        self, nodes: Sequence[NodeNetwork], *, clock: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        prepare: Callable[[], object] = turns.prepare, patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
+        self._nodes = tuple(nodes)
+        self._clock, self._spawn, self._prepare = clock, spawn, prepare
+        self._patience_s = patience_s
+        self._settings: Settings | None = None  # None: no server has spoken of a network yet
+        self._again_s = 0.0
+        self._newer = False  # the settings are others than those that are being carried out
+        self._busy = False
+        self._told: Callable[[], None] = lambda: None
+        self.settled = True
+        self.remarks: tuple[str, ...] = ()
+        """What keeps the settings from having an effect here, in sentences."""
+
+    def tell(self, told: Callable[[], None]) -> None:
+        """Call ``told`` whenever ``settled`` has become true or ``remarks`` are others."""
+        self._told = told
+
+    def desired(self, settings: Settings | None) -> None:
+        """Begin to carry ``settings`` out; until that is done, or given up, ``settled`` is false.
+
+        None: the servers have no plan. What interfaces do with the tags of jobs that run stays then.
+        """
+        if settings is None:
+            if self._settings is None:
+                return
+            settings = Settings(tags={}, priorities={})
+        if settings == self._settings and self._clock() < self._again_s:
+            return
+        if settings != self._settings:
+            self.settled = False
+            asyncio.get_running_loop().call_later(self._patience_s, self._give_up, settings)
+        self._settings, self._newer = settings, True
+        self._again_s = self._clock() + AGAIN_S
+        if not self._busy:
+            self._busy = True
+            self._spawn(self._carry_out())
+
+    def environment(self, job: str) -> Mapping[str, str]:
+        """Return what the processes of ``job`` must find in their environment; empty: it has no tag."""
+        return self._nodes[0].environment(job) if self._nodes else {}
+
+    async def _carry_out(self) -> None:
+        try:
+            while self._newer and self._settings is not None:
+                self._newer = False
+                wanted = self._settings
+                said = await asyncio.gather(
+                    asyncio.to_thread(self._prepared), *(self._on(node, wanted) for node in self._nodes)
+                )  # fmt: skip
+                self._say(tuple(dict.fromkeys(text for each in said for text in each)))
+        except Exception:  # the outermost guard of this task: jobs do not end with their network
+            log.exception("the network is left as it is", extra={"action": "network"})
+        finally:
+            self._busy = False
+            self.settled = True
+        self._told()
+
+    async def _on(self, node: NodeNetwork, settings: Settings) -> tuple[str, ...]:
+        """Carry ``settings`` out on a node's interfaces; return what is wrong there."""
+        try:
+            await asyncio.to_thread(node.desired, settings)
+            while (wait_s := await asyncio.to_thread(node.advance)) is not None:
+                await asyncio.sleep(wait_s)
+            return await asyncio.to_thread(node.findings)
+        except (TesseraError, OSError) as error:
+            return (str(error),)
+
+    def _prepared(self) -> tuple[str, ...]:
+        try:
+            self._prepare()
+        except OSError as error:
+            return (f"jobs cannot take turns on PCIe links: {error}",)
+        return ()
+
+    def _say(self, remarks: tuple[str, ...]) -> None:
+        """Keep ``remarks``, and log those that are new."""
+        for text in remarks:
+            if text not in self.remarks:
+                log.warning("%s", text, extra={"action": "network"})
+        self.remarks = remarks
+
+    def _give_up(self, settings: Settings) -> None:
+        if self.settled or settings != self._settings:
+            return
+        log.warning(
+            "the map is not in force after %.0f s; jobs start without it", self._patience_s,
+            extra={"action": "network"},
+        )  # fmt: skip
+        self.settled = True
+        self._told()
+
+
+def settings_from_message(desired: pb.Desired) -> Settings | None:
+    """Return the tags of gangs and the map that a server described; None: it has no network plan.
+
+    A gang whose tag the map lacks goes without: its traffic is as unmarked traffic is.
+    """
+    if not desired.HasField("network"):
+        return None
+    told = desired.network
+    priorities = {
+        tag: priority
+        for tag, priority in sorted(told.priorities.items())
+        if 0 <= tag < CODE_POINTS and 0 <= priority < PRIORITIES
+    }
+    asked = {g.job: g.network.dscp for g in desired.gangs if g.HasField("network")}
+    control = told.control_dscp
+    return Settings(
+        tags={job: tag for job, tag in asked.items() if tag in priorities}, priorities=priorities,
+        control_tag=control if 0 <= control < CODE_POINTS else CONTROL_TAG,
+        remarks=tuple(
+            f"job {job} was given DSCP tag {tag}, for which its servers named no priority"
+            for job, tag in sorted(asked.items()) if tag >= 0 and tag not in priorities
+        ),
+    )  # fmt: skip
