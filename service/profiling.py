@@ -28,6 +28,9 @@ LAST_QUEUE: Final = 100
 NOMINAL_S: Final = 60.0
 """Of a size, for rounds to reckon with; nothing depends on it."""
 
+TASKS: Final = Workload(model=PROFILING, params="", global_batch=100_000)
+"""What all tasks train, so to say; of so large a batch that a sum of raw samples/s sees them."""
+
 Value = int | float | str
 
 
@@ -189,7 +192,7 @@ def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> 
     }  # fmt: skip
     return JobSpec(
         name=task_name(workload, step, gpu_type),
-        workload=Workload(model=PROFILING, params="", global_batch=1),
+        workload=TASKS,
         iterations=len(sizes), requested_gpus=1, requested_type=gpu_type, pinned_type=True,
         tenant=PROFILING, queue=LAST_QUEUE, weight=LEAST_WEIGHT, restart_s=0.0, max_retries=1,
         command=(json.dumps(task, sort_keys=True),),
@@ -201,7 +204,7 @@ def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
     """Return the Cells that all tasks run on: one GPU of a type."""
     return [
         EstimateRecord(
-            workload=Workload(model=PROFILING, params="", global_batch=1), gpu_type=gpu_type, gpus=1,
+            workload=TASKS, gpu_type=gpu_type, gpus=1,
             nodes=1, pipeline_degree=1, plan="", iter_time_s=NOMINAL_S, source=Source.ANALYTIC,
             provenance="nominal: of one size of a profiling task",
         )

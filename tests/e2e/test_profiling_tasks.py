@@ -231,9 +231,7 @@ async def test_a_step_that_fails_on_the_node_leaves_the_estimates_analytic_and_s
     assert {c.source for c in cells} == {estimates_pb2.ANALYTIC}
 
 
-async def test_without_a_request_nothing_is_profiled_and_with_the_setting_everything_is(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_without_a_request_nothing_is_profiled(database: Database, tmp_path: Path) -> None:
     async with a_system(database, tmp_path) as user:
         await user.describe(STEP)
         await user.submit("j", requested_gpus=1)
@@ -243,9 +241,14 @@ async def test_without_a_request_nothing_is_profiled_and_with_the_setting_everyt
 
         await until(has_cells)
         found = await user.profiling()
-        assert not found.asked
-        assert not found.tasks
+    assert not found.asked
+    assert not found.tasks
+
+
+async def test_a_server_may_ask_for_all(database: Database, tmp_path: Path) -> None:
     async with a_system(database, tmp_path, profile=True) as user:
+        await user.describe(STEP)
+        await user.submit("j", requested_gpus=1)
         await user.reaches(TASK.WAITS)
         assert (await user.profiling()).asked
 

@@ -11,8 +11,8 @@ import pytest
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
-from formulation.snapshot import PROFILING, Snapshot, Workload
-from service.profiling import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S
+from formulation.snapshot import Snapshot
+from service.profiling import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASKS
 from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.policies.base import Scheduler
@@ -48,8 +48,7 @@ def a_cluster(gpus: int, *jobs: dict[str, Any], **rest: Any) -> Snapshot:
         nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, workloads=2, **rest
     )
     kinds = tuple(replace(t, dollars_per_hour=1.0) for t in found.gpu_types)
-    task = Workload(model=PROFILING, params="", global_batch=1)
-    return replace(found, gpu_types=kinds, workloads=(found.workloads[0], task))
+    return replace(found, gpu_types=kinds, workloads=(found.workloads[0], TASKS))
 
 
 def running(snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = None) -> set[str]:
@@ -63,6 +62,12 @@ def running(snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = No
 def test_a_task_runs_where_a_gpu_is_idle(objective: str) -> None:
     snapshot = a_cluster(3, a_job("real"), a_task())
     assert running(snapshot, Policy(objective=objective)) == {"real", "task"}
+
+
+def test_a_task_runs_where_raw_samples_are_summed_too() -> None:
+    snapshot, policy = a_cluster(3, a_job("real"), a_task()), Policy(raw_throughput=True)
+    assert running(snapshot, policy) == {"real", "task"}
+    assert running(a_cluster(1, a_task(), a_job("real", weight=0.01)), policy) == {"real"}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
