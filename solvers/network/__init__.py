@@ -1,1 +1,1 @@
-"""The network: which paths jobs take and who is served first where they meet (Crux), judged on a fluid model."""
+"""The network: which paths jobs take, who is served first where they meet (Crux); judged on a fluid model."""

@@ -7,14 +7,19 @@ from formulation.network.plan import NetworkPlan
 from solvers.network.replan import Options, Variant, replan
 
 
+def _published(variant: Variant, seed: int) -> Options:
+    """Return options without what is ours beyond the paper."""
+    return Options(variant=variant, swap_jobs=0, trials=0, margin=0.0, seed=seed)
+
+
 def pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return hashed paths and a level for each job."""
-    return replan(contention, levels=levels, options=Options(variant=Variant.PA, seed=seed))
+    """Return hashed paths and a level for each job, as published."""
+    return replan(contention, levels=levels, options=_published(Variant.PA, seed))
 
 
 def ps_pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return chosen paths and a level for each job."""
-    return replan(contention, levels=levels, options=Options(variant=Variant.PS_PA, seed=seed))
+    """Return chosen paths and a level for each job, as published."""
+    return replan(contention, levels=levels, options=_published(Variant.PS_PA, seed))
 
 
 def full(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
@@ -23,6 +28,5 @@ def full(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
 
 
 def paper(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return chosen paths and compressed levels, without what is ours beyond the paper."""
-    options = Options(swap_jobs=0, trials=0, margin=0.0, seed=seed)
-    return replan(contention, levels=levels, options=options)
+    """Return chosen paths and compressed levels, as published."""
+    return replan(contention, levels=levels, options=_published(Variant.FULL, seed))
