@@ -1,0 +1,193 @@
+"""The best paths and levels of a few jobs, by trying them all on the fluid engine.
+
+Jobs that meet nobody, directly or through others, are played apart, and what a group of jobs does on the same
+links is played once, whichever choice of paths it belongs to. So five jobs with two paths each take about a
+thousand runs instead of 32 paths times 541 orders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Bools, Floats, Ints
+from solvers.network.fluid import meetings, works
+from solvers.network.swaps import compact
+
+MOST_JOBS: Final = 6
+MOST_CHOICES: Final = 4_096
+TOLERANCE: Final = 2e-3
+"""How much work may differ, as a share, when the window is twice as long, for ``SETTLED`` of all entries."""
+SETTLED: Final = 0.99
+PERIODS: Final = 100
+"""Iterations of the slowest job in the shortest window, after a fifth as many that do not count."""
+DOUBLINGS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What assignments are judged over."""
+
+    horizon_s: float
+    warm_s: float
+
+    def doubled(self) -> Span:
+        """Return one twice as long."""
+        return Span(horizon_s=2 * self.horizon_s, warm_s=2 * self.warm_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Space:
+    """All that can be decided about a few jobs, and the work that it does."""
+
+    contention: Contention
+    chosen: Ints  # (V, B) every choice of paths
+    level: Ints  # (A, J) every way to order jobs, equals allowed; levels used are 0 to highest
+    work: Floats  # (V, A) flop a second
+    span: Span
+    drift: (
+        float  # how much work changed, as a share, since a window half as long: SETTLED's quantile
+    )
+
+    def within(self, levels: int) -> Bools:
+        """Return which assignments need so many levels at most, (A,)."""
+        found: Bools = self.level.max(axis=1) < levels
+        return found
+
+    def strict(self) -> Bools:
+        """Return which assignments give each job a level of its own, (A,)."""
+        found: Bools = self.level.max(axis=1) == self.level.shape[1] - 1
+        return found
+
+    def best(self, allowed: Bools) -> tuple[int, int]:
+        """Return the choice of paths and the assignment that do most work among those allowed, (A,)."""
+        work = np.where(allowed, self.work, -np.inf)
+        at = int(np.argmax(work))
+        return at // work.shape[1], at % work.shape[1]
+
+    def path(self, chosen: Ints) -> int:
+        """Return the number of a choice of paths. Raises InvalidInput: there is none such."""
+        return _row(self.chosen, chosen, "chosen")
+
+    def assignment(self, level: Ints) -> int:
+        """Return the number of the assignment that orders jobs as these levels do."""
+        return _row(self.level, dense(level[None])[0], "level")
+
+    def of(self, plan: NetworkPlan) -> float:
+        """Return the work of a plan, flop a second; its time shifts do not count."""
+        return float(self.work[self.path(plan.chosen), self.assignment(plan.level)])
+
+
+def space_of(contention: Contention, *, tolerance: float = TOLERANCE) -> Space:
+    """Return all choices of paths with all assignments of levels.
+
+    The window is doubled until ``SETTLED`` of all entries differ by at most ``tolerance`` from what they
+    were, ``DOUBLINGS`` times at most; ``drift`` says what remained.
+
+    Raises:
+        InvalidInput: there are too many to be tried.
+    """
+    c = contention
+    most = np.diff(c.candidate_start).tolist()
+    if len(c.jobs) > MOST_JOBS or prod(most) > MOST_CHOICES:
+        raise InvalidInput(
+            "contention", f"has {len(c.jobs)} jobs and {prod(most)} choices of paths; at most"
+            f" {MOST_JOBS} and {MOST_CHOICES} can be tried",
+        )  # fmt: skip
+    chosen = np.array(list(product(*map(range, most))), np.int64).reshape(-1, len(most))
+    demands = [demand_of(c, row) for row in chosen]
+    slowest_s = max(float(demand.alone_s.max()) for demand in demands)
+    span = Span(horizon_s=PERIODS * slowest_s, warm_s=PERIODS / 5 * slowest_s)
+    work, drift = _works(demands, span), np.inf
+    for _ in range(DOUBLINGS):
+        span, before = span.doubled(), work
+        work = _works(demands, span)
+        drift = float(np.quantile(np.abs(work / before - 1), SETTLED))
+        if drift <= tolerance:
+            break
+    return Space(
+        contention=c, chosen=chosen, level=weak_orders(len(c.jobs)), work=work, span=span,
+        drift=drift,
+    )  # fmt: skip
+
+
+def works_of(demand: Demand, span: Span) -> Floats:
+    """Return the work of all assignments on given paths, flop a second, (A,)."""
+    found: Floats = _works([demand], span)[0]
+    return found
+
+
+def without_inversion(demand: Demand, order: Ints, level: Ints) -> Bools:
+    """Return under which levels, (A, J), no link serves the less urgent of two jobs first, (A,)."""
+    uses = np.zeros((demand.jobs, demand.links), np.bool_)
+    uses[demand.job, demand.link] = True
+    found = np.ones(len(level), np.bool_)
+    for place, job in enumerate(order.tolist()):
+        for other in order[place + 1 :].tolist():
+            if (uses[job] & uses[other]).any():
+                found &= level[:, job] >= level[:, other]
+    return found
+
+
+@cache
+def weak_orders(jobs: int) -> Ints:
+    """Return every way to order jobs, equals allowed, as levels, (A, J); levels used are 0 to highest."""
+    every = np.array(list(product(range(jobs), repeat=jobs)), np.int64).reshape(-1, jobs)
+    found: Ints = every[(dense(every) == every).all(axis=1)]
+    return found
+
+
+def dense(level: Ints) -> Ints:
+    """Return levels that order the jobs of each row alike, used from 0 on without gaps, (A, J)."""
+    values = np.sort(level, axis=1)
+    rises = np.zeros_like(values)
+    rises[:, 1:] = np.cumsum(np.diff(values, axis=1) > 0, axis=1)
+    place = (level[:, :, None] > values[:, None, :]).sum(axis=2)
+    found: Ints = np.take_along_axis(rises, place, axis=1)
+    return found
+
+
+def _works(demands: list[Demand], span: Span) -> Floats:
+    """Return the work of all assignments, (A,), on each of the demands, which are of the same jobs."""
+    jobs = demands[0].jobs
+    known: dict[tuple[object, ...], Floats] = {}
+    found = np.zeros((len(demands), len(weak_orders(jobs))))
+    for row, demand in zip(found, demands, strict=True):
+        met = meetings(demand)
+        lone = np.setdiff1d(np.arange(jobs), np.concatenate([*met, np.zeros(0, np.int64)]))
+        for group in [*met, *lone.reshape(-1, 1)]:
+            part = compact(demand, group)
+            links = (part.link_start, part.link, part.busy_s, part.delay_s)
+            key = (*group.tolist(), *(each.tobytes() for each in links))
+            if key not in known:
+                known[key] = works(
+                    part, weak_orders(len(group)), horizon_s=span.horizon_s, warm_s=span.warm_s
+                )
+            row += known[key][_among(jobs, tuple(group.tolist()))]
+    return found
+
+
+@cache
+def _among(jobs: int, group: tuple[int, ...]) -> Ints:
+    """Return for each assignment of all jobs which one it is of the group's, (A,)."""
+    rows = dense(weak_orders(jobs)[:, group])
+    key = len(group) ** np.arange(len(group))
+    at = np.zeros(len(group) ** len(group), np.int64)
+    at[weak_orders(len(group)) @ key] = np.arange(len(weak_orders(len(group))))
+    found: Ints = at[rows @ key]
+    return found
+
+
+def _row(rows: Ints, wanted: Ints, what: str) -> int:
+    fits = len(wanted) == rows.shape[1] and (rows == wanted).all(axis=1)
+    if not np.any(fits):
+        raise InvalidInput(what, "is none of those that were tried")
+    return int(np.argmax(fits))
