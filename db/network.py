@@ -75,7 +75,7 @@ _EPOCH = sa.text("SELECT epoch, last_round FROM clusters WHERE id = :cluster")
 _IN_FORCE = sa.text("""
 SELECT j.name, s.generation, s.rank, s.level, s.tag, s.document
 FROM standings s JOIN jobs j ON j.id = s.job_id AND j.generation = s.generation
-WHERE j.cluster_id = :cluster ORDER BY s.rank, j.id
+WHERE j.cluster_id = :cluster AND (:job = '' OR j.name = :job) ORDER BY s.rank, j.id
 """)
 
 
@@ -174,14 +174,19 @@ def plans(
     ]
 
 
-def in_force(connection: sa.Connection, cluster: str) -> NetworkPlanRecord:
-    """Return the plan in force with its decisions. Raises NotFound: the cluster, or there is none yet."""
+def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkPlanRecord:
+    """Return the plan in force with its decisions; ``job``: with that job's only.
+
+    Raises:
+        NotFound: the cluster, or there is none yet.
+    """
     found = plans(connection, cluster, 0, 1)
     if not found:
         topology(connection, cluster)
         raise NotFound(f"clusters/{cluster}/networkPlans/-")
     last = found[0]
-    rows = connection.execute(_IN_FORCE, {"cluster": cluster_id(connection, cluster)}).mappings()
+    values = {"cluster": cluster_id(connection, cluster), "job": job}
+    rows = connection.execute(_IN_FORCE, values).mappings()
     decisions = tuple(map(decision_from, rows))
     return NetworkPlanRecord(
         number=last.number, planned_s=last.planned_s, cause=last.cause, round=last.round,

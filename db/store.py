@@ -188,10 +188,10 @@ class PostgresStore:
         """Put a plan made between rounds in force."""
         return self._database.write(lambda c: network.commit(c, plan))
 
-    def network_in_force(self, cluster: str) -> NetworkPlanRecord:
+    def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
         """Return the network plan in force."""
         with self._database.read() as connection:
-            return network.in_force(connection, cluster)
+            return network.in_force(connection, cluster, job)
 
     def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
         """Return network plans, newest first."""

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from formulation.decisions import CHANGES_GPUS, Decision
+from formulation.errors import InvalidInput
 from formulation.lifecycle import ACTIVE
 from formulation.network import document
 from formulation.network.check import network_violations
@@ -77,8 +78,8 @@ def running_now(snapshot: Snapshot) -> list[Running]:
 def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> NetworkOutcome:
     """Return paths, levels and tags of the jobs that run on the snapshot's network.
 
-    Jobs of whose Cell nothing is known, or whose hosts the topology lacks, have no part in it; that is said
-    of each.
+    Jobs of whose Cell nothing is known, or whose hosts the topology lacks, have no part in it; nor has any
+    where it has no path between two of a job's GPUs. That is said of each.
 
     Raises:
         InvalidInput: the topology describes none, or the options are beyond what it has.
@@ -93,8 +94,13 @@ def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy)
         )
         for r in running if r.job in traffics
     ]  # fmt: skip
+    unplanned: dict[str, str] = {}
     with _LOCK:  # routes remember what they found
-        c, notes = contention(topology, jobs, routes=routes)
+        try:
+            c, notes = contention(topology, jobs, routes=routes)
+        except InvalidInput as wrong:  # a round must not fail for it
+            unplanned = {job.name: f"the network cannot be planned: {wrong}" for job in jobs}
+            c, notes = contention(topology, [], routes=routes)
     rank = snapshot.standing.rank
     standing = snapshot.standing.job[np.argsort(rank, kind="stable")].tolist()
     earlier = [names[job] for job in standing if job >= 0]
@@ -102,7 +108,7 @@ def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy)
         c, levels=policy.network_levels, options=Options(floor=policy.network_floor),
         earlier=earlier,
     )  # fmt: skip
-    said = unknown | {job: note for job, note in notes if job}
+    said = unknown | unplanned | {job: note for job, note in notes if job}
     demand = demand_of(c, plan.chosen)
     tags, remarks = _tags(snapshot, running, c, demand, plan)
     return NetworkOutcome(

@@ -281,8 +281,12 @@ class Store(Rounds, Protocol):
         """
         ...
 
-    def network_in_force(self, cluster: str) -> NetworkPlanRecord:
-        """Return the network plan in force, by rank. Raises NotFound: the cluster, its network, a plan."""
+    def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
+        """Return the network plan in force, by rank; ``job``: of its decisions only that job's.
+
+        Raises:
+            NotFound: the cluster, its network, or a plan.
+        """
         ...
 
     def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:

@@ -19,6 +19,7 @@ from tessera.v1 import (
     clusters_pb2_grpc,
     estimates_pb2_grpc,
     jobs_pb2_grpc,
+    networks_pb2_grpc,
     scheduler_pb2_grpc,
     tenants_pb2_grpc,
 )
@@ -101,6 +102,7 @@ class Client:
         self.clusters = clusters_pb2_grpc.ClustersStub(channel)
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
         self.jobs = jobs_pb2_grpc.JobsStub(channel)
+        self.networks = networks_pb2_grpc.NetworksStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         self.tenants = tenants_pb2_grpc.TenantsStub(channel)
 

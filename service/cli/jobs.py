@@ -15,6 +15,7 @@ from service.cli import jobfile, limits, options, yamlfile
 from service.cli.client import Client, connect, new_request_id, now
 from service.cli.jobview import job_columns, show_job, show_jobs
 from service.cli.names import full_name, parent, short
+from service.cli.networks import said_of
 from service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -178,10 +179,11 @@ def show(
         history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=full))
         request = estimates_pb2.GetProfilingRequest(parent=parent(cluster), workload=job.workload)
         profiling = client.call(client.estimates.GetProfiling, request)
+        network = said_of(client, job.name.partition("/jobs/")[0], job)
     if output is Output.NAME:
         line(job.name)
     elif not show_message(job, output):
-        show_job(job, now(), history.events, profiling)
+        show_job(job, now(), history.events, profiling, network)
 
 
 def changes(

@@ -72,10 +72,14 @@ def show_job(
     now: Timestamp,
     history: Sequence[jobs_pb2.JobEvent] = (),
     profiling: estimates_pb2.Profiling | None = None,
+    network: str = "",
 ) -> None:
-    """Print everything about a job, why it waits or was rejected, and the latest of its ``history``."""
+    """Print everything about a job, why it waits or was rejected, and the latest of its ``history``.
+
+    ``network``: its part in the network plan.
+    """
     facts = (
-        *_asked(job), *_stands(job, now), *_runs_on(job.allocation), *_why(job),
+        *_asked(job), *_stands(job, now), *_runs_on(job.allocation), ("network", network), *_why(job),
         *profiled(job, profiling or estimates_pb2.Profiling()),
     )  # fmt: skip
     show_facts((*facts, *_history(history)))

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from service.cli import clusters, jobchanges, jobs, models, rounds, tenants
+from service.cli import clusters, jobchanges, jobs, models, networks, rounds, tenants
 from service.cli.client import CallFailed, Exit
 from service.cli.render import complain, line
 
@@ -43,7 +43,9 @@ _BUILT_IN: Final = {
         "Bring in how fast workloads run, and traces of jobs.",
         "Clusters",
     ),
-    "topology": Later("service.cli.topology:add", "Look at a network, with no server.", "Clusters"),
+    "topology": Later(
+        "service.cli.topology:add", "Describe a cluster's network, or look at one.", "Clusters"
+    ),
     "estimate": Later(
         "service.cli.estimate:add",
         "Estimate how fast a model trains on GPUs, with no server and no GPU.",
@@ -175,7 +177,7 @@ def top(
     """Tessera schedules the training of large models on clusters of different GPUs."""
 
 
-for _module in (jobs, jobchanges, rounds, clusters, tenants, models):
+for _module in (jobs, jobchanges, rounds, networks, clusters, tenants, models):
     _module.add(app)
 
 

@@ -20,6 +20,7 @@ from service.cli.options import (
     OutputOption,
     Server,
     ValidateOnly,
+    refuse_options,
 )
 from service.cli.render import Column, line, note, number, show_message, show_table
 from tessera.v1.estimates_pb2 import (
@@ -67,7 +68,7 @@ def list_models(
     Jobs of a known model get estimates by themselves.
     """
     if context.invoked_subcommand is not None:
-        _refuse_options(context)
+        refuse_options(context)
         return
     with connect(server) as client:
         request = ListModelsRequest(parent=parent(cluster), with_published=published)
@@ -79,16 +80,6 @@ def list_models(
             f"cluster {short(parent(cluster))} has no models of its own: `tessera models add` describes one,"
             " `tessera models --published` lists those of this release"
         )
-
-
-def _refuse_options(context: typer.Context) -> None:
-    """Refuse options before the name of a command: they would silently not count."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise InvalidInput(
-                f"--{name}", f"goes after `{context.invoked_subcommand}`, if it takes it"
-            )
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:

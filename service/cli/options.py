@@ -169,6 +169,16 @@ def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
     return dict(label(where, text) for text in texts or ())
 
 
+def refuse_options(context: typer.Context) -> None:
+    """Refuse options before the name of a command: they would silently not count."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                f"--{name}", f"goes after `{context.invoked_subcommand}`, if it takes it"
+            )
+
+
 def with_options(
     command: Callable[..., Found], parameter: str, asked: Callable[..., object], epilog: str = ""
 ) -> Callable[..., Found]:

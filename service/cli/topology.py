@@ -1,9 +1,10 @@
-"""``tessera topology``: look at a network as a file describes it, with no server."""
+"""``tessera topology``: describe a cluster's network, or look at it, or at what a file describes."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,12 +18,27 @@ from formulation.network.measures import LinkKind, bisection_bytes_per_s, link_k
 from formulation.network.routes import MOST, Routes
 from formulation.network.topology import Tier, Topology
 from service.cli import yamlfile
-from service.cli.render import Column, line, note, number, show_facts, show_table
+from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
+from service.cli.names import parent
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+)
+from service.cli.render import Column, line, note, number, show_facts, show_message, show_table
+from tessera.v1 import networks_pb2
 
 WORDS: Final = {
     Tier.GPU: "GPU", Tier.NVSWITCH: "NVSwitch", Tier.PCIE: "PCIe switch", Tier.NIC: "NIC", Tier.TOR: "ToR",
     Tier.AGGREGATION: "aggregation", Tier.CORE: "core",
 }  # fmt: skip
+
+MOST_LISTED: Final = 20
+"""Hosts and nodes that do not fit, as many as the server sends."""
 
 TIERS: Final = (
     Column[tuple[Tier, int]]("TIER", lambda t: WORDS[t[0]]),
@@ -39,14 +55,17 @@ LINKS: Final = (
 
 def add(app: typer.Typer) -> None:
     """Add the commands on topologies."""
-    group = typer.Typer(help="Look at a network, with no server.", no_args_is_help=True)
+    group = typer.Typer(help=_group.__doc__, no_args_is_help=True)
     group.callback()(_group)
     group.command("show")(show)
+    group.command("get")(get)
+    group.command("set")(put)
+    group.command("delete")(delete)
     app.add_typer(group, name="topology", rich_help_panel="Clusters")
 
 
 def _group() -> None:
-    """Look at a network, with no server."""
+    """Describe a cluster's network, or look at one."""
 
 
 def read_topology(source: str) -> tuple[Topology, list[str]]:
@@ -57,16 +76,22 @@ def read_topology(source: str) -> tuple[Topology, list[str]]:
     Raises:
         InvalidInput: names the file and the field, and says what is allowed.
     """
+    document = read_document(source)
+    try:
+        return read(document), assumptions(document)
+    except InvalidInput as wrong:
+        raise InvalidInput(source, str(wrong)) from wrong
+
+
+def read_document(source: str) -> object:
+    """Return the document of a YAML or JSON file, with the rows that it names. Raises InvalidInput."""
     found = yamlfile.documents(yamlfile.read(source), source)
     if len(found) != 1:
         raise InvalidInput(source, f"must hold one topology, not {len(found)}")
     document = found[0]
     if isinstance(document, dict) and document.get("kind") == "lingjun" and "file" in document:
-        document = _with_rows(document, source)
-    try:
-        return read(document), assumptions(document)
-    except InvalidInput as wrong:
-        raise InvalidInput(source, str(wrong)) from wrong
+        return _with_rows(document, source)
+    return document
 
 
 def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
@@ -79,7 +104,9 @@ def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def show(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A topology in YAML or JSON; '-' for stdin.")],
+    file: Annotated[str, typer.Argument(
+        metavar="[FILE]", help="A topology in YAML or JSON, '-' for stdin; left out: the cluster's.",
+        show_default=False)] = "",
     paths: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -88,9 +115,14 @@ def show(
     ] = None,
     most: Annotated[int, typer.Option(help="So many equal-cost paths at most.", min=1, max=65_536)] = MOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:  # fmt: skip
-    """Show what a topology is made of: vertices, links by speed, what its halves can send each other."""
-    topology, assumed = read_topology(file)
+    """Show what a topology is made of: vertices, links by speed, what its halves can send each other.
+
+    With a FILE no server is needed.
+    """
+    topology, assumed = read_topology(file) if file else _stored(server, cluster)
     ways: list[tuple[str, ...]] = []
     total = 0
     if paths is not None:
@@ -112,6 +144,109 @@ def show(
         note(f"{len(ways):,} of {total:,} equal-cost paths; --most lists more")
     for sentence in assumed:
         note(sentence)
+
+
+def get(
+    document: Annotated[
+        bool, typer.Option("--document", help="Print the description alone, as `set` takes it.")
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Get the description of a cluster's network, and which nodes it does not fit."""
+    with connect(server) as client:
+        found = _get(client, parent(cluster))
+    if document:
+        line(found.document)
+    else:
+        _show(found, output)
+
+
+def put(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; '-' for stdin.")],
+    etag: Annotated[
+        str, typer.Option(help="Only if the description is still the one that `get` gave this etag;"
+                               " '\"0\"': only if there is none.")
+    ] = "",
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Describe a cluster's network, or replace its description; running jobs are planned anew."""
+    described = read_document(file)
+    try:
+        read(described)
+        text = json.dumps(described, allow_nan=False)
+    except InvalidInput as wrong:
+        raise InvalidInput(file, str(wrong)) from wrong
+    except (TypeError, ValueError) as wrong:
+        raise InvalidInput(file, f"has a value that JSON cannot hold: {wrong}") from wrong
+    topology = networks_pb2.Topology(name=_name(parent(cluster)), document=text, etag=etag)
+    request = networks_pb2.UpdateTopologyRequest(
+        topology=topology, validate_only=validate_only, request_id=new_request_id()
+    )
+    with connect(server) as client:
+        found = client.call(client.networks.UpdateTopology, request)
+    _show(found, output)
+    note("valid; nothing changed" if validate_only else "the network is described")
+    for sentence in assumptions(described):
+        note(sentence)
+
+
+def delete(server: Server = DEFAULT_SERVER, cluster: Cluster = DEFAULT_CLUSTER) -> None:
+    """Forget a cluster's network and its plans; jobs go on as they are."""
+    request = networks_pb2.DeleteTopologyRequest(
+        name=_name(parent(cluster)), request_id=new_request_id()
+    )
+    with connect(server) as client:
+        client.call(client.networks.DeleteTopology, request)
+    note("the network is forgotten")
+
+
+def _get(client: Client, cluster: str) -> networks_pb2.Topology:
+    try:
+        request = networks_pb2.GetTopologyRequest(name=_name(cluster))
+        return client.call(client.networks.GetTopology, request)
+    except CallFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        hint = (
+            ""
+            if "tessera cluster apply" in str(failed)
+            else "; `tessera topology set FILE` describes it"
+        )
+        raise CallFailed(f"{failed}{hint}", failed.exit_code, failed.reason) from failed
+
+
+def _stored(server: str, cluster: str) -> tuple[Topology, list[str]]:
+    """Return the cluster's topology, and what its kind takes for granted."""
+    with connect(server) as client:
+        document = json.loads(_get(client, parent(cluster)).document)
+    return read(document), assumptions(document)
+
+
+def _name(cluster: str) -> str:
+    return f"{cluster}/topology"
+
+
+def _show(found: networks_pb2.Topology, output: Output) -> None:
+    if output is Output.NAME:
+        line(found.name)
+    elif not show_message(found, output):
+        show_facts([
+            ("topology", found.name), ("hosts", f"{found.hosts:,}"),
+            ("switches", f"{found.switches:,}"), ("links", f"{found.links:,}"), ("etag", found.etag),
+            ("no nodes", _listed(found.unknown_hosts)), ("not in it", _listed(found.missing_nodes)),
+        ])  # fmt: skip
+    if found.missing_nodes:
+        note("jobs on nodes that it lacks get no paths and levels, and count as meeting nobody")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names; the server sends no more than so many."""
+    return ", ".join(names) + (", ..." if len(names) >= MOST_LISTED else "")
 
 
 def _ways(

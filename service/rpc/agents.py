@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 import grpc.aio
 
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Messages = AsyncIterator[pb.AgentMessage]
+
+MAX_REMARKS: Final = 32
+MAX_REMARK: Final = 300
+"""Of an agent on its nodes' network: so many, of so many characters, are logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,8 @@ class Inbox:
     said_s: float = 0.0  # the same by its own clock
     spoke: bool = False  # since this was last recorded
     observed: list[Observation] = field(default_factory=list)  # oldest first
+    agent: str = ""
+    network: tuple[str, ...] = ()  # what keeps the network plan from having an effect there
 
     async def fill(self, messages: _Messages, stream: Subscription, clock: Clock) -> None:
         """Take messages in until the agent closes its side."""
@@ -85,6 +92,7 @@ class Inbox:
                 if message.WhichOneof("body") == "observed":
                     gangs = convert.to_observed("observed", message.observed)
                     self._observe(Observation(message.observed.revision, gangs))
+                    self._heed(message.observed.network_remarks)
                 self.spoke, self.spoke_s = True, clock.monotonic_s()
                 self.said_s = message.said_s
                 stream.wake()
@@ -95,6 +103,14 @@ class Inbox:
         if self.observed and newest.covers(self.observed[-1]):
             self.observed.pop()
         self.observed.append(newest)
+
+    def _heed(self, remarks: Iterable[str]) -> None:
+        """Log once what an agent says of its nodes' network."""
+        said = tuple(f"{text[:MAX_REMARK]!r}" for text in islice(remarks, MAX_REMARKS))
+        for text in said:
+            if text not in self.network:
+                log.warning("agent %s: %s", self.agent, text, extra={"action": "agent_network"})
+        self.network = said
 
 
 class AgentsServicer(agents_pb2_grpc.AgentsServicer):
@@ -162,7 +178,7 @@ class Session:
         self._own = frozenset(node.name for node in self._nodes)
         self._store, self._calls, self._clock, self._timing = store, calls, clock, timing
         now_s = clock.monotonic_s()
-        self.inbox = Inbox(spoke_s=now_s, said_s=first.said_s)
+        self.inbox = Inbox(agent=self._agent, spoke_s=now_s, said_s=first.said_s)
         self.lease_from_s = 0.0  # the agent's clock at its newest word that is recorded
         self._due_s = now_s  # when a Desired is to be sent in any case
         self._push = True  # the desired state may have changed since it was last read

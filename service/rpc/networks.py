@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from formulation.errors import NotFound
 from formulation.network import document
 from formulation.resources import TopologyRecord
 from service.network import running_now
@@ -111,7 +112,11 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
 
     def _get_plan(self, request: pb.GetNetworkPlanRequest) -> pb.NetworkPlan:
         cluster = names.parse_network_plan("name", request.name)
-        return convert.of_plan(cluster, self._store.network_in_force(cluster))
+        job = ""
+        if request.job:
+            parent, job = names.parse_job("job", request.job)
+            names.require_parent("job", parent, cluster)
+        return convert.of_plan(cluster, self._store.network_in_force(cluster, job))
 
     def _list(self, request: pb.ListNetworkPlansRequest) -> pb.ListNetworkPlansResponse:
         cluster = names.parse_cluster("parent", request.parent)
@@ -132,4 +137,7 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
             outcome = self._replanning.preview(snapshot)
             return convert.of_outcome(cluster, outcome, self._clock.monotonic_s() - began_s)
         self._replanning.plan(snapshot, running_now(snapshot), "call")
-        return convert.of_plan(cluster, self._store.network_in_force(cluster))
+        try:
+            return convert.of_plan(cluster, self._store.network_in_force(cluster))
+        except NotFound:  # nothing runs, and nothing has run since the network was described
+            return pb.NetworkPlan(name=names.network_plan_name(cluster, "-"), cause="call")

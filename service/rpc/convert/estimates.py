@@ -70,7 +70,7 @@ def to_estimate(
         source=_source(f"{field}.source", message.source),
         provenance=fields.text(f"{field}.provenance", message.provenance, 1000),
         sd=_sd(f"{field}.sd", message),
-        traffic=to_traffic(f"{field}.traffic", message.traffic)
+        traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
         else "",
     )

@@ -42,7 +42,8 @@ def to_topology(field: str, text: str) -> tuple[str, Topology]:
     try:
         topology = document.read(plain)
     except InvalidInput as wrong:
-        raise InvalidInput(f"{field}.{wrong.field}".rstrip("."), wrong.problem) from wrong
+        part = wrong.field.removeprefix("topology")  # the document as a whole
+        raise InvalidInput(f"{field}.{part}".rstrip("."), wrong.problem) from wrong
     parts = apart(topology)
     if len(parts) > 1:
         first, second = (topology.hosts[part[0]] for part in parts[:2])
@@ -115,8 +116,8 @@ def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
     )  # fmt: skip
 
 
-def to_traffic(field: str, message: estimates_pb2.CellTraffic) -> str:
-    """Return what a Cell's plan sends, as it is kept."""
+def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> str:
+    """Return what the plan of a Cell of so many GPUs sends, as it is kept."""
     fields.batch(f"{field}.stages", len(message.stages), MAX_STAGES)
     stages = [_to_stage(f"{field}.stages[{i}]", stage) for i, stage in enumerate(message.stages)]
     try:
@@ -126,6 +127,8 @@ def to_traffic(field: str, message: estimates_pb2.CellTraffic) -> str:
         )  # fmt: skip
     except InvalidInput as wrong:
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
+    if found.gpus != gpus:
+        raise InvalidInput(f"{field}.stages", f"have {found.gpus} GPUs; the Cell has {gpus}")
     return found.to_json()
 
 

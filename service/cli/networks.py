@@ -1,0 +1,222 @@
+"""Commands on network plans: which job goes before which, on which paths, and what was planned before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple
+
+import typer
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from service.cli.client import CallFailed, Client, Exit, connect, now
+from service.cli.names import parent, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    refuse_options,
+)
+from service.cli.render import (
+    Column,
+    age,
+    at,
+    line,
+    note,
+    number,
+    show_list,
+    show_message,
+    show_table,
+    span,
+)
+from tessera.v1 import jobs_pb2
+from tessera.v1 import networks_pb2 as pb
+
+DECISIONS: Final[Sequence[Column[pb.NetworkDecision]]] = (
+    Column("RANK", lambda d: str(d.rank), right=True),
+    Column("JOB", lambda d: short(d.job)),
+    Column("LEVEL", lambda d: "" if d.note else str(d.level), right=True),
+    Column("DSCP", lambda d: _dscp(d), right=True),
+    Column("INTENSITY", lambda d: _flops(d.intensity), right=True),
+    Column("PRIORITY", lambda d: _flops(d.priority), right=True),
+    Column("MEETS", lambda d: ", ".join(map(short, d.meets))),
+    Column("NOTE", lambda d: d.note),
+)
+
+
+class Way(NamedTuple):
+    """A route of a job."""
+
+    job: str
+    route: pb.NetworkRoute
+
+
+WAYS: Final[Sequence[Column[Way]]] = (
+    Column("JOB", lambda w: w.job),
+    Column("FROM", lambda w: w.route.source),
+    Column("TO", lambda w: w.route.target),
+    Column("BY", lambda w: " > ".join(w.route.via)),
+    Column("MB AN ITERATION", lambda w: number(w.route.sent_bytes / 1e6), right=True),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands on network plans."""
+    group = typer.Typer(
+        help="Show the network plan in force: who goes before whom, on which paths.",
+        invoke_without_command=True,
+    )
+    group.callback()(show)
+    group.command("plan")(plan)
+    group.command("history")(history)
+    app.add_typer(group, name="network", rich_help_panel="Rounds")
+
+
+Paths = Annotated[bool, typer.Option("--paths", help="The paths of jobs' traffic, too.")]
+
+
+def show(
+    context: typer.Context,
+    paths: Paths = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the network plan in force: jobs by rank, the most urgent first.
+
+    Of levels the higher is served first; DSCP is the mark of a job's packets; priority and intensity are
+    TFLOP a second of communication, with and without the correction for who it meets.
+    """
+    if context.invoked_subcommand is not None:
+        refuse_options(context)
+        return
+    with connect(server) as client:
+        found = in_force(client, parent(cluster))
+    _show(found, output, paths=paths)
+
+
+def plan(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Put nothing in force.")] = False,
+    paths: Paths = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Plan paths and levels of the jobs as they run now; no job is started, moved or stopped."""
+    request = pb.PlanNetworkRequest(parent=parent(cluster), dry_run=dry_run)
+    with connect(server) as client:
+        found = client.call(client.networks.PlanNetwork, request)
+    _show(found, output, paths=paths)
+    if dry_run:
+        note("nothing was put in force")
+
+
+def history(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many, the newest.")] = 20,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the last network plans, newest first, and why each was made."""
+    request = pb.ListNetworkPlansRequest(parent=parent(cluster), page_size=limit)
+    with connect(server) as client:
+        found = client.call(client.networks.ListNetworkPlans, request)
+    show_list(found, found.plans, _plans(now()), output)
+    if not found.plans:
+        note("no network plan yet: `tessera topology set FILE` describes a network")
+
+
+def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
+    """Return the plan in force; ``job`` (its full name): only what it says of that job.
+
+    Raises:
+        CallFailed: also where there is none; the message says what to do.
+    """
+    request = pb.GetNetworkPlanRequest(name=f"{cluster}/networkPlans/-", job=job)
+    try:
+        return client.call(client.networks.GetNetworkPlan, request)
+    except CallFailed as failed:
+        if failed.exit_code is not Exit.NOT_FOUND:
+            raise
+        raise CallFailed(
+            f"{failed}; `tessera topology set FILE` describes a network, the next start, end or"
+            " `tessera network plan` plans it",
+            failed.exit_code, failed.reason,
+        ) from failed  # fmt: skip
+
+
+def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
+    """Return in a line what the plan in force says of a job that holds GPUs; "": there is no plan."""
+    if not job.allocation.shares:
+        return ""
+    try:
+        found = in_force(client, cluster, job.name)
+    except CallFailed as failed:
+        if failed.exit_code is Exit.NOT_FOUND or failed.reason == "UNIMPLEMENTED":
+            return ""
+        raise
+    return part(found.decisions[0], found.levels) if found.decisions else "not planned yet"
+
+
+def part(decision: pb.NetworkDecision, levels: int) -> str:
+    """Return a job's part in a network plan in a line."""
+    if not math.isfinite(decision.intensity) and decision.note:
+        return f"no part: {decision.note}"
+    if decision.dscp < 0 and not decision.meets:
+        return f"rank {decision.rank}; sends nothing over the network" + _noted(decision)
+    mark = f", DSCP {decision.dscp}" if decision.dscp >= 0 else ""
+    meets = ", ".join(map(short, decision.meets)) or "no other job"
+    return (
+        f"rank {decision.rank}, level {decision.level} of 0 to {levels - 1}{mark}; meets {meets}"
+        + _noted(decision)
+    )
+
+
+def _noted(decision: pb.NetworkDecision) -> str:
+    return f"; {decision.note}" if decision.note else ""
+
+
+def _show(found: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
+    if show_message(found, output):
+        return
+    if output is Output.NAME:
+        for decision in found.decisions:
+            line(decision.job)
+        return
+    if found.decisions:
+        show_table(found.decisions, DECISIONS)
+    if paths:
+        ways = [Way(short(d.job), route) for d in found.decisions for route in d.routes]
+        show_table(ways, WAYS)
+    made = f", {at(found.plan_time)}" if found.HasField("plan_time") else ""
+    note(
+        f"plan {short(found.name)} ({found.cause}{made}): {len(found.decisions):,} jobs,"
+        f" {found.levels} levels, planned in {found.seconds:.2g} s"
+    )
+    for text in found.notes:
+        note(text)
+
+
+def _plans(moment: Timestamp) -> Sequence[Column[pb.NetworkPlan]]:
+    return (
+        Column("PLAN", lambda p: short(p.name), right=True),
+        Column("CAUSE", lambda p: p.cause),
+        Column("AGE", lambda p: age(p.plan_time, moment), right=True),
+        Column("ROUND", lambda p: short(p.round), right=True),
+        Column("LEVELS", lambda p: str(p.levels), right=True),
+        Column("CHANGED", lambda p: f"{p.changed:,}", right=True),
+        Column("TOOK", lambda p: f"{p.seconds * 1e3:.0f} ms" if p.seconds < 1 else span(p.seconds),
+               right=True),
+    )  # fmt: skip
+
+
+def _dscp(decision: pb.NetworkDecision) -> str:
+    return str(decision.dscp) if decision.dscp >= 0 else ""
+
+
+def _flops(value: float) -> str:
+    """Return flop/s in TFLOP/s; "": it has no traffic."""
+    return number(value / 1e12) if math.isfinite(value) else ""

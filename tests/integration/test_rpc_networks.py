@@ -1,0 +1,393 @@
+"""Topologies, network plans and what Cells send over a real socket against PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+from grpc import StatusCode
+
+from db.store import PostgresStore
+from formulation.lifecycle import JobEvent
+from tessera.v1 import estimates_pb2, estimates_pb2_grpc, networks_pb2_grpc, scheduler_pb2
+from tessera.v1 import networks_pb2 as pb
+from tests.integration.test_networks import CLOS, HOSTS, a_network, two_jobs
+from tests.integration.test_rpc_store import refused
+from tests.support.rpc import serving
+from tests.support.stored import C, a_cluster, happen
+
+PARENT = f"clusters/{C}"
+NAME = f"{PARENT}/topology"
+IN_FORCE = f"{PARENT}/networkPlans/-"
+INVALID, NOT_FOUND = StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND
+
+
+class Api:
+    """Stubs of what these tests call."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.networks = networks_pb2_grpc.NetworksStub(channel)
+        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
+
+    async def describe(self, document: object = CLOS, **rest: Any) -> pb.Topology:
+        """Describe the network; a document that is no text is sent as JSON."""
+        return await self.networks.UpdateTopology(an_update(document, **rest))
+
+    async def topology(self) -> pb.Topology:
+        return await self.networks.GetTopology(pb.GetTopologyRequest(name=NAME))
+
+    async def plan(self, *, dry_run: bool = False) -> pb.NetworkPlan:
+        request = pb.PlanNetworkRequest(parent=PARENT, dry_run=dry_run)
+        return await self.networks.PlanNetwork(request)
+
+    async def in_force(self, **rest: Any) -> pb.NetworkPlan:
+        return await self.networks.GetNetworkPlan(pb.GetNetworkPlanRequest(name=IN_FORCE, **rest))
+
+    async def plans(self, **page: Any) -> pb.ListNetworkPlansResponse:
+        request = pb.ListNetworkPlansRequest(parent=PARENT, **page)
+        return await self.networks.ListNetworkPlans(request)
+
+
+def an_update(document: object = CLOS, name: str = NAME, **rest: Any) -> pb.UpdateTopologyRequest:
+    text = document if isinstance(document, str) else json.dumps(document)
+    topology = pb.Topology(name=name, document=text, etag=rest.pop("etag", ""))
+    return pb.UpdateTopologyRequest(topology=topology, **rest)
+
+
+@asynccontextmanager
+async def api(store: PostgresStore) -> AsyncIterator[Api]:
+    """Yield stubs to a server with a cluster of four nodes."""
+    a_cluster(store, nodes=4)
+    async with serving(store) as (channel, _):
+        yield Api(channel)
+
+
+@asynccontextmanager
+async def two_that_meet(store: PostgresStore) -> AsyncIterator[Api]:
+    """Yield stubs to a server on whose network two jobs run, with one aggregation switch for both."""
+    a_network(store, aggregations=1)
+    two_jobs(store)
+    async with serving(store) as (channel, _):
+        yield Api(channel)
+
+
+async def test_a_network_is_described_shown_replaced_and_forgotten(store: PostgresStore) -> None:
+    async with api(store) as a:
+        made = await a.describe()
+        assert (made.name, made.hosts, made.switches) == (NAME, 4, 4)
+        assert json.loads(made.document) == CLOS
+        assert await a.topology() == made
+        again = await a.describe(json.dumps(CLOS, indent=2))
+        assert again == made
+        other = await a.describe(CLOS | {"aggregations": 3})
+        assert (other.switches, other.etag != made.etag) == (5, True)
+        await a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME))
+        code, _, _ = await refused(a.topology())
+        assert code is NOT_FOUND
+        code, _, _ = await refused(a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME)))
+    assert code is NOT_FOUND
+
+
+async def test_yaml_is_taken_and_what_does_not_fit_the_cluster_is_said(
+    store: PostgresStore,
+) -> None:
+    text = (
+        "kind: clos\nnodes: [a100-0, a100-1, elsewhere]\nhost: a100\ntors: 1\naggregations: 1\n"
+        "tor_bytes_per_s: 100 Gb/s\n"
+    )
+    async with api(store) as a:
+        found = await a.describe(text)
+    assert json.loads(found.document)["tor_bytes_per_s"] == "100 Gb/s"
+    assert list(found.unknown_hosts) == ["elsewhere"]
+    assert list(found.missing_nodes) == ["a100-2", "a100-3"]
+
+
+TWO_PARTS: dict[str, Any] = {
+    "hosts": ["a", "b"], "host": "a100",
+    "switches": [{"name": "left", "tier": "tor"}, {"name": "right", "tier": "tor"}],
+    "links": [{"from": "a", "to": "left", "bytes_per_s": 25e9},
+              {"from": "b", "to": "right", "bytes_per_s": 25e9}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "says"),
+    [
+        ("", "topology.document", "must not be empty"),
+        ("{kind: [", "topology.document", "neither JSON nor YAML"),
+        ("just words", "topology.document", "must be"),
+        (CLOS | {"kind": "closs"}, "topology.document.kind", "did you mean 'clos'"),
+        (CLOS | {"tors": 0}, "topology.document.tors", "whole number from 1"),
+        (CLOS | {"tor_bytes_per_s": 0}, "topology.document.tor_bytes_per_s", "not 0"),
+        (CLOS | {"tor_bytes_per_s": math.nan}, "topology.document.tor_bytes_per_s", "not nan"),
+        (CLOS | {"nodes": [*HOSTS, HOSTS[0]]}, "topology.document.hosts", "a100-0"),
+        (CLOS | {"speed": 3}, "topology.document", "speed"),
+        (CLOS | {"host": CLOS["host"] | {"nic_bytes_per_s": 0}},
+         "topology.document.host.nic_bytes_per_s", "not 0"),
+        (TWO_PARTS, "topology.document", "no path joins a and b"),
+    ],
+)  # fmt: skip
+async def test_a_description_that_is_none_is_refused_by_field_and_nothing_is_kept(
+    store: PostgresStore, document: object, field: str, says: str
+) -> None:
+    async with api(store) as a:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await a.describe(document)
+        assert (caught.value.code(), says in str(caught.value.details())) == (INVALID, True), (
+            caught.value.details()
+        )
+        code, _, wrong = await refused(a.describe(document))
+        assert (code, wrong) == (INVALID, [field])
+        code, _, _ = await refused(a.topology())
+    assert code is NOT_FOUND
+
+
+async def test_an_etag_lets_only_the_first_of_two_changes_through(store: PostgresStore) -> None:
+    async with api(store) as a:
+        first = await a.describe(etag='"0"')
+        await a.describe(CLOS | {"aggregations": 3}, etag=first.etag)
+        code, reason, _ = await refused(a.describe(CLOS | {"aggregations": 4}, etag=first.etag))
+        assert (code, reason) == (StatusCode.ABORTED, "STALE_ETAG")
+        code, _, _ = await refused(a.describe(etag="never given"))
+        assert code is StatusCode.ABORTED
+        assert (await a.topology()).switches == 5
+
+
+async def test_what_is_only_validated_is_not_kept(store: PostgresStore) -> None:
+    async with api(store) as a:
+        checked = await a.describe(validate_only=True)
+        assert checked.hosts == 4
+        code, _, _ = await refused(a.topology())
+    assert code is NOT_FOUND
+
+
+async def test_a_repeated_change_is_answered_as_before_and_another_under_its_id_refused(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        first = await a.describe(request_id="r")
+        await a.describe(CLOS | {"aggregations": 3})
+        assert await a.describe(request_id="r") == first
+        assert (await a.topology()).switches == 5
+        code, reason, _ = await refused(a.describe(CLOS | {"tors": 4}, request_id="r"))
+        assert (code, reason) == (INVALID, "REQUEST_ID_REUSED")
+        gone = pb.DeleteTopologyRequest(name=NAME, request_id="d")
+        await a.networks.DeleteTopology(gone)
+        await a.describe()
+        await a.networks.DeleteTopology(gone)
+        assert (await a.topology()).hosts == 4
+
+
+Call = Callable[[Api], Awaitable[Message]]
+
+WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
+    "a topology that is named otherwise": (
+        lambda a: a.networks.GetTopology(pb.GetTopologyRequest(name=PARENT)), INVALID, ["name"]),
+    "an update of something else": (
+        lambda a: a.describe(name=f"{PARENT}/nodes/n"), INVALID, ["topology.name"]),
+    "a deletion of something else": (
+        lambda a: a.networks.DeleteTopology(pb.DeleteTopologyRequest(name="x")), INVALID, ["name"]),
+    "a plan that is not the one in force": (
+        lambda a: a.networks.GetNetworkPlan(
+            pb.GetNetworkPlanRequest(name=f"{PARENT}/networkPlans/3")), INVALID, ["name"]),
+    "a job of another cluster": (
+        lambda a: a.in_force(job="clusters/other/jobs/j"), INVALID, ["job"]),
+    "a job that is no name": (lambda a: a.in_force(job="j"), INVALID, ["job"]),
+    "a page of negative size": (lambda a: a.plans(page_size=-1), INVALID, ["page_size"]),
+    "a page token that was never given": (
+        lambda a: a.plans(page_token="x"), INVALID, ["page_token"]),
+    "plans of a cluster that is none": (
+        lambda a: a.networks.ListNetworkPlans(pb.ListNetworkPlansRequest(parent="clusters/none")),
+        NOT_FOUND, []),
+    "the plan where no network is described": (lambda a: a.in_force(), NOT_FOUND, []),
+    "planning where no network is described": (lambda a: a.plan(), NOT_FOUND, []),
+    "a network of a cluster that is none": (
+        lambda a: a.describe(name="clusters/none/topology"), NOT_FOUND, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_what_is_named_wrongly_is_refused(store: PostgresStore, wrong: str) -> None:
+    call, code, fields = WRONG[wrong]
+    async with api(store) as a:
+        found = await refused(call(a))
+    assert (found[0], found[2]) == (code, fields)
+
+
+async def test_a_plan_says_of_each_job_rank_level_mark_paths_and_whom_it_meets(
+    store: PostgresStore,
+) -> None:
+    async with two_that_meet(store) as a:
+        found = await a.plan()
+        assert found == await a.in_force()
+        one = await a.in_force(job=f"{PARENT}/jobs/one")
+        nobody = await a.in_force(job=f"{PARENT}/jobs/nobody")
+    assert (found.cause, found.levels, found.changed) == ("call", 8, 2)
+    assert [d.rank for d in found.decisions] == [0, 1]
+    decisions = {d.job.rpartition("/")[2]: d for d in found.decisions}
+    assert set(decisions) == {"one", "two"}
+    assert list(decisions["one"].meets) == [f"{PARENT}/jobs/two"]
+    first, second = found.decisions
+    assert first.level > second.level
+    assert first.dscp != second.dscp
+    assert all("agg-0" in route.via and route.sent_bytes > 0 for route in first.routes)
+    assert list(one.decisions) == [decisions["one"]]
+    assert list(nobody.decisions) == []
+
+
+async def test_a_dry_run_answers_and_changes_nothing(store: PostgresStore) -> None:
+    async with two_that_meet(store) as a:
+        tried = await a.plan(dry_run=True)
+        assert tried.name == f"{PARENT}/networkPlans/-"
+        assert len(tried.decisions) == 2
+        assert not (await a.plans()).plans
+        code, _, _ = await refused(a.in_force())
+        assert code is NOT_FOUND
+        assert list((await a.plan()).decisions) == list(tried.decisions)
+
+
+async def test_a_plan_where_nothing_runs_is_empty(store: PostgresStore) -> None:
+    async with api(store) as a:
+        await a.describe()
+        found = await a.plan()
+    assert (found.name, list(found.decisions)) == (f"{PARENT}/networkPlans/-", [])
+
+
+async def test_pages_of_plans_join_up_newest_first(store: PostgresStore) -> None:
+    async with two_that_meet(store) as a:
+        await a.plan()
+        for number in (2, 3):
+            await a.describe(CLOS | {"aggregations": number, "tors": 2})
+            await a.plan()
+        happen(store, "one", JobEvent.CANCEL)
+        await a.plan()
+        every = (await a.plans()).plans
+        first = await a.plans(page_size=2)
+        rest = await a.plans(page_size=2, page_token=first.next_page_token)
+        code, _, wrong = await refused(
+            a.networks.ListNetworkPlans(
+                pb.ListNetworkPlansRequest(
+                    parent="clusters/other", page_size=2, page_token=first.next_page_token
+                )
+            )
+        )
+    assert len(every) >= 3
+    numbers = [int(p.name.rpartition("/")[2]) for p in every]
+    assert numbers == sorted(numbers, reverse=True)
+    assert [*first.plans, *rest.plans] == list(every[:4])
+    assert not any(p.decisions for p in every)
+    assert (code, wrong) == (INVALID, ["page_token"])
+
+
+async def test_a_network_without_a_way_between_a_jobs_gpus_stops_no_plan(
+    store: PostgresStore,
+) -> None:
+    """Host b joins the switches by name only: hosts pass nothing on."""
+    tors = [{"name": f"t{i}", "tier": "tor"} for i in range(2)]
+    links = [
+        {"from": host, "to": tor, "bytes_per_s": 25e9}
+        for host, tor in (("a100-0", "t0"), ("a100-1", "t1"), ("a100-2", "t0"), ("a100-2", "t1"),
+                          ("a100-3", "t1"))
+    ]  # fmt: skip
+    a_network(store)
+    two_jobs(store)
+    document = {"hosts": HOSTS, "host": CLOS["host"], "switches": tors, "links": links}
+    async with serving(store) as (channel, _):
+        a = Api(channel)
+        await a.describe(document)
+        found = await a.plan()
+    assert {d.job.rpartition("/")[2] for d in found.decisions} == {"one", "two"}
+    assert all("cannot be planned" in d.note for d in found.decisions)
+
+
+def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:
+    stage = estimates_pb2.StageTraffic(
+        data_parallel=2, tensor_parallel=2, expert_parallel=1,
+        tensor=estimates_pb2.Sent(bytes=1e6, messages=3),
+        data=estimates_pb2.Sent(bytes=5e9, messages=14),
+        handed=estimates_pb2.Sent(bytes=2e6, messages=1),
+    )  # fmt: skip
+    values = {"work_flop": 1e15, "compute_s": 0.1, "start_s": 0.05, "stages": [stage, stage]}
+    return estimates_pb2.CellTraffic(**(values | changes))
+
+
+def a_cell(traffic: estimates_pb2.CellTraffic | None) -> estimates_pb2.UpsertCellsRequest:
+    cell = estimates_pb2.CellEstimate(
+        workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=256),
+        cell=estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2), nodes=2,
+        iter_time_s=1.0, source=estimates_pb2.MEASURED, traffic=traffic,
+    )  # fmt: skip
+    return estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=[cell])
+
+
+async def test_what_a_cell_sends_comes_back_as_it_was_sent(store: PostgresStore) -> None:
+    async with api(store) as a:
+
+        async def kept() -> estimates_pb2.CellEstimate:
+            listed = await a.estimates.ListCells(estimates_pb2.ListCellsRequest(parent=PARENT))
+            (found,) = (c for c in listed.cells if c.cell.pipeline_degree == 2)
+            return found
+
+        await a.estimates.UpsertCells(a_cell(a_traffic()))
+        assert (await kept()).traffic == a_traffic()
+        await a.estimates.UpsertCells(a_cell(None))
+        assert (await kept()).traffic == a_traffic()  # a new time says nothing about it
+        await a.estimates.UpsertCells(a_cell(a_traffic(work_flop=2e15)))
+        assert (await kept()).traffic.work_flop == 2e15
+
+
+def a_stage(**changes: Any) -> estimates_pb2.StageTraffic:
+    return estimates_pb2.StageTraffic(**({"data_parallel": 8, "tensor_parallel": 1} | changes))
+
+
+@pytest.mark.parametrize(
+    ("traffic", "field"),
+    [
+        (a_traffic(stages=[]), "stages"),
+        (a_traffic(work_flop=math.nan), "work_flop"),
+        (a_traffic(work_flop=-1.0), "work_flop"),
+        (a_traffic(compute_s=0.0), "compute_s"),
+        (a_traffic(start_s=0.2), "start_s"),
+        (a_traffic(stages=[a_stage(data_parallel=0)]), "stages[0].data_parallel"),
+        (a_traffic(stages=[a_stage(tensor_parallel=-1)]), "stages[0].tensor_parallel"),
+        (a_traffic(stages=[a_stage(expert_parallel=-1)]), "stages[0].expert_parallel"),
+        (a_traffic(stages=[a_stage(expert_parallel=3)]), "stages[0]"),
+        (a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=-1.0, messages=1))]),
+         "stages[0].data.bytes"),
+        (a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=math.inf, messages=1))]),
+         "stages[0].data.bytes"),
+        (a_traffic(stages=[a_stage(handed=estimates_pb2.Sent(bytes=1.0, messages=-1))]),
+         "stages[0].handed.messages"),
+        (a_traffic(stages=[a_stage(data_parallel=16)]), "stages"),
+        (a_traffic(stages=[a_stage(data_parallel=4)]), "stages"),
+    ],
+)  # fmt: skip
+async def test_what_no_cell_can_send_is_refused_by_field(
+    store: PostgresStore, traffic: estimates_pb2.CellTraffic, field: str
+) -> None:
+    async with api(store) as a:
+        code, _, wrong = await refused(a.estimates.UpsertCells(a_cell(traffic)))
+    assert (code, wrong) == (INVALID, [f"cells[0].traffic.{field}"])
+
+
+@pytest.mark.parametrize("levels", [0, 9])
+async def test_a_round_with_more_or_fewer_levels_than_a_network_has_is_refused(
+    store: PostgresStore, levels: int
+) -> None:
+    a_cluster(store)
+    async with serving(store) as (channel, _):
+        schedule = channel.unary_unary(
+            "/tessera.v1.Scheduler/Schedule",
+            request_serializer=scheduler_pb2.ScheduleRequest.SerializeToString,
+            response_deserializer=scheduler_pb2.Round.FromString,
+        )
+        options = scheduler_pb2.RoundOptions(network_levels=levels)
+        request = scheduler_pb2.ScheduleRequest(parent=PARENT, options=options)
+        code, _, wrong = await refused(schedule(request))
+    assert (code, wrong) == (INVALID, ["options.network_levels"])
