@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,7 +58,8 @@ class Cluster:
 
     ``met`` makes one job's part of the network's contention, the same links for all. ``clock`` is asked
     before and after planning, and decides nothing. Jobs are tried in the order in which they came; a job that
-    fits may pass one that does not, unless ``in_turn``.
+    fits may pass one that does not, unless ``in_turn``. ``changed`` is asked before each plan for the parts of
+    running jobs that are others than before, by name (jobs that share GPUs slow each other down).
     """
 
     gpus: int
@@ -67,6 +68,7 @@ class Cluster:
     plan: Callable[[Contention], NetworkPlan]
     clock: Callable[[], float]
     in_turn: bool = False
+    changed: Callable[[], Mapping[str, Contention]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -259,6 +261,10 @@ class _Trace:
         if not run.jobs:
             self.run = _Running()
             return
+        if cluster.changed is not None:
+            now = cluster.changed()
+            names = [self.jobs[job].name for job in run.jobs]
+            run.parts = [now.get(n, part) for n, part in zip(names, run.parts, strict=True)]
         contention = joined(run.parts)
         before_s = cluster.clock()
         plan = cluster.plan(contention)

@@ -1,0 +1,53 @@
+"""The two simulated networks of Crux, section 6. It gives switches, no link speeds: those are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from formulation.network.builders import clos, double_sided
+from formulation.network.shapes import A100_HOST, GBIT_BYTES
+from formulation.network.topology import Topology
+
+HOSTS: Final = 250
+"""Of 8 GPUs: 2,000, as many as the trace's cluster has at least."""
+TOR_BYTES_PER_S: Final = 100 * GBIT_BYTES
+"""Of each cable between a ToR and an aggregation switch: as in Crux's testbed."""
+OVERSUBSCRIBED: Final = 2.0
+"""Hosts' bandwidth into a ToR of the double-sided network over what it has upwards: as in the testbed."""
+
+
+def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
+    """Return the Clos of 173 ToRs and 16 aggregation switches; with fewer hosts as many a ToR.
+
+    A ToR has one host or two of 800 Gb/s each, and 1.6 Tb/s upwards. ``share`` scales links between switches.
+    """
+    tors = max(1, round(173 * hosts / HOSTS))
+    return clos(
+        _names(hosts), A100_HOST, tors=tors, aggregations=16,
+        tor_bytes_per_s=share * TOR_BYTES_PER_S,
+    )  # fmt: skip
+
+
+def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
+    """Return the double-sided network of 6 ToRs, 12 aggregation switches and 32 cores.
+
+    Six ToRs for 250 hosts are groups of switches, so cables are groups of cables: a ToR has 1 / 2 upwards of
+    what its hosts have, to the four aggregation switches of its pod; these have as much up as down.
+    """
+    ports = A100_HOST.nics * A100_HOST.nic_bytes_per_s / 2 * hosts / 3  # into a ToR of a pair
+    up = ports / OVERSUBSCRIBED
+    return double_sided(
+        _names(hosts), A100_HOST, tors=6, aggregations=12, cores=32,
+        tor_bytes_per_s=share * up / 4, aggregation_bytes_per_s=share * 2 * up / 4 / 8,
+    )  # fmt: skip
+
+
+FABRICS: Final[Mapping[str, Callable[[int, float], Topology]]] = MappingProxyType(
+    {"clos": two_layer, "double-sided": three_layer}
+)
+
+
+def _names(hosts: int) -> list[str]:
+    return [f"host-{i}" for i in range(hosts)]

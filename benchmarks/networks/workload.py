@@ -1,0 +1,134 @@
+"""Jobs of two weeks, by seed, in the statistics that Crux publishes of its trace; all else is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from estimator.families import family_traffic
+from formulation.errors import InvalidInput
+from formulation.tables import Floats
+from simulator.network.trace import TraceJob, TraceResult
+
+DAY_S: Final = 86_400.0
+GPU: Final = "a100-80"
+PEAK_FLOP_PER_S: Final = 312e12
+"""Of one A100 in 16 bits, without sparsity (data sheet)."""
+
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SHARES: Final = (0.19, 0.09, 0.10, 0.25, 0.125, 0.08, 0.05, 0.07, 0.03, 0.015)
+"""Of jobs by GPUs: ours, with more than a tenth at 128 or more and 512 the most, as Crux (section 6) says."""
+
+_SMALL: Final = {
+    "resnet": 4, "resnet-152": 2, "nmt": 2, "nmt-base": 2, "bert": 2, "bert-base": 2,
+    "multi-interests": 2, "multi-interests-2x": 1, "ctr": 2, "transformer-nlp": 1,
+}  # fmt: skip
+_MIDDLE: Final = {
+    "resnet": 1, "nmt": 1, "bert": 3, "bert-base": 1, "multi-interests": 1, "ctr": 1,
+    "transformer-nlp": 2, "gpt": 3,
+}  # fmt: skip
+_LARGE: Final = {"gpt": 6, "bert": 2, "transformer-nlp": 2}
+
+
+def models_of(gpus: int) -> dict[str, int]:
+    """Return weights of the families that jobs of so many GPUs train: ours; GPTs are the large jobs."""
+    return _SMALL if gpus <= 8 else _MIDDLE if gpus <= 32 else _LARGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a trace is drawn from.
+
+    Jobs come by a Poisson process whose rate swings by ``swing`` over a day. They would compute for a time
+    that is log-normal, of ``spread``, its mean such that they want ``demand`` of the GPUs on average.
+    """
+
+    days: float = 14.0
+    jobs_a_day: float = 360.0  # 5,040 in two weeks; Crux: more than 5,000
+    gpus: int = 2_000
+    demand: float = 0.6
+    spread: float = 1.2
+    swing: float = 0.5
+    largest: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if not (self.days > 0 and self.jobs_a_day > 0 and self.demand > 0 and self.spread >= 0):
+            raise InvalidInput("workload", "must have days, jobs and demand, above 0")
+        if not (0 <= self.swing <= 1 and self.largest >= 1):
+            raise InvalidInput("swing", "must lie in [0, 1], and the largest job have GPUs")
+
+    @property
+    def sizes(self) -> tuple[list[int], Floats]:
+        """Return the jobs' sizes and their shares; those larger than ``largest`` are dropped."""
+        kept = [
+            (size, share) for size, share in zip(SIZES, SHARES, strict=True) if size <= self.largest
+        ]
+        share = np.array([share for _, share in kept])
+        return [size for size, _ in kept], share / share.sum()
+
+    @property
+    def mean_s(self) -> float:
+        """Return the mean length of a job."""
+        sizes, share = self.sizes
+        return self.demand * self.gpus * DAY_S / (self.jobs_a_day * float(share @ sizes))
+
+
+def jobs_of(w: Workload) -> list[TraceJob]:
+    """Return the jobs of a trace in the order in which they come."""
+    rng = np.random.default_rng(w.seed)
+    sizes, share = w.sizes
+    at_s = _arrivals(w, rng)
+    gpus = rng.choice(sizes, len(at_s), p=share).tolist()
+    factor = rng.lognormal(-(w.spread**2) / 2, w.spread, len(at_s))
+    found = []
+    for number, (arrival_s, size, lasts) in enumerate(zip(at_s, gpus, factor, strict=True)):
+        weights = models_of(size)
+        chance = np.array(list(weights.values()), dtype=np.float64)
+        family = str(rng.choice(list(weights), p=chance / chance.sum()))
+        traffic = family_traffic(family, GPU, size).traffic()
+        found.append(TraceJob(
+            name=f"{family}-{number}", arrival_s=float(arrival_s), gpus=size, traffic=traffic,
+            iterations=max(1.0, float(lasts) * w.mean_s / traffic.compute_s),
+        ))  # fmt: skip
+    return found
+
+
+def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
+    """Return times of arrival, rising: a Poisson process of the highest rate, thinned."""
+    most = w.jobs_a_day * (1 + w.swing)
+    at = np.sort(rng.uniform(0, w.days, rng.poisson(most * w.days)))
+    rate = w.jobs_a_day * (1 + w.swing * np.sin(2 * np.pi * at))
+    found: Floats = at[rng.uniform(0, most, len(at)) < rate] * DAY_S
+    return found
+
+
+def statistics(jobs: Sequence[TraceJob], result: TraceResult) -> dict[str, float]:
+    """Return what Crux publishes of its trace, of these jobs as they ran."""
+    gpus = np.array([job.gpus for job in jobs])
+    started = np.isfinite(result.start_s)
+    at = result.start_s[started]
+    running = [
+        (result.start_s <= t) & (result.end_s > t) for t in at.tolist()
+    ]  # at each start; peaks are there
+    held = np.array([int(gpus[now].sum()) for now in running])
+    peak = int(np.argmax(held)) if len(held) else 0
+    ever = result.ever_contended[started]
+    return {
+        "jobs": len(jobs), "started": int(started.sum()),
+        "jobs_of_128": float((gpus >= 128).mean()) if len(gpus) else 0.0,
+        "largest": int(gpus.max(initial=0)),
+        "peak_gpus": int(held.max(initial=0)),
+        "peak_jobs": int(running[peak].sum()) if len(held) else 0,
+        "contended_jobs": float(ever.mean()) if len(ever) else 0.0,
+        "contended_gpus": _share(gpus[started], ever),
+        "contended_gpu_time": result.contended_gpu_s / result.held_gpu_s if result.held_gpu_s else 0.0,
+    }  # fmt: skip
+
+
+def _share(weight: np.ndarray, chosen: np.ndarray) -> float:
+    return float(weight[chosen].sum() / weight.sum()) if weight.sum() else 0.0

@@ -1,0 +1,317 @@
+"""What jobs of well-known model families do and send in an iteration, on any number of GPUs of a type.
+
+Crux (SIGCOMM 2024, section 6) names BERT, GPT, ResNet, NMT, Multi-Interests, variants of them and two models
+of its own; their sizes, batches and plans are not in what we have of it. What stands here is published
+elsewhere, with its source beside it, or said to be ours; nothing is fitted to what Crux measured. Batches are
+those of one GPU, so a larger job trains a larger batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+from estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find
+from estimator.architectures.resnet import WideResNet, wide_resnet
+from estimator.architectures.transformer import Transformer, transformer
+from estimator.cells import COARSE_LAYERS, coarsened, on_sheets
+from estimator.graph import Graph, balanced_ends
+from estimator.hardware import CATALOGUE, Hardware
+from estimator.memory import States
+from estimator.plans import Plan, Shape, Stage, Training
+from estimator.traffic import traffic_of
+from formulation.errors import InvalidInput
+from formulation.network.traffic import CellTraffic, StageTraffic
+
+HOST_GPUS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model family: what it is a stand-in for, where its numbers come from, how many GPUs it uses."""
+
+    name: str
+    source: str
+    overlap: str
+    traffic: Callable[[Hardware, int], CellTraffic]
+    least_gpus: int = 1
+    most_gpus: int = 512
+
+
+def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
+    """Return one iteration of a family's model on so many GPUs of a type (hosts of eight).
+
+    Raises:
+        InvalidInput: no such family or GPU type, or not on so many GPUs.
+    """
+    known = families()
+    if name not in known:
+        raise InvalidInput("family", f"unknown {name!r}; choose one of {', '.join(known)}")
+    hardware = {h.name: h for h in CATALOGUE}.get(gpu_type)
+    if hardware is None:
+        raise InvalidInput("gpu_type", f"unknown {gpu_type!r}; the catalogue has no such type")
+    family = known[name]
+    if not family.least_gpus <= gpus <= family.most_gpus or (gpus > HOST_GPUS and gpus % HOST_GPUS):
+        raise InvalidInput(
+            "gpus",
+            f"is {gpus}; {name} runs on {family.least_gpus} to {family.most_gpus}, beyond"
+            f" {HOST_GPUS} on whole hosts",
+        )
+    return _known_traffic(name, hardware, gpus)
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Return all families by name."""
+    listed = (*_dense(), _gpt_family(), *_recommenders())
+    return MappingProxyType({family.name: family for family in listed})
+
+
+@cache
+def _known_traffic(name: str, hardware: Hardware, gpus: int) -> CellTraffic:
+    return families()[name].traffic(hardware, gpus)
+
+
+GRADIENTS: Final = "gradients leave once the backward pass has begun"
+
+
+def _dense() -> list[Family]:
+    """Return the data-parallel families whose graphs we have."""
+    return [
+        _replicated(
+            "bert", _bert_large, batch=12, state_bytes=ADAM_MIXED,
+            source="BERT-large (Devlin et al. 2019) with its vocabulary padded, 512 tokens; 12 sequences"
+            " a GPU (Wang et al., IISWC 2019, Table V)",
+        ),
+        _replicated(
+            "bert-base", _bert_base, batch=32, state_bytes=ADAM_MIXED,
+            source="BERT-base (Devlin et al. 2019, section 3), 512 tokens; 32 sequences a GPU: ours",
+        ),
+        _replicated(
+            "resnet", lambda: _resnet(50), batch=64, state_bytes=MOMENTUM_F32,
+            source="ResNet-50 (He et al. 2016), 16 bits; 64 images a GPU (Wang et al., IISWC 2019, Table V)",
+        ),
+        _replicated(
+            "resnet-152", lambda: _resnet(152), batch=64, state_bytes=MOMENTUM_F32,
+            source="ResNet-152 (He et al. 2016), 16 bits; 64 images a GPU as ResNet-50: ours",
+        ),
+        _replicated(
+            "nmt", lambda: _nmt("nmt", 1024, 16), batch=98, state_bytes=ADAM_MIXED,
+            source="Transformer, big (Vaswani et al. 2017, Table 3: 213 M parameters); 25,000 tokens on 8"
+            " GPUs (section 5.1) as 98 sentences of 32 a GPU",
+        ),
+        _replicated(
+            "nmt-base", lambda: _nmt("nmt-base", 512, 8), batch=98, state_bytes=ADAM_MIXED,
+            source="Transformer, base (Vaswani et al. 2017, Table 3: 65 M parameters); batch as nmt",
+        ),
+        _replicated(
+            "transformer-nlp", lambda: find("roberta", "355M").graph, batch=8, state_bytes=ADAM_MIXED,
+            source="RoBERTa-large (Liu et al. 2019) in place of Crux's own transformer; 8,192 sequences"
+            " on 1,024 GPUs (its section 5)",
+        ),
+    ]  # fmt: skip
+
+
+def _replicated(
+    name: str, graph: Callable[[], Graph], *, batch: int, state_bytes: float, source: str
+) -> Family:
+    def traffic(hardware: Hardware, gpus: int) -> CellTraffic:
+        training = Training(global_batch=batch * gpus, micro_batches=1, state_bytes=state_bytes)
+        return _planned(graph(), training, hardware, gpus, tp=1, stages=1)
+
+    return Family(name=name, source=source, overlap=GRADIENTS, traffic=traffic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptSize:
+    """A row of Narayanan et al. (SC 2021), Table 1: a GPT and how it was trained on A100s."""
+
+    gpus: int
+    hidden: int
+    layers: int
+    heads: int
+    tp: int
+    stages: int
+    batch: int  # of all GPUs
+
+
+GPT_SIZES: Final = (
+    GptSize(gpus=32, hidden=2304, layers=24, heads=24, tp=1, stages=1, batch=512),
+    GptSize(gpus=64, hidden=3072, layers=30, heads=32, tp=2, stages=1, batch=512),
+    GptSize(gpus=128, hidden=4096, layers=36, heads=32, tp=4, stages=1, batch=512),
+    GptSize(gpus=256, hidden=6144, layers=40, heads=48, tp=8, stages=1, batch=1024),
+    GptSize(gpus=512, hidden=8192, layers=48, heads=64, tp=8, stages=2, batch=1536),
+)
+
+
+def _gpt_family() -> Family:
+    return Family(
+        name="gpt",
+        source="Narayanan et al., SC 2021, Table 1: the size that it trains on no more GPUs than the job"
+        " has (1.7 to 39 B parameters), its tensor and pipeline degrees and its batch a GPU; 2,048 tokens,"
+        " vocabulary 51,200, checkpointing, one sequence a micro-batch (ours)",
+        overlap="none: Megatron-LM as there described sums gradients after the last backward pass, and"
+        " tensor groups' sums stop compute",
+        traffic=gpt_traffic, least_gpus=8,
+    )  # fmt: skip
+
+
+def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -> CellTraffic:
+    """Return an iteration of the GPT for so many GPUs; ``gpu_batch``: sequences a GPU, else the source's.
+
+    Gradients are summed in the 16 bits of the weights.
+    """
+    size = max((s for s in GPT_SIZES if s.gpus <= gpus), default=GPT_SIZES[0], key=lambda s: s.gpus)
+    each = size.batch / size.gpus if gpu_batch is None else gpu_batch
+    dp = gpus // (size.tp * size.stages)
+    replica = max(1, round(each * gpus / dp))
+    training = Training(
+        global_batch=replica * dp, micro_batches=replica, state_bytes=ADAM_MIXED, checkpointing=True
+    )
+    return _after_compute(
+        _planned(_gpt(size), training, hardware, gpus, tp=size.tp, stages=size.stages)
+    )
+
+
+def _planned(
+    graph: Graph, training: Training, hardware: Hardware, gpus: int, *, tp: int, stages: int
+) -> CellTraffic:
+    """Return an iteration of equal stages, each of replicas of ``tp`` GPUs of one host.
+
+    Sums over tensor groups stay on NVLink, which no other job uses, and compute waits for them: their seconds
+    are compute's here, and only what crosses hosts is left as traffic.
+    """
+    shape = Shape(nodes=-(-gpus // HOST_GPUS), gpus_per_node=min(gpus, HOST_GPUS))
+    setting = on_sheets(graph, training, hardware, shape, States())
+    coarse = coarsened(graph, max(COARSE_LAYERS, stages))
+    ends = balanced_ends(coarse.flops, stages).tolist()
+    dp = gpus // (tp * stages)
+    plan = Plan(
+        stages=tuple(
+            Stage(start=a, end=b, dp=dp, tp=tp) for a, b in zip([0, *ends], ends, strict=False)
+        ),
+        micro_batches=training.micro_batches, iter_time_s=0.0, memory_bytes=(0.0,) * stages,
+    )  # fmt: skip
+    found = traffic_of(setting, plan)
+    return found if tp == 1 else _inside_hosts(found, hardware)
+
+
+def _inside_hosts(found: CellTraffic, hardware: Hardware) -> CellTraffic:
+    """Return the iteration with tensor groups' sums as compute: their bytes at NVLink's bandwidth."""
+    tensor_s = max(s.tensor[0] for s in found.stages) / hardware.link_bytes_per_s
+    quiet = tuple(replace(s, tensor=(0.0, 0)) for s in found.stages)
+    return replace(found, stages=quiet, compute_s=found.compute_s + tensor_s)
+
+
+def _after_compute(found: CellTraffic) -> CellTraffic:
+    """Return the iteration with gradients sent when compute has ended; by bytes, as ``traffic_of`` weighs."""
+    gradients = sum(s.gpus * s.data[0] for s in found.stages)
+    handed = sum(s.gpus * 2 * s.handed[0] for s in found.stages)
+    share = gradients / (gradients + handed) if gradients + handed else 1.0
+    return replace(found, start_s=share * found.compute_s)
+
+
+def _bert_large() -> Graph:
+    return find("bert", "336M").graph
+
+
+def _bert_base() -> Graph:
+    return transformer(Transformer(
+        name="bert-base", layers=12, hidden=768, heads=12, sequence=512, vocabulary=30_592,
+        token_types=2, causal=False, norm_first=False, head="pretraining", head_bias=True,
+        dropout=True, dtype="f16",
+    ))  # fmt: skip
+
+
+def _resnet(depth: int) -> Graph:
+    return wide_resnet(WideResNet(name=f"resnet-{depth}", depth=depth, dtype="f16"))
+
+
+def _nmt(name: str, hidden: int, heads: int) -> Graph:
+    """Return a Transformer of six and six layers, one vocabulary of 37,000 for both languages."""
+    return transformer(Transformer(
+        name=name, layers=6, decoder_layers=6, hidden=hidden, heads=heads, sequence=32,
+        vocabulary=37_000, positions="none", activation="relu", norm_first=False, dropout=True,
+        dtype="f16",
+    ))  # fmt: skip
+
+
+def _gpt(size: GptSize) -> Graph:
+    return transformer(Transformer(
+        name=f"gpt {size.hidden}x{size.layers}", layers=size.layers, hidden=size.hidden,
+        heads=size.heads, sequence=2048, vocabulary=51_200, dropout=True, dtype="f16",
+    ))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommender:
+    """A model of embeddings that lie on all GPUs and small nets that each GPU has, by its published features.
+
+    Amounts are of one GPU and iteration. Rows of embeddings come before compute and their gradients go after
+    it, so nothing of that is hidden: communication begins when compute ends.
+    """
+
+    flops: float
+    touched_bytes: float  # of the GPU's memory
+    exchanged_bytes: float  # rows and their gradients, to and from all GPUs
+    dense_bytes: float  # gradients of the nets
+
+    def traffic(self, hardware: Hardware, gpus: int) -> CellTraffic:
+        """Return an iteration: products and memory one after the other, each at 70 % of its peak."""
+        compute_s = (
+            self.flops / hardware.flops("tf32") + self.touched_bytes / hardware.memory_bytes_per_s
+        ) / REACHED
+        data = 2 * self.dense_bytes * (gpus - 1) / gpus, 2 * (gpus - 1)
+        stage = StageTraffic(
+            dp=gpus, tp=1, ep=gpus, data=data if gpus > 1 else (0.0, 0),
+            expert=(self.exchanged_bytes / gpus, 2) if gpus > 1 else (0.0, 0),
+        )  # fmt: skip
+        return CellTraffic(
+            work_flop=self.flops * gpus, compute_s=compute_s, start_s=compute_s, stages=(stage,)
+        )
+
+
+REACHED: Final = 0.7
+"""Share of peaks reached, by products and by memory (assumed by Wang et al., IISWC 2019)."""
+
+MULTI_INTERESTS: Final = Recommender(
+    flops=105.8e9, touched_bytes=100.4e9, exchanged_bytes=122e6, dense_bytes=1.19e6
+)
+"""Multi-Interests at 2,048 samples a GPU: Wang et al., IISWC 2019 (Alibaba-PAI), Tables IV and V."""
+
+_CTR_BATCH: Final = 65_536
+_CTR_ROWS, _CTR_WIDTH = 26, 128
+_CTR_WEIGHTS: Final = sum(
+    a * b for net in ((13, 512, 256, 128), (479, 1024, 1024, 512, 256, 1)) for a, b in pairwise(net)
+)
+CTR: Final = Recommender(
+    flops=6 * _CTR_WEIGHTS * _CTR_BATCH,
+    touched_bytes=6 * 4 * _CTR_ROWS * _CTR_WIDTH * _CTR_BATCH,
+    exchanged_bytes=2 * 2 * _CTR_ROWS * _CTR_WIDTH * _CTR_BATCH, dense_bytes=4 * _CTR_WEIGHTS,
+)  # fmt: skip
+"""DLRM (Naumov et al. 2019) at MLPerf Training's sizes: 26 rows of 128, nets 13-512-256-128 and
+479-1024-1024-512-256-1. 65,536 samples a GPU (ours; Zheng et al., AAAI 2023, train 128 K on one), rows sent
+in 16 bits, six passes over them in 32: ours."""
+
+
+def _recommenders() -> list[Family]:
+    hidden = "none: rows come before compute, their gradients go after it"
+    double = replace(
+        MULTI_INTERESTS, flops=2 * MULTI_INTERESTS.flops,
+        touched_bytes=2 * MULTI_INTERESTS.touched_bytes,
+        exchanged_bytes=2 * MULTI_INTERESTS.exchanged_bytes,
+    )  # fmt: skip
+    paper = "Wang et al., IISWC 2019 (Alibaba-PAI), Tables IV and V"
+    ctr = "DLRM (Naumov et al. 2019) at MLPerf Training's sizes in place of Crux's own click-through model"
+    return [
+        Family(name=name, source=source, overlap=hidden, traffic=model.traffic, most_gpus=32)
+        for name, model, source in (
+            ("multi-interests", MULTI_INTERESTS, paper),
+            ("multi-interests-2x", double, paper + ", batch doubled: ours"),
+            ("ctr", CTR, ctr),
+        )
+    ]
