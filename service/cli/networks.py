@@ -75,7 +75,7 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="network", rich_help_panel="Rounds")
 
 
-Paths = Annotated[bool, typer.Option("--paths", help="The paths of jobs' traffic, too.")]
+Paths = Annotated[bool, typer.Option("--paths", help="Where there was a choice, the paths, too.")]
 
 
 def show(
@@ -190,7 +190,10 @@ def _show(found: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
         show_table(found.decisions, DECISIONS)
     if paths:
         ways = [Way(short(d.job), route) for d in found.decisions for route in d.routes]
-        show_table(ways, WAYS)
+        if ways:
+            show_table(ways, WAYS)
+        else:
+            note("no job has traffic with a choice of paths")
     made = f", {at(found.plan_time)}" if found.HasField("plan_time") else ""
     note(
         f"plan {short(found.name)} ({found.cause}{made}): {len(found.decisions):,} jobs,"

@@ -313,7 +313,12 @@ def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:
         data=estimates_pb2.Sent(bytes=5e9, messages=14),
         handed=estimates_pb2.Sent(bytes=2e6, messages=1),
     )  # fmt: skip
-    values = {"work_flop": 1e15, "compute_s": 0.1, "start_s": 0.05, "stages": [stage, stage]}
+    values: dict[str, Any] = {
+        "work_flop": 1e15,
+        "compute_s": 0.1,
+        "start_s": 0.05,
+        "stages": [stage, stage],
+    }
     return estimates_pb2.CellTraffic(**(values | changes))
 
 

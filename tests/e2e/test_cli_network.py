@@ -1,0 +1,148 @@
+"""Networks on the command line, against a real server on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.live.fleet import Fleet
+from service.cli.client import connect
+from tessera.v1 import estimates_pb2
+from tests.e2e.test_cli_commands import Tessera, address, fleet, read, submit, tessera
+
+__all__ = ["address", "fleet", "tessera"]  # fixtures
+
+pytestmark = pytest.mark.timeout(60)
+
+TOPOLOGY = """\
+kind: clos
+nodes: [{name: "n{}", count: 2}]
+host: {like: pcie, gpus: 4}
+tors: 2
+aggregations: 2
+tor_bytes_per_s: 100 Gb/s
+"""
+
+
+@pytest.fixture
+def described(tessera: Tessera, tmp_path: Path) -> Path:
+    """Describe a network; return the file."""
+    path = tmp_path / "net.yaml"
+    path.write_text(TOPOLOGY)
+    tessera("topology", "set", str(path))
+    return path
+
+
+def add_traffic(address: str) -> None:
+    """Say what the Cells of 4 and 8 GPUs send."""
+    cells = []
+    for gpus, nodes, iter_time_s in ((4, 1, 2.0), (8, 2, 1.0)):
+        stage = estimates_pb2.StageTraffic(
+            data_parallel=gpus // 2, tensor_parallel=1,
+            data=estimates_pb2.Sent(bytes=1e9, messages=4),
+            handed=estimates_pb2.Sent(bytes=1e8, messages=2),
+        )  # fmt: skip
+        sent = estimates_pb2.CellTraffic(
+            work_flop=1e14, compute_s=0.5, start_s=0.5, stages=[stage, stage]
+        )
+        cells.append(
+            estimates_pb2.CellEstimate(
+                workload=estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256),
+                cell=estimates_pb2.Cell(gpu_type="a100", gpus=gpus, pipeline_degree=2), nodes=nodes,
+                iter_time_s=iter_time_s, source=estimates_pb2.MEASURED, traffic=sent,
+            )
+        )  # fmt: skip
+    request = estimates_pb2.UpsertCellsRequest(parent="clusters/c", cells=cells)
+    with connect(address) as client:
+        client.call(client.estimates.UpsertCells, request)
+
+
+def test_a_network_is_described_shown_changed_by_etag_and_forgotten(
+    tessera: Tessera, described: Path
+) -> None:
+    shown = tessera("topology", "get").stdout
+    rows = dict(line.strip().split(maxsplit=1) for line in shown.splitlines())
+    assert (rows["topology"], rows["hosts"], rows["switches"]) == ("clusters/c/topology", "2", "4")
+    assert tessera("topology", "get", "-o", "name").stdout == "clusters/c/topology\n"
+    found = read(tessera, "topology", "get")
+    assert json.loads(found["document"])["tors"] == 2
+    document = tessera("topology", "get", "--document").stdout
+    again = tessera("topology", "set", "-", stdin=document)
+    assert found["etag"] in again.stdout
+    other = TOPOLOGY.replace("aggregations: 2", "aggregations: 3")
+    checked = tessera("topology", "set", "-", "--validate-only", stdin=other)
+    assert "valid; nothing changed" in checked.stderr
+    tessera("topology", "set", "-", "--etag", found["etag"], stdin=other)
+    stale = tessera("topology", "set", "-", "--etag", found["etag"], stdin=TOPOLOGY, code=1)
+    assert "STALE_ETAG" in stale.stderr
+    tors = [row.split() for row in tessera("topology", "show").stdout.splitlines()]
+    assert ["aggregation", "3"] in tors
+    ways = tessera("topology", "show", "--paths", "n0", "n1", "--json").stdout
+    assert json.loads(ways)["equal_cost_paths"] == 3
+    assert "forgotten" in tessera("topology", "delete").stderr
+    gone = tessera("topology", "get", code=4).stderr
+    assert "`tessera topology set FILE` describes it" in gone
+    tessera("topology", "show", code=4)
+
+
+def test_what_is_no_network_is_refused_by_file_and_field(tessera: Tessera) -> None:
+    wrong = TOPOLOGY.replace("tors: 2", "tors: none")
+    said = tessera("topology", "set", "-", stdin=wrong, code=2).stderr
+    assert "-: tors: must be a whole number" in said
+    nan = TOPOLOGY.replace("100 Gb/s", ".nan")
+    assert "tor_bytes_per_s" in tessera("topology", "set", "-", stdin=nan, code=2).stderr
+
+
+def test_nodes_that_a_description_lacks_are_said(tessera: Tessera) -> None:
+    found = tessera("topology", "set", "-", stdin=TOPOLOGY.replace("n{}", "x{}"))
+    rows = [line.split() for line in found.stdout.splitlines()]
+    assert ["no", "nodes", "x0,", "x1"] in rows
+    assert ["not", "in", "it", "n0,", "n1"] in rows
+    assert "meeting nobody" in found.stderr
+
+
+def test_plans_are_shown_made_and_listed(
+    tessera: Tessera, fleet: Fleet, address: str, described: Path
+) -> None:
+    assert "no network plan yet" in tessera("network", "history").stderr
+    nothing = tessera("network", code=4).stderr
+    assert "the next start, end or `tessera network plan` plans it" in nothing
+    add_traffic(address)
+    submit(tessera, "one", "--gpus", "8")
+    tessera("round")
+    head, row = tessera("network").stdout.splitlines()
+    assert head.split()[:5] == ["RANK", "JOB", "LEVEL", "DSCP", "INTENSITY"]
+    assert row.split()[:2] == ["0", "one"]
+    found = read(tessera, "network")
+    assert (found["cause"], found["levels"]) == ("round", 8)
+    (decision,) = found["decisions"]
+    paths = tessera("network", "--paths").stdout
+    assert any(f"tor-0 > agg-{k} > tor-1" in paths for k in range(2))
+    line = next(x for x in tessera("job", "one").stdout.splitlines() if x.startswith("network"))
+    assert line.strip().split(maxsplit=1)[1] == (
+        f"rank 0, level {decision['level']} of 0 to 7, DSCP {decision['dscp']}; meets no other job"
+    )
+    tried = tessera("network", "plan", "--dry-run")
+    assert "nothing was put in force" in tried.stderr
+    assert read(tessera, "network", "plan")["decisions"] == found["decisions"]
+    assert tessera("network", "-o", "name").stdout == "clusters/c/jobs/one\n"
+    head, row = tessera("network", "history").stdout.splitlines()
+    assert row.split()[:2] == ["1", "round"]
+    early = tessera("network", "--paths", "history", code=2).stderr
+    assert "--paths: goes after `history`" in early
+    levels = read(tessera, "round", "--network-levels", "1")
+    assert levels["options"]["network_levels"] == 1
+    assert read(tessera, "network")["levels"] == 1
+    assert len(read(tessera, "network", "history")["plans"]) == 2
+
+
+def test_a_job_without_a_part_in_the_network_says_why(
+    tessera: Tessera, fleet: Fleet, described: Path
+) -> None:
+    submit(tessera, "one", "--gpus", "8")
+    tessera("round")
+    shown = tessera("job", "one").stdout
+    assert "no part: what its Cell sends is not known" in shown
+    assert "what its Cell sends is not known" in tessera("network").stdout

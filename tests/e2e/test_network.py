@@ -1,0 +1,221 @@
+"""The network from end to end: a server, agents, and two jobs that meet, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.live.stack import Stack, running
+from tessera.v1 import estimates_pb2, jobs_pb2, networks_pb2_grpc, scheduler_pb2
+from tessera.v1 import networks_pb2 as pb
+from tests.support.agents import is_running
+from tests.support.system import Agent, Lab, User, until
+
+pytestmark = pytest.mark.timeout(180)
+
+GPUS = 4
+"""Of a job: two nodes of two."""
+
+JOBS = ("one", "two")
+RUNNING = jobs_pb2.RUNNING
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """Run a database and a server process."""
+    with running() as stack:
+        yield stack
+
+
+@pytest.fixture
+def user(stack: Stack) -> Iterator[User]:
+    """Return who calls."""
+    with User(stack) as user:
+        yield user
+
+
+class Networked(Lab):
+    """A cluster of four nodes under two agents, and what its network is asked."""
+
+    def __init__(self, stack: Stack, user: User, cluster: str) -> None:
+        super().__init__(stack, user, cluster)
+        self._channel = grpc.insecure_channel(stack.addresses[0])
+        self.networks = networks_pb2_grpc.NetworksStub(self._channel)
+        self.agents = [self.agent(("n0", 2), ("n1", 2)), self.agent(("n2", 2), ("n3", 2))]
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._channel.close()
+
+    def say_what_is_sent(self) -> None:
+        """Let every replica of a job of ``GPUS`` send to the next in its ring."""
+        stage = estimates_pb2.StageTraffic(
+            data_parallel=GPUS, tensor_parallel=1, data=estimates_pb2.Sent(bytes=2e9, messages=6)
+        )
+        sent = estimates_pb2.CellTraffic(
+            work_flop=1e14, compute_s=0.5, start_s=0.25, stages=[stage]
+        )
+        cell = estimates_pb2.CellEstimate(
+            workload=estimates_pb2.Workload(model="m", params=f"{GPUS}B", global_batch=64),
+            cell=estimates_pb2.Cell(gpu_type="a40", gpus=GPUS, pipeline_degree=1), nodes=2,
+            iter_time_s=1.0, source=estimates_pb2.MEASURED, traffic=sent,
+        )  # fmt: skip
+        request = estimates_pb2.UpsertCellsRequest(parent=self.parent, cells=[cell])
+        self.user.insist(lambda r: r.estimates.UpsertCells(request))
+
+    def decide(self, *, dry_run: bool = False, **options: Any) -> scheduler_pb2.Round:
+        request = scheduler_pb2.ScheduleRequest(
+            parent=self.parent, dry_run=dry_run, options=scheduler_pb2.RoundOptions(**options)
+        )
+        return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=30))
+
+    def describe(self, decided: scheduler_pb2.Round, aggregations: int = 1) -> None:
+        """Describe a network of two ToRs; with one way between them the jobs of a round meet on it."""
+        gangs = [[short(s.node) for s in d.allocation.shares] for d in decided.decisions]
+        (a, b), (c, d) = gangs
+        document = {
+            "kind": "clos", "nodes": [a, c, b, d], "tors": 2, "aggregations": aggregations,
+            "tor_bytes_per_s": 12.5e9,
+            "host": {"gpus": 2, "nics": 1, "pcie_switches": 1, "nic_bytes_per_s": 25e9,
+                     "pcie_bytes_per_s": 25e9, "nvlink_bytes_per_s": 300e9},
+        }  # fmt: skip
+        name = f"{self.parent}/topology"
+        topology = pb.Topology(name=name, document=json.dumps(document))
+        self.networks.UpdateTopology(pb.UpdateTopologyRequest(topology=topology), timeout=30)
+
+    def plan(self) -> pb.NetworkPlan:
+        request = pb.GetNetworkPlanRequest(name=f"{self.parent}/networkPlans/-")
+        return self.networks.GetNetworkPlan(request, timeout=30)
+
+    def planned(self, cause: str, jobs: int) -> pb.NetworkPlan:
+        """Return the plan in force once it was made for ``cause`` and speaks of so many jobs."""
+
+        def made() -> pb.NetworkPlan | None:
+            try:
+                found = self.plan()
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                return None
+            return found if found.cause == cause and len(found.decisions) == jobs else None
+
+        return until(made, f"a plan at {cause} of {jobs} jobs")
+
+    def leader(self, job: str) -> Agent:
+        """Return the agent that runs a job's process."""
+        node = short(self.job(job).allocation.shares[0].node)
+        return next(agent for agent in self.agents if node in agent.nodes)
+
+    def told(self, job: str) -> dict[str, Any]:
+        """Return what a job's process can read of its part in the plan."""
+        return self.leader(job).file_of(job, 1, "network.json")
+
+    def hears_of(self, job: str, levels: int) -> None:
+        """Wait until a job's processes can read of so many levels."""
+        until(lambda: self.told(job)["levels"] == levels, f"{job} is told of {levels} levels")
+
+
+def short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def placements(decided: scheduler_pb2.Round) -> list[str]:
+    return [f"{d.job} {d.kind} {d.allocation}" for d in decided.decisions]
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return a process's environment as it was started."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(word.split("=", 1) for word in words if word)
+
+
+def by_job(plan: pb.NetworkPlan) -> dict[str, pb.NetworkDecision]:
+    return {short(d.job): d for d in plan.decisions}
+
+
+def test_jobs_that_meet_are_marked_at_their_start_and_planned_anew_without_a_restart(
+    stack: Stack, user: User
+) -> None:
+    with Networked(stack, user, "meets") as lab:
+        lab.say_what_is_sent()
+        for job in JOBS:
+            lab.submit(job, GPUS)
+        before = lab.decide(dry_run=True)
+        lab.describe(before)
+        decided = lab.decide()
+        assert placements(decided) == placements(before)  # the network places nobody elsewhere
+        for job in JOBS:
+            lab.wait_for_state(job, RUNNING)
+        plan = lab.plan()
+        assert (plan.cause, plan.levels) == ("round", 8)
+        parts = by_job(plan)
+        assert [short(d) for d in parts["one"].meets] == ["two"]
+        assert parts["one"].level != parts["two"].level
+        pids = {job: lab.leader(job).pid_of(job) for job in JOBS}
+        for job in JOBS:
+            found = environment_of(pids[job])
+            assert found["NCCL_IB_TC"] == str(parts[job].dscp * 4 + 2)
+            assert found["NCCL_IB_SL"] == str(parts[job].level)
+            told = json.loads(Path(found["TESSERA_NETWORK"]).read_text())
+            assert told == lab.told(job)
+            assert (told["level"], told["levels"], told["dscp"]) == (
+                parts[job].level, 8, parts[job].dscp,
+            )  # fmt: skip
+
+        one_level = lab.decide(network_levels=1)
+        assert {d.kind for d in one_level.decisions} == {"keep"}
+        again = by_job(lab.plan())
+        assert {(d.level, d.dscp) for d in again.values()} == {
+            (0, parts[job].dscp) for job in JOBS
+        }  # their marks stay
+        for job in JOBS:
+            lab.hears_of(job, levels=1)
+
+        first, second = (short(d.job) for d in plan.decisions)
+        cancel = jobs_pb2.CancelJobRequest(name=f"{lab.parent}/jobs/{first}")
+        user.insist(lambda r: r.jobs.CancelJob(cancel))
+        ended = lab.planned("end", 1)
+        assert (len(ended.decisions[0].meets), ended.levels) == (0, 8)
+        lab.hears_of(second, levels=8)
+        assert lab.told(second)["level"] == ended.decisions[0].level
+        assert (lab.job(second).generation, lab.job(second).state) == (1, RUNNING)
+        assert is_running(pids[second])
+        assert lab.leader(second).pid_of(second) == pids[second]
+
+
+def test_jobs_that_run_before_their_network_is_described_are_planned_then_and_not_marked(
+    stack: Stack, user: User
+) -> None:
+    with Networked(stack, user, "later") as lab:
+        lab.say_what_is_sent()
+        for job in JOBS:
+            lab.submit(job, GPUS)
+        decided = lab.decide()
+        for job in JOBS:
+            lab.wait_for_state(job, RUNNING)
+        pids = {job: lab.leader(job).pid_of(job) for job in JOBS}
+        assert all("NCCL_IB_TC" not in environment_of(pid) for pid in pids.values())
+        lab.describe(decided, aggregations=2)
+        plan = lab.planned("start", 2)
+        for job in JOBS:
+            folder = lab.leader(job).folder / "gangs" / f"{job}@1"
+            until((folder / "network.json").exists, f"{job} is told its part")
+            ways = [[r.source, r.target, list(r.via)] for r in by_job(plan)[job].routes]
+            assert ways
+            assert lab.told(job)["routes"] == ways
+            assert lab.job(job).generation == 1
+            assert is_running(pids[job])
+        log = lab.leader("one").log.read_text()
+        assert "advice only, nothing is carried out" in log
+        server = stack.servers[0].log.read_text()
+        assert "advice only, nothing is carried out" in server
+        name = f"{lab.parent}/topology"
+        lab.networks.DeleteTopology(pb.DeleteTopologyRequest(name=name), timeout=30)
+        with pytest.raises(grpc.RpcError):
+            lab.plan()
+        assert all(is_running(pid) for pid in pids.values())
