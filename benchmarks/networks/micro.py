@@ -81,7 +81,7 @@ def judged(
     shares = {
         "paths": judge.paths(plans, number), "priorities": judge.priorities(),
         "orders": judge.orders(), "compression": judge.compression(), "all": judge.whole(plans),
-        "noise": judge.noisy(plans, number),
+        "crowded": judge.compression_on(0), "noise": judge.noisy(plans, number),
     }  # fmt: skip
     if with_placements:
         shares["placement"] = _placements(case, judge, levels)
@@ -154,11 +154,16 @@ class Judge:
 
     def compression(self) -> dict[str, float]:
         """Return shares of levels made of the best order on the best paths."""
-        work, order = self.space.work[self.path], self.best_order()
-        made = levels_of(self.demand, order, self.levels)
+        return self.compression_on(self.path)
+
+    def compression_on(self, path: int) -> dict[str, float]:
+        """Return the work of levels made of the best order on given paths, as a share of the best there."""
+        work, order = self.space.work[path], self.best_order(path)
+        demand = demand_of(self.space.contention, self.space.chosen[path])
+        most = float(work[self.few].max())
         return {
-            name: float(work[self.space.assignment(level)]) / self.most
-            for name, level in made.items()
+            name: float(work[self.space.assignment(level)]) / most
+            for name, level in levels_of(demand, order, self.levels).items()
         }
 
     def whole(self, plans: Mapping[str, NetworkPlan]) -> dict[str, float]:
@@ -190,7 +195,7 @@ class Judge:
         """
         best = NetworkPlan(
             chosen=self.space.chosen[self.path], level=self.space.level[self.assignment],
-            priority=np.zeros(self.demand.jobs), order=self.best_order(), levels=self.levels,
+            priority=np.zeros(self.demand.jobs), order=self.best_order(self.path), levels=self.levels,
         )  # fmt: skip
         most = self.played(best, noise=NOISE, seed=seed)
         return {
@@ -198,18 +203,14 @@ class Judge:
             for name in ("ours", "plain")
         }
 
-    def best_order(self) -> Ints:
-        """Return of the orders that the best levels can come from that which does most work uncompressed."""
-        work, level = self.space.work[self.path], self.space.level
-        orders = np.argsort(-level[self.space.strict()], axis=1, kind="stable")
-        strict = np.flatnonzero(self.space.strict())
-        at = self.few & (work >= self.most * (1 - EVEN))
-        fits = np.array(
-            [
-                bool((without_inversion(self.demand, order, level[at])).any())
-                for order in orders
-            ]
-        )  # fmt: skip
+    def best_order(self, path: int) -> Ints:
+        """Return of the orders that the best levels on given paths can come from that which does most work
+        uncompressed."""
+        demand = demand_of(self.space.contention, self.space.chosen[path])
+        work, level, strict = self.space.work[path], self.space.level, self.space.strict()
+        best = level[self.few & (work >= work[self.few].max() * (1 - EVEN))]
+        orders = np.argsort(-level[strict], axis=1, kind="stable")
+        fits = np.array([bool(without_inversion(demand, order, best).any()) for order in orders])
         found: Ints = orders[int(np.argmax(np.where(fits, work[strict], -np.inf)))]
         return found
 

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from benchmarks.cases import network
+from benchmarks.networks import micro, small
+from benchmarks.networks.optimum import (
+    Space,
+    Span,
+    dense,
+    space_of,
+    weak_orders,
+    without_inversion,
+    works_of,
+)
+from benchmarks.registry import CASES, execute
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, demand_of
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Ints
+from solvers.network.fluid import works
+
+
+def two_ways(*jobs: tuple[float, float, float, float]) -> Contention:
+    """Jobs of (work, compute_s, start_s, comm_s), each of which takes one of two links of 1 byte a second."""
+    count = len(jobs)
+    work, compute_s, start_s, comm_s = map(np.array, zip(*jobs, strict=True))
+    zero = np.zeros(count + 1, np.int64)
+    return Contention(
+        jobs=tuple(f"job-{i}" for i in range(count)), work_flop=work.astype(float),
+        compute_s=compute_s.astype(float), start_s=start_s.astype(float), gpus=np.ones(count, np.int64),
+        fixed_start=zero, fixed_link=np.zeros(0, np.int64), fixed_bytes=np.zeros(0),
+        fixed_delay_s=np.zeros(count), bundle_start=np.arange(count + 1),
+        bundle_bytes=comm_s.astype(float), bundle_messages=np.ones(count, np.int64),
+        candidate_start=2 * np.arange(count + 1), candidate=np.tile([0, 1], count),
+        path_start=np.arange(3), path_link=np.arange(2), path_delay_s=np.zeros(2),
+        link_bytes_per_s=np.ones(2),
+    )  # fmt: skip
+
+
+def plan_of(chosen: Ints, level: Ints) -> NetworkPlan:
+    order = np.argsort(-level, kind="stable")
+    return NetworkPlan(
+        chosen=chosen, priority=np.zeros(len(level)), order=order, level=level, levels=3
+    )
+
+
+EXAMPLE_1 = (10.0, 2.0, 2.0, 2.0), (5.0, 1.0, 1.0, 1.0)
+"""Crux, example 1: 37.5 % with the first job first, 41.7 % with the second (of 10 flop a second)."""
+
+
+def test_two_jobs_with_two_links_are_best_apart_and_example_1_is_what_they_do_together() -> None:
+    space = space_of(two_ways(*EXAMPLE_1))
+    path, at = space.best(space.within(3))
+    assert sorted(space.chosen[path].tolist()) == [0, 1]
+    assert space.work[path, at] == pytest.approx(10 / 4 + 5 / 2, rel=1e-3)
+    together = space.path(np.array([1, 1]))
+    first, second = (space.assignment(np.array(level)) for level in ([1, 0], [0, 1]))
+    assert space.work[together, first] == pytest.approx(10 / 4 + 5 / 4, rel=2e-3)
+    assert space.work[together, second] == pytest.approx(10 / 6 + 5 / 2, rel=2e-3)
+
+
+def test_jobs_with_the_same_traffic_and_other_work_are_not_confused() -> None:
+    space = space_of(two_ways((10.0, 2.0, 2.0, 1.0), (50.0, 1.0, 1.0, 1.0)))
+    apart = space.path(np.array([1, 0]))
+    assert np.allclose(space.work[apart], 10 / 3 + 50 / 2, rtol=2e-3)
+
+
+def test_three_jobs_on_two_links_leave_that_one_alone_that_gains_most() -> None:
+    # the third never has to share with the other two: it sends all the time
+    c = two_ways(*EXAMPLE_1, (100.0, 1.0, 0.5, 1.0))
+    space = space_of(c)
+    path, _ = space.best(space.within(3))
+    one, other, third = space.chosen[path].tolist()
+    assert one == other != third
+
+
+def test_what_is_played_in_parts_is_what_all_jobs_do_when_played_at_once() -> None:
+    c = small.on_clos(small.drawn(7, 1))
+    space = space_of(c)
+    rng = np.random.default_rng(0)
+    for path in rng.choice(len(space.chosen), 6, replace=False).tolist():
+        demand = demand_of(c, space.chosen[path])
+        whole = works(demand, space.level, horizon_s=space.span.horizon_s, warm_s=space.span.warm_s)
+        assert np.allclose(space.work[path], whole, rtol=1e-9)
+
+
+def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
+    c = small.on_clos(small.drawn(7, 2))
+    space = space_of(c)
+    most = space.work[space.best(space.within(3))]
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(20):
+        plan = plan_of(rng.integers(2, size=5), rng.integers(3, size=5))
+        demand = demand_of(c, plan.chosen)
+        span = space.span
+        played = works(demand, plan.level[None], horizon_s=span.horizon_s, warm_s=span.warm_s)
+        assert space.of(plan) == pytest.approx(float(played[0]), rel=1e-9)
+        found.append(space.of(plan) / most)
+    assert max(found) <= 1.0
+    assert min(found) < 0.95
+
+
+def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
+    c = small.on_clos(small.drawn(7, 3))
+    judge = micro.Judge(space_of(c), 3)
+    space = judge.space
+    best = plan_of(space.chosen[judge.path], space.level[judge.assignment])
+    mirrored = plan_of(1 - best.chosen, 2 * best.level + 1)  # the switches change places
+    worst_path = int(space.work[:, judge.few].max(axis=1).argmin())
+    bad = plan_of(space.chosen[worst_path], np.zeros(5, np.int64))
+    shares = judge.whole({"best": best, "mirrored": mirrored, "bad": bad})
+    assert shares["best"] == 1.0
+    assert shares["mirrored"] == pytest.approx(1.0, abs=1e-9)
+    assert shares["bad"] < 0.97
+    everything = [*judge.priorities().values(), *judge.orders().values()]
+    assert max([*everything, *judge.compression().values()]) <= 1 + 1e-9
+
+
+def test_with_one_level_there_is_nothing_to_choose_but_paths() -> None:
+    judge = micro.Judge(space_of(small.on_clos(small.drawn(7, 3))), 1)
+    for shares in (judge.priorities(), judge.compression(), judge.compression_on(0)):
+        assert set(shares.values()) == {1.0}
+
+
+def test_a_plan_that_is_none_of_what_was_tried_is_refused() -> None:
+    space = space_of(two_ways(*EXAMPLE_1))
+    with pytest.raises(InvalidInput, match="none of those"):
+        space.of(plan_of(np.array([0, 2]), np.array([1, 0])))
+    with pytest.raises(InvalidInput, match="can be tried"):
+        space_of(two_ways(*[EXAMPLE_1[0]] * 7))
+
+
+def test_all_541_ways_to_order_five_jobs_are_tried_once() -> None:
+    rows = weak_orders(5)
+    assert len(rows) == len(np.unique(rows, axis=0)) == 541
+    assert {tuple(row) for row in permutations(range(5))} <= {tuple(row) for row in rows.tolist()}
+    every = np.array(list(product(range(3), repeat=5)))
+    assert {tuple(row) for row in dense(every).tolist()} == {
+        tuple(row) for row in rows[rows.max(axis=1) < 3].tolist()
+    }
+    assert dense(np.array([[7, -2, 7, 30]])).tolist() == [[1, 0, 1, 2]]
+
+
+def test_levels_may_only_invert_an_order_where_jobs_share_no_link() -> None:
+    c = two_ways(*EXAMPLE_1, EXAMPLE_1[0])
+    demand = demand_of(c, np.array([0, 0, 1]))
+    level = np.array([[1, 0, 2], [0, 1, 2], [0, 0, 0]])
+    assert without_inversion(demand, np.array([0, 1, 2]), level).tolist() == [True, False, True]
+
+
+def test_the_best_order_can_become_the_best_levels() -> None:
+    for number in range(4):
+        judge = micro.Judge(space_of(small.on_clos(small.drawn(8, number))), 3)
+        order = judge.best_order(judge.path)
+        allowed = judge.few & without_inversion(judge.demand, order, judge.space.level)
+        work = judge.space.work[judge.path]
+        assert work[allowed].max() == pytest.approx(judge.most, rel=1e-9)
+
+
+def test_the_best_order_is_not_one_that_only_does_well_with_a_level_for_each_job() -> None:
+    c = two_ways(*[EXAMPLE_1[0]] * 3)
+    level = weak_orders(3)
+    work = np.ones((1, len(level)))
+    work[0, (level == [1, 0, 0]).all(axis=1)] = 5.0  # with two levels
+    work[0, (level == [0, 1, 2]).all(axis=1)] = 9.0
+    work[0, (level == [2, 0, 1]).all(axis=1)] = 4.0
+    space = Space(
+        contention=c, chosen=np.zeros((1, 3), np.int64), level=level, work=work,
+        span=Span(horizon_s=1.0, warm_s=0.0), drift=0.0,
+    )  # fmt: skip
+    assert micro.Judge(space, 2).best_order(0).tolist() == [0, 2, 1]
+
+
+def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_found() -> None:
+    c = small.on_clos(small.drawn(7, 4))
+    space = space_of(c)
+    assert space.drift <= 2e-3
+    for path in (0, 5, 11):
+        demand = demand_of(c, space.chosen[path])
+        twice = Span(horizon_s=2 * space.span.horizon_s, warm_s=2 * space.span.warm_s)
+        changed = np.abs(works_of(demand, twice) / space.work[path] - 1)
+        assert np.quantile(changed, 0.95) < 5e-3
+
+
+def test_cases_keep_what_is_said_of_them_and_depend_on_seed_and_number_alone() -> None:
+    for number in range(20):
+        case = small.drawn(3, number)
+        assert case.hosts <= 20
+        assert case.tors in (2, 3, 4)
+        assert len(case.jobs) == 5
+        c = small.on_clos(case)
+        assert np.diff(c.bundle_start).tolist() == [1] * 5
+        assert np.diff(c.candidate_start).tolist() == [2] * 5
+        for chosen in (np.zeros(5, np.int64), np.array([0, 1, 0, 1, 0])):
+            demand = demand_of(c, chosen)
+            assert np.allclose(demand.comm_s, [job.comm_s for job in case.jobs])
+        assert demand_of(c, np.zeros(5, np.int64)).offered.max() >= 1.0
+        again = small.on_clos(small.drawn(3, number))
+        assert np.array_equal(c.bundle_bytes, again.bundle_bytes)
+    busy = small.on_clos(small.drawn(3, 0, ranges=small.Ranges(least_load=2.2)))
+    assert demand_of(busy, np.zeros(5, np.int64)).offered.max() >= 2.2
+    assert small.drawn(3, 0).jobs[0].comm_s != small.drawn(4, 0).jobs[0].comm_s
+
+
+def test_each_placement_and_the_torus_have_the_same_jobs_on_whole_hosts_of_their_own() -> None:
+    case = small.drawn(3, 5)
+    for placed in (*case.placements, case.torus_placement):
+        assert [len(hosts) for hosts in placed] == [job.hosts for job in case.jobs]
+        used = [host for hosts in placed for host in hosts]
+        assert len(set(used)) == len(used)
+    assert len(set(case.placements)) == small.PLACEMENTS
+    torus = small.on_torus(case)
+    assert np.array_equal(torus.work_flop, small.on_clos(case).work_flop)
+    assert (np.diff(torus.candidate_start) > 1).any()
+
+
+def test_one_choice_loads_what_all_flows_by_one_switch_load() -> None:
+    case = small.drawn(3, 6)
+    c = small.on_clos(case, 1)
+    demand = demand_of(c, np.ones(5, np.int64))
+    sent = demand.busy_s * c.link_bytes_per_s[demand.link]
+    for job, what in enumerate(case.jobs):
+        tors = {host * case.tors // case.hosts for host in case.placements[1][job]}
+        crossing = sent[slice(*demand.link_start[job : job + 2])].max()
+        assert crossing == pytest.approx(what.comm_s * case.cable_bytes_per_s)
+        on_cables = c.path_link[
+            slice(*c.path_start[c.candidate[2 * job] : c.candidate[2 * job] + 2])
+        ]
+        assert len(on_cables) == 2 * len(tors)
+
+
+def test_the_small_run_keeps_its_bounds_and_tells_of_all_parts() -> None:
+    found = CASES["network"]
+    assert found.run is network.network
+    result = execute(found, found.smoke | {"cases": 1}, ["bench"])
+    assert result["ok"]
+    assert {"violations", "above_optimum"} == result["bounds"].keys()
+    figures = result["figures"]
+    for part in ("paths", "priorities", "compression", "all"):
+        assert 0.5 < figures[f"plain_{part}_share"] <= 1
+        assert figures[f"{part}_p5"] <= figures[f"{part}_share"] <= 1
+    parts = {row["part"] for row in result["table"]}
+    assert {"placement", "torus: all", "torus: priorities", "floor 0.5", "cases"} <= parts
