@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from db.agents import require_agent
 from db.documents import dumps
-from db.turn import Change, Turn
+from db.turn import Change, Turn, wake
 from formulation.lifecycle import ACTIVE, JobEvent, JobState, allowed
 from formulation.resources import ObservedGang
 
@@ -20,12 +20,17 @@ MAX_ERROR_CHARS = 4000
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
 """What an iteration can take; what is beyond was not measured."""
 
+MIN_PERIOD_S, MAX_PERIOD_S = 1e-3, 3600.0
+MAX_SENT_BYTES = 1e15
+"""What a counter of bytes can show of an iteration; what is beyond was not measured."""
+
 _ON_NODES = sa.text("""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     max(l.release_revision) AS release_revision,
     j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
-    j.iterations_done
+    j.iterations_done, max(t.generation) AS traffic_of
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
+LEFT JOIN measured_traffic t ON t.job_id = l.job_id AND t.node_id = l.node_id
 WHERE n.agent_id = :agent
 GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
 """)
@@ -78,12 +83,32 @@ ON CONFLICT (job_id, generation) DO UPDATE SET
 """)
 
 
+_TRAFFIC = sa.text("""
+INSERT INTO measured_traffic AS m (job_id, node_id, generation, period_s, sent_bytes, unhindered)
+SELECT c.job, c.node, c.generation, c.period_s, c.sent_bytes,
+    s.level IS NOT NULL AND NOT EXISTS (
+        SELECT FROM jsonb_array_elements_text(s.document->'meets') AS met(name)
+        JOIN jobs o ON o.cluster_id = j.cluster_id AND o.name = met.name
+        JOIN standings x ON x.job_id = o.id WHERE x.level >= s.level)
+FROM json_to_recordset(CAST(:rows AS json)) AS
+    c(job bigint, node bigint, generation bigint, period_s float8, sent_bytes float8)
+JOIN jobs j ON j.id = c.job AND j.generation = c.generation
+LEFT JOIN standings s ON s.job_id = j.id AND s.generation = j.generation
+ORDER BY c.job, c.node
+ON CONFLICT (job_id, node_id) DO UPDATE SET generation = excluded.generation,
+    period_s = excluded.period_s, sent_bytes = excluded.sent_bytes,
+    unhindered = excluded.unhindered
+    WHERE m.generation < excluded.generation
+""")
+
+
 @dataclass(slots=True)
 class Findings:
     """What a report says against what is stored."""
 
     progress: list[dict[str, object]] = field(default_factory=list)
     measured: list[dict[str, object]] = field(default_factory=list)
+    traffic: list[dict[str, object]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     freed: list[dict[str, object]] = field(default_factory=list)
 
@@ -94,17 +119,20 @@ def observe(
 ) -> bool:  # fmt: skip
     """Take in a report; return whether the desired state changed. See ``service.ports.Store``.
 
-    A report of nothing but progress takes no turn: it waits for nobody and nobody waits for it.
+    A report of nothing but progress takes no turn: it waits for nobody and nobody waits for it. Nor does
+    measured traffic, which changes no state; but who plans networks is woken.
     """
     me = require_agent(connection, cluster, agent, incarnation)
     found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
     if not (found.changes or found.freed):
         _advance_progress(connection, found)
+        _keep_traffic(connection, cluster, found)
         return False
     turn = Turn.take(connection, cluster)  # look again: others may have had their turn
     me = require_agent(connection, cluster, agent, incarnation)
     found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
     _advance_progress(connection, found)
+    _keep_traffic(connection, cluster, found)
     turn.apply(found.changes)
     if found.freed:
         connection.execute(_FREE, {"rows": dumps(found.freed)})
@@ -118,6 +146,12 @@ def _advance_progress(connection: sa.Connection, found: Findings) -> None:
     if found.measured:
         values = {"rows": dumps(found.measured), "warm_up": WARM_UP, "enough": ENOUGH}
         connection.execute(_MEASURE, values)
+
+
+def _keep_traffic(connection: sa.Connection, cluster: str, found: Findings) -> None:
+    """Keep what was measured of a job's allocation on a node first, and wake who plans by it."""
+    if found.traffic and connection.execute(_TRAFFIC, {"rows": dumps(found.traffic)}).rowcount:
+        wake(connection, cluster)
 
 
 def compare(
@@ -139,6 +173,11 @@ def compare(
                 )
         elif row.of_generation == row.generation:
             members[row.job_id].append((row, gang))
+            if row.traffic_of != row.generation and _means_something(gang):
+                found.traffic.append(
+                    {"job": row.job_id, "node": row.node_id, "generation": row.generation,
+                     "period_s": gang.period_s, "sent_bytes": gang.sent_bytes}
+                )  # fmt: skip
     for job in sorted(members):
         leading = [gang for row, gang in members[job] if row.node_id == row.leader_id]
         row, leader = members[job][0][0], leading[0] if leading else None
@@ -155,6 +194,10 @@ def compare(
             ):
                 found.measured.append(done | {"iter_time_s": leader.iter_time_s})
     return found
+
+
+def _means_something(gang: ObservedGang) -> bool:
+    return MIN_PERIOD_S <= gang.period_s <= MAX_PERIOD_S and 0 < gang.sent_bytes <= MAX_SENT_BYTES
 
 
 def _advances(row: sa.Row[tuple[object, ...]], leader: ObservedGang) -> bool:

@@ -12,7 +12,7 @@ from db.copy import read_columns
 from db.rows import SERVICE_GPU_S
 from db.tables import LIVE
 from formulation.errors import NotFound
-from formulation.network.facts import Standing, Traffics
+from formulation.network.facts import Measured, Standing, Traffics
 from formulation.snapshot import (
     STATES,
     Allocations,
@@ -178,6 +178,18 @@ _STANDING_COLUMNS = {
     "job": "int8", "generation": "int8", "rank": "int8", "level": "int8", "tag": "int8",
 }  # fmt: skip
 
+_MEASURED = f"""
+SELECT m.job_id, m.generation, m.node_id, m.period_s, m.sent_bytes, m.unhindered
+FROM measured_traffic m JOIN jobs j ON j.id = m.job_id AND j.generation = m.generation
+JOIN nodes n ON n.id = m.node_id
+WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
+"""  # noqa: S608 - constants only
+
+_MEASURED_COLUMNS = {
+    "job": "int8", "generation": "int8", "node": "int8", "period_s": "float8",
+    "sent_bytes": "float8", "unhindered": "bool",
+}  # fmt: skip
+
 
 def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     """Return the cluster's snapshot; nodes not heard for ``silence_s`` are not schedulable.
@@ -235,7 +247,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
         tenants=tenants, quotas=quotas,
         avoids=Avoids(job=job_at.of(avoids["job"]), node=node_at.of(avoids["node"])),
         legs=Legs(**legs), prices=_prices(connection, cluster.id, cluster.decided_round),
-        **_network(connection, cluster.id, (job_at, workload_at, type_at, plan_at)),
+        **_network(connection, cluster.id, (job_at, workload_at, type_at, plan_at, node_at)),
     )  # fmt: skip
 
 
@@ -243,16 +255,17 @@ class _Network(TypedDict, total=False):
     topology: str
     traffic: Traffics
     standing: Standing
+    measured: Measured
 
 
 def _network(
-    connection: sa.Connection, cluster: int, at: tuple[_Index, _Index, _Index, _Index]
+    connection: sa.Connection, cluster: int, at: tuple[_Index, _Index, _Index, _Index, _Index]
 ) -> _Network:
     """Return what a snapshot holds of the network; nothing where none is described."""
     topology = connection.execute(_TOPOLOGY, {"cluster": cluster}).scalar()
     if topology is None:
         return {}
-    job_at, workload_at, type_at, plan_at = at
+    job_at, workload_at, type_at, plan_at, node_at = at
     rows = connection.execute(_TRAFFIC, {"cluster": cluster}).all()
     columns = list(zip(*rows, strict=True)) if rows else [()] * 7
     keys = [np.array(column, np.int64) for column in columns[:-1]]
@@ -262,6 +275,8 @@ def _network(
     )  # as estimates are; the last counts first
     workload, gpu_type, gpus, nodes, degree, plan = (key[order] for key in keys)
     s = read_columns(connection, _STANDING.format(cluster=cluster), _STANDING_COLUMNS)
+    m = read_columns(connection, _MEASURED.format(cluster=cluster), _MEASURED_COLUMNS)
+    m |= {"job": job_at.of(m["job"]), "node": node_at.of(m["node"])}
     return {
         "topology": topology,
         "traffic": Traffics(
@@ -272,6 +287,7 @@ def _network(
             job=job_at.of(s["job"]), generation=s["generation"], rank=s["rank"], level=s["level"],
             tag=s["tag"],
         ),
+        "measured": Measured(**m),
     }  # fmt: skip
 
 

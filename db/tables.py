@@ -435,6 +435,19 @@ standings = sa.Table(  # the network plan in force, by job
     sa.CheckConstraint("rank >= 0 AND level >= 0 AND tag BETWEEN -1 AND 63", name="numbers"),
 )  # fmt: skip
 
+measured_traffic = sa.Table(  # by agents, of the newest allocation that was measured there
+    "measured_traffic", metadata,
+    _ref("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
+    _ref("node_id", "nodes.id", primary_key=True),
+    _count("generation", None),
+    _real("period_s"),
+    _real("sent_bytes"),  # from the node in one iteration
+    _flag("unhindered"),  # no job that it met was served before it or beside it
+    sa.CheckConstraint("period_s > 0 AND period_s < 'Infinity'", name="period"),
+    sa.CheckConstraint("sent_bytes > 0 AND sent_bytes < 'Infinity'", name="sent_bytes"),
+    sa.Index(None, "node_id"),
+)  # fmt: skip
+
 request_ids = sa.Table(
     "request_ids", metadata,
     _text("id", primary_key=True),

@@ -206,6 +206,11 @@ class Turn:
             self.connection.execute(_RESERVE, values)
 
 
+def wake(connection: sa.Connection, cluster: str) -> None:
+    """Tell the world once this is committed that a cluster is to be looked at; its revision stays."""
+    connection.execute(_NOTIFY, {"channel": CHANNEL, "name": cluster})
+
+
 def _row(change: Change) -> dict[str, object]:
     cell: dict[str, object] = {}
     if change.cell is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from formulation.cells import Cells, Shapes
 from formulation.errors import InvalidInput
-from formulation.network.facts import Standing, Traffics
+from formulation.network.facts import Measured, Standing, Traffics
 from formulation.problem import Problem, Row
 from formulation.snapshot import (
     Allocations,
@@ -42,8 +42,8 @@ FORMAT = 2
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
-        Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Nodes, Prices, Problem, Quotas, Row,
-        Shapes, Snapshot, Solution, Standing, Tenants, Traffics, Workload,
+        Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Measured, Nodes, Prices, Problem, Quotas,
+        Row, Shapes, Snapshot, Solution, Standing, Tenants, Traffics, Workload,
     )
 }  # fmt: skip
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
@@ -58,7 +58,7 @@ def _unknown(value: Any) -> frozenset[str]:
     if isinstance(value, Estimates) and bool(np.isnan(value.sd).all()):
         return frozenset({"sd"})
     if isinstance(value, Snapshot):
-        network = ("topology", "traffic", "standing")
+        network = ("topology", "traffic", "standing", "measured")
         return frozenset(name for name in network if not len(getattr(value, name)))
     return frozenset()
 

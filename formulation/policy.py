@@ -67,6 +67,9 @@ class Policy:
     """Levels of network priority that jobs are compressed to, where the cluster's network is described."""
     network_floor: float = 0.0
     """Share of its rate alone that each job shall have on the network; 0: work done is all that counts."""
+    network_measure_s: float = 0.0
+    """A job on several nodes goes before all others that it meets on the network until agents have measured
+    its traffic, at most so long from the start of its allocation; 0: not (Crux 5)."""
     caution: float = 0.0
     """An iteration is taken to last exp(caution x sd) times its estimate, sd being that of the logarithm:
     1 leaves one in six to be slower, where estimates are right about themselves. 0: estimates as they are."""
@@ -100,6 +103,8 @@ class Policy:
             raise InvalidInput("network_levels", f"must lie in [1, {NETWORK_LEVELS}]")
         if not 0 <= self.network_floor < 1:
             raise InvalidInput("network_floor", "must lie in [0, 1)")
+        if not (math.isfinite(self.network_measure_s) and self.network_measure_s >= 0):
+            raise InvalidInput("network_measure_s", "must be 0 or a number of seconds")
         if self.opportunistic and not self.queue_order:
             raise InvalidInput("opportunistic", "has a meaning only with queue_order")
         _ = self.stages, self.weight_of_queue

@@ -353,7 +353,7 @@ class NetworkCommit:
 
     snapshot: Snapshot
     outcome: NetworkOutcome
-    cause: str  # start, end, topology
+    cause: str  # start, end, topology, measured
     seconds: float  # that planning took
 
 
@@ -376,6 +376,8 @@ class ObservedGang:
     iterations_done: float = -1.0  # of the whole job, from the leading member; negative: not known
     iter_time_s: float = 0.0  # 0: not known
     error: str = ""
+    period_s: float = 0.0  # of an iteration, by the byte counters of the node; 0: not measured
+    sent_bytes: float = 0.0  # by this node in an iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

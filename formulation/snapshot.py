@@ -11,7 +11,14 @@ import numpy as np
 
 from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
-from formulation.network.facts import NO_STANDING, NO_TRAFFIC, Standing, Traffics
+from formulation.network.facts import (
+    NO_MEASURED,
+    NO_STANDING,
+    NO_TRAFFIC,
+    Measured,
+    Standing,
+    Traffics,
+)
 from formulation.tables import Bools, Floats, Ints, Table
 
 BEST_FOUND = 0
@@ -255,6 +262,7 @@ class Snapshot:
     """The cluster's network, formulation.network.document as canonical JSON; "": not described."""
     traffic: Traffics = NO_TRAFFIC
     standing: Standing = NO_STANDING
+    measured: Measured = NO_MEASURED
 
     def __post_init__(self) -> None:
         """Check that every index points somewhere and every number has a meaning."""
@@ -282,6 +290,8 @@ class Snapshot:
             ("traffic", "gpu_type", 0, types),
             ("traffic", "plan", 0, len(self.plans)),
             ("standing", "job", -1, len(self.jobs)),
+            ("measured", "job", 0, len(self.jobs)),
+            ("measured", "node", 0, len(self.nodes)),
         ):
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
@@ -302,6 +312,8 @@ class Snapshot:
             ("quotas", "gpus", 0, True),
             ("legs", "gpus", 1, True),
             ("prices", "price", 0, True),
+            ("measured", "period_s", 0, True),
+            ("measured", "sent_bytes", 0, True),
         ):
             values = getattr(getattr(self, table), column)
             if not len(values):

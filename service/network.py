@@ -19,8 +19,9 @@ from formulation.errors import InvalidInput
 from formulation.lifecycle import ACTIVE
 from formulation.network import document
 from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.flows import NetworkJob, contention
+from formulation.network.contention import Contention, Demand
+from formulation.network.flows import NetworkJob, Note, contention
+from formulation.network.measured import Seen, with_bytes, with_times
 from formulation.network.outcome import NetworkDecision, NetworkOutcome, Route
 from formulation.network.plan import NetworkPlan
 from formulation.network.routes import Routes
@@ -31,7 +32,8 @@ from formulation.placement import Gang, current_gangs
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from formulation.tables import Ints
-from solvers.network.replan import Options, replan
+from solvers.network.paths import least_comm_s
+from solvers.network.replan import Options, replanned
 
 MEETS: Final = 10
 """Jobs that are named as met by a job, those nearest in rank; it may meet more."""
@@ -47,15 +49,17 @@ class Running:
     generation: int
     gang: Gang
     cell: tuple[int, int, int, int]
+    since_s: float  # when it was given these GPUs
 
 
 def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[Running]:
     """Return the jobs that run once a round's decisions are carried out."""
-    generation = snapshot.jobs.generation
+    generation, since_s = snapshot.jobs.generation, snapshot.jobs.since_s
     return [
         Running(
             job=d.job, generation=int(generation[d.job]) + (d.kind in CHANGES_GPUS), gang=d.gang,
             cell=(d.gpu_type, d.gpus, d.pipeline_degree, d.plan),
+            since_s=snapshot.now_s if d.kind in CHANGES_GPUS else float(since_s[d.job]),
         )
         for d in decisions if d.gang is not None
     ]  # fmt: skip
@@ -70,16 +74,55 @@ def running_now(snapshot: Snapshot) -> list[Running]:
             job=job, generation=int(jobs.generation[job]), gang=gang,
             cell=(int(jobs.current_type[job]), int(jobs.current_gpus[job]),
                   int(jobs.current_degree[job]), int(jobs.current_plan[job])),
+            since_s=float(jobs.since_s[job]),
         )
         for job, gang in sorted(current_gangs(snapshot).items()) if active[job]
     ]  # fmt: skip
+
+
+def measured(snapshot: Snapshot, running: Iterable[Running]) -> dict[int, Seen]:
+    """Return what agents measured of the allocations that jobs run on, by job."""
+    m = snapshot.measured
+    now = {(r.job, r.generation) for r in running}
+    rows: defaultdict[int, list[int]] = defaultdict(list)
+    for row, key in enumerate(zip(m.job.tolist(), m.generation.tolist(), strict=True)):
+        if key in now:
+            rows[key[0]].append(row)
+    return {job: _seen(snapshot, of_job) for job, of_job in rows.items()}
+
+
+def _seen(snapshot: Snapshot, rows: list[int]) -> Seen:
+    m = snapshot.measured
+    own = [row for row in rows if m.unhindered[row]]
+    return Seen(
+        sent_bytes={snapshot.nodes.name[m.node[row]]: float(m.sent_bytes[row]) for row in rows},
+        period_s=float(np.median(m.period_s[own])) if own else None,
+    )
+
+
+def unmeasured(
+    snapshot: Snapshot, running: Iterable[Running], policy: Policy
+) -> list[tuple[float, int]]:
+    """Return (seconds left, job) of those whose traffic is still to be measured, the longest waiting first.
+
+    Those are on several nodes, have no measurement yet, and time left for it. Agents measure a job only where
+    no other one on its nodes sends, which nobody here knows: so it is what should be, not what is.
+    """
+    running = list(running)
+    done = measured(snapshot, running)
+    found = [
+        (r.since_s + policy.network_measure_s - snapshot.now_s, r.job)
+        for r in running if r.gang.nodes > 1 and r.job not in done
+    ]  # fmt: skip
+    return sorted((left_s, job) for left_s, job in found if left_s > 0)
 
 
 def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> NetworkOutcome:
     """Return paths, levels and tags of the jobs that run on the snapshot's network.
 
     Jobs of whose Cell nothing is known, or whose hosts the topology lacks, have no part in it; nor has any
-    where it has no path between two of a job's GPUs. That is said of each.
+    where it has no path between two of a job's GPUs. That is said of each. What was measured of a job
+    corrects what its Cell was estimated to send.
 
     Raises:
         InvalidInput: the topology describes none, or the options are beyond what it has.
@@ -95,21 +138,25 @@ def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy)
         for r in running if r.job in traffics
     ]  # fmt: skip
     unplanned: dict[str, str] = {}
+    seen = {names[job]: found for job, found in measured(snapshot, running).items()}
     with _LOCK:  # routes remember what they found
         try:
-            c, notes = contention(topology, jobs, routes=routes)
+            c, notes = _measured(topology, jobs, seen, routes)
         except InvalidInput as wrong:  # a round must not fail for it
             unplanned = {job.name: f"the network cannot be planned: {wrong}" for job in jobs}
             c, notes = contention(topology, [], routes=routes)
     rank = snapshot.standing.rank
     standing = snapshot.standing.job[np.argsort(rank, kind="stable")].tolist()
     earlier = [names[job] for job in standing if job >= 0]
-    plan = replan(
+    found = replanned(
         c, levels=policy.network_levels, options=Options(floor=policy.network_floor),
         earlier=earlier,
+        unmeasured=[names[job] for _, job in unmeasured(snapshot, running, policy)],
     )  # fmt: skip
+    plan, demand = found.plan, found.demand
     said = unknown | unplanned | {job: note for job, note in notes if job}
-    demand = demand_of(c, plan.chosen)
+    for k in found.holding.tolist():
+        said[c.jobs[k]] = f"goes first until measured, {policy.network_measure_s:g} s at most"
     tags, remarks = _tags(snapshot, running, c, demand, plan)
     return NetworkOutcome(
         levels=plan.levels,
@@ -123,6 +170,21 @@ _UNKNOWN: Final = (
     "what its Cell sends is not known: let the service estimate its Cells (`tessera models add`), or say it"
     " with them (CellEstimate.traffic)"
 )
+
+
+def _measured(
+    topology: Topology, jobs: Sequence[NetworkJob], seen: Mapping[str, Seen], routes: Routes
+) -> tuple[Contention, list[Note]]:
+    """Return jobs as they were measured, else as estimated, with what they load, and one note on a job."""
+    corrected, notes, used = with_bytes(topology, jobs, seen)
+    c, others = contention(topology, corrected, routes=routes)
+    period_s = [seen[name].period_s if name in used else None for name in c.jobs]
+    known_s = np.array([math.nan if value is None else value for value in period_s])
+    c, times = with_times(c, least_comm_s(c), known_s)
+    of_job = dict(notes)
+    for name, note in times:
+        of_job[name] += f", {note}"
+    return c, [*of_job.items(), *others]
 
 
 @lru_cache(maxsize=4)

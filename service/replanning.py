@@ -1,19 +1,36 @@
-"""Networks planned anew between rounds: when a job has started or ended, or the topology is another."""
+"""Networks planned anew between rounds: when a job has started or ended or its traffic was measured (or the
+time for that is over), or the topology is another.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from formulation.errors import NotFound, RoundSuperseded
 from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
 from formulation.policy import Policy
 from formulation.resources import NetworkCommit
 from formulation.snapshot import Snapshot
-from service.network import Running, plan_network, running_now
+from service.network import Running, plan_network, running_now, unmeasured
 from service.ports import Clock, Store
 
 log = logging.getLogger(__name__)
+
+LATE_S: Final = 0.1
+"""After its time, so that a measurement's time is over by the database's clock, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What a network plan rests on beside who runs where."""
+
+    topology: str
+    measured: frozenset[tuple[str, int, str]]  # job, generation and node
+    unmeasured: frozenset[str]  # jobs that go first until they are
 
 
 class Replanning:
@@ -24,7 +41,8 @@ class Replanning:
 
     def __init__(self, store: Store, clock: Clock, policy: Policy) -> None:
         self._store, self._clock, self._policy = store, clock, policy
-        self._planned: dict[str, str] = {}  # cluster -> topology of the plan in force
+        self._planned: dict[str, Basis] = {}  # cluster -> of the plan in force
+        self._again_s: dict[str, float] = {}  # cluster -> when the time of a measurement is over
 
     def keep(
         self, cluster: str, cancelled: Callable[[], bool] = lambda: False,
@@ -39,10 +57,13 @@ class Replanning:
             self._store.get_topology(cluster)
         except NotFound:
             self._planned.pop(cluster, None)
+            self._again_s.pop(cluster, None)
             self._store.get_cluster(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
         running = running_now(snapshot)
+        left_s = [left_s for left_s, _ in unmeasured(snapshot, running, self._policy)]
+        self._again_s[cluster] = self._clock.monotonic_s() + min(left_s, default=math.inf)
         cause = self._cause(snapshot, running)
         if not cause or cancelled():
             return None
@@ -51,6 +72,16 @@ class Replanning:
         except RoundSuperseded as late:
             log.info("%s has a newer plan", late, extra={"action": "network_superseded"})
             return None  # the round's change wakes us again
+
+    def again_in_s(self, cluster: str) -> float | None:
+        """Return how long after which ``keep`` has something to do even if nothing happens; None: nothing.
+
+        That is when the time is over in which a job's traffic should have been measured.
+        """
+        again_s = self._again_s.get(cluster, math.inf)
+        if math.isinf(again_s):
+            return None
+        return max(0.0, again_s - self._clock.monotonic_s()) + LATE_S
 
     def plan(
         self, snapshot: Snapshot, running: list[Running], cause: str
@@ -67,7 +98,7 @@ class Replanning:
         record = self._store.commit_network(
             NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
         )
-        self._planned[snapshot.cluster] = snapshot.topology
+        self._planned[snapshot.cluster] = self._basis(snapshot, running)
         if record is not None:
             log.info("network planned at a job's %s" if cause in ("start", "end") else
                      "network planned: %s", cause, extra=facts)  # fmt: skip
@@ -86,4 +117,18 @@ class Replanning:
             return "start"
         if planned - now:
             return "end"
-        return "" if self._planned.get(snapshot.cluster) == snapshot.topology else "topology"
+        before, basis = self._planned.get(snapshot.cluster), self._basis(snapshot, running)
+        if before is None or before.topology != basis.topology:
+            return "topology"
+        return "" if before == basis else "measured"
+
+    def _basis(self, snapshot: Snapshot, running: Sequence[Running]) -> Basis:
+        m, jobs, nodes = snapshot.measured, snapshot.jobs.name, snapshot.nodes.name
+        rows = zip(m.job.tolist(), m.generation.tolist(), m.node.tolist(), strict=True)
+        return Basis(
+            topology=snapshot.topology,
+            measured=frozenset((jobs[job], of, nodes[node]) for job, of, node in rows),
+            unmeasured=frozenset(
+                jobs[job] for _, job in unmeasured(snapshot, running, self._policy)
+            ),
+        )

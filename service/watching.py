@@ -46,6 +46,7 @@ class Watching:
         self._wake = asyncio.Event()
         self._over = threading.Event()
         self._task: asyncio.Task[None] | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self) -> None:
         """Begin, on the running event loop."""
@@ -54,6 +55,8 @@ class Watching:
     async def stop(self) -> None:
         """End; what is being done is cancelled."""
         self._over.set()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -62,6 +65,14 @@ class Watching:
         """Look at ``cluster`` at once; "": at all of them."""
         self._woken.add(cluster)
         self._wake.set()
+
+    def wake_in(self, cluster: str, seconds: float) -> None:
+        """Look at ``cluster`` then, too, instead of when this was last called for it."""
+        if (timer := self._timers.pop(cluster, None)) is not None:
+            timer.cancel()
+        if not self._over.is_set():
+            loop = asyncio.get_running_loop()
+            self._timers[cluster] = loop.call_later(seconds, self.wake, cluster)
 
     async def _repeat(self) -> None:
         next_s = self._clock.monotonic_s()

@@ -78,8 +78,17 @@ async def running(config: Config) -> AsyncIterator[int]:
             holder=holder, period_s=config.estimate_period_s, fails="nothing is estimated",
             action="estimating_failed",
         )  # fmt: skip
+        replanning = server.replanning
+
+        def plan_networks(
+            cluster: str, cancelled: Callable[[], bool], woken: Callable[[], bool]
+        ) -> None:
+            replanning.keep(cluster, cancelled, woken)
+            if (seconds := replanning.again_in_s(cluster)) is not None and not cancelled():
+                loop.call_soon_threadsafe(networks.wake_in, cluster, seconds)
+
         networks = Watching(
-            store, clock, server.replanning.keep,
+            store, clock, plan_networks,
             calls=server.calls, work=server.round_calls, holder=holder,
             period_s=NETWORK_PERIOD_S, fails="no network plan", action="network_failed",
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from formulation.tables import Ints, Table
+from formulation.tables import Bools, Floats, Ints, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,8 +36,27 @@ class Standing(Table):
     tag: Ints  # DSCP code point, as long as the allocation lasts; -1: none
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measured(Table):
+    """What agents measured of jobs that run, one row a job and node."""
+
+    INDEX: ClassVar[str] = "measured"
+    job: Ints  # index into Snapshot.jobs
+    generation: Ints  # of the allocation that was measured
+    node: Ints  # index into Snapshot.nodes
+    period_s: Floats  # of an iteration
+    sent_bytes: Floats  # from the node to others in an iteration
+    unhindered: (
+        Bools  # no job that it met was served before it or beside it, so the period is its own
+    )
+
+
 _NONE = np.zeros(0, np.int64)
 NO_TRAFFIC = Traffics(
     workload=_NONE, gpu_type=_NONE, gpus=_NONE, nodes=_NONE, pipeline_degree=_NONE, plan=_NONE, document=()
 )  # fmt: skip
 NO_STANDING = Standing(job=_NONE, generation=_NONE, rank=_NONE, level=_NONE, tag=_NONE)
+NO_MEASURED = Measured(
+    job=_NONE, generation=_NONE, node=_NONE, period_s=np.zeros(0), sent_bytes=np.zeros(0),
+    unhindered=np.zeros(0, np.bool_),
+)  # fmt: skip

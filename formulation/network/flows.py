@@ -77,6 +77,26 @@ def contention(
     return _assembled(topology, jobs, flows, ways, qps_per_connection), notes
 
 
+def sent_by_hosts(topology: Topology, jobs: Sequence[NetworkJob]) -> list[dict[str, float]]:
+    """Return, for each job, what each of its hosts sends to others in one iteration, bytes, where it does.
+
+    Raises:
+        InvalidInput: an exchange names a rank that its job lacks.
+    """
+    placed, _ = _placed(topology, jobs)
+    host = topology.vertices.host
+    flows = flows_of(placed, host)
+    source, target = host[flows.source], host[flows.target]
+    out = np.flatnonzero(source != target)
+    hosts = len(topology.hosts)
+    key, which = np.unique(flows.job[out] * hosts + source[out], return_inverse=True)
+    total = sums(which, flows.sent_bytes[out], len(key))
+    found: list[dict[str, float]] = [{} for _ in jobs]
+    for job, at, sent in zip((key // hosts).tolist(), (key % hosts).tolist(), total, strict=True):
+        found[job][topology.hosts[at]] = float(sent)
+    return found
+
+
 def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed], list[Note]]:
     """Return exchanges on vertices, and notes on jobs that cannot be found on the topology."""
     host_of = {name: i for i, name in enumerate(topology.hosts)}

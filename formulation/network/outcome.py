@@ -24,7 +24,7 @@ class NetworkDecision:
     ``rank`` 0 is the most urgent; of ``level`` the higher is served first. ``tag`` is the DSCP code point
     that its packets carry as long as its allocation lasts; what the fabric does with a tag can change, a live
     connection's tag cannot. ``meets`` are jobs with which it shares a link, ``note`` says why it has no part
-    in the network.
+    in the network, or what was measured of its traffic.
     """
 
     job: str
@@ -61,7 +61,7 @@ class NetworkPlanRecord:
 
     number: int
     planned_s: float  # since 1970
-    cause: str  # round, start, end, topology
+    cause: str  # round, start, end, topology, measured
     round: int  # the last round before it, or that made it
     levels: int
     changed: int  # jobs whose level, rank or routes are others than before

@@ -82,7 +82,10 @@ class Gang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is said of one member. ``iterations_done`` negative and ``iter_time_s`` 0: not known."""
+    """What is said of one member. ``iterations_done`` negative and ``iter_time_s`` 0: not known.
+
+    ``period_s`` of an iteration and ``sent_bytes`` by this node in one are by its counters; 0: not known.
+    """
 
     job: str
     generation: int
@@ -91,6 +94,8 @@ class Report:
     iterations_done: float = -1.0
     iter_time_s: float = 0.0
     error: str = ""
+    period_s: float = 0.0
+    sent_bytes: float = 0.0
 
 
 def gang_to_json(gang: Gang) -> dict[str, Any]:
@@ -138,7 +143,7 @@ def observed_message(
         pb.ObservedGang(
             job=r.job, generation=r.generation, node=r.node,
             phase=pb.ObservedGang.Phase.Value(r.phase.name), iterations_done=r.iterations_done,
-            iter_time_s=r.iter_time_s, error=r.error,
+            iter_time_s=r.iter_time_s, error=r.error, period_s=r.period_s, sent_bytes=r.sent_bytes,
         )
         for r in reports
     ]  # fmt: skip

@@ -6,12 +6,13 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +23,7 @@ from service.agent.network.backend import Backend
 from service.agent.network.carrying import Carrying
 from service.agent.network.launch import Launch
 from service.agent.network.node import NodeNetwork
+from service.agent.network.sampling import Sampling, sent
 from service.agent.profiler import NAME as PROFILER
 from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
@@ -41,6 +43,7 @@ class Config:
     """What an agent is started with. ``checkpoints`` is shared by all nodes that a job may run on.
 
     ``backends`` carry priorities out on the nodes' interfaces; none: the network plan is not looked at.
+    ``sent_bytes`` reads what the node has sent: traffic is measured for ``measure_s``; None: it is not.
     """
 
     servers: tuple[str, ...]
@@ -55,6 +58,8 @@ class Config:
     stop_on_exit: bool = False
     backends: tuple[Backend, ...] = ()
     launch: Launch = field(default_factory=Launch)
+    measure_s: float = 0.0
+    sent_bytes: Callable[[], int] | None = None
 
     def hello(self) -> pb.Hello:
         """Return the message that registers the agent."""
@@ -80,11 +85,14 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             changed = asyncio.Event()
+            sampling = _sampling(config)
             supervisor = Supervisor(
                 runtime, state, grace_s=config.grace_s, spawn=tasks.create_task, changed=changed.set,
-                network=_carrying(config, tasks),
+                network=_carrying(config, tasks), sampling=sampling,
             )  # fmt: skip
             supervisor.adopt()
+            if sampling is not None:
+                tasks.create_task(sampling.watch(supervisor.live, changed.set))
             lease = Lease(state, time.monotonic, config.timing.lease_s)
             link = Link(
                 servers=config.servers, hello=config.hello(), supervisor=supervisor, lease=lease,
@@ -109,6 +117,15 @@ def _carrying(config: Config, tasks: asyncio.TaskGroup) -> Carrying | None:
     clock = time.monotonic
     nodes = [NodeNetwork([b], clock=clock, launch=config.launch) for b in config.backends]
     return Carrying(nodes, clock=clock, spawn=tasks.create_task)
+
+
+def _sampling(config: Config) -> Sampling | None:
+    """Return what measures the traffic of gangs; None: nothing does."""
+    if config.sent_bytes is None:
+        return None
+    return Sampling(
+        config.sent_bytes, window_s=config.measure_s, clock=time.monotonic, sleep=time.sleep
+    )
 
 
 def parse_node(text: str) -> pb.AgentNode:
@@ -188,6 +205,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only say what the network back end would change",
     )
+    add(
+        "--measure-traffic",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="count so long what a job sends that alone sends from this node; Crux: 30; default: 0, not",
+    )
     return parser
 
 
@@ -212,7 +236,28 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
         grace_s=options.grace_s, stop_on_exit=options.stop_on_exit,
         backends=tuple(network.backends(options, dry_run=options.network_dry_run)),
         launch=Launch(queue_pairs=options.queue_pairs),
+        measure_s=options.measure_traffic, sent_bytes=_counted(options, nodes),
     )  # fmt: skip
+
+
+def _counted(
+    options: argparse.Namespace, nodes: Sequence[pb.AgentNode]
+) -> Callable[[], int] | None:
+    """Return what reads the bytes that the node has sent; None: not asked for. Raises InvalidInput."""
+    window_s = options.measure_traffic
+    if not (window_s == 0 or 1 <= window_s < math.inf):
+        raise InvalidInput("--measure-traffic", f"must be 0, or at least 1 second, not {window_s}")
+    if window_s == 0:
+        return None
+    if len(nodes) > 1:
+        raise InvalidInput(
+            "--measure-traffic", "one agent cannot tell several nodes' traffic apart"
+        )
+    if options.netns:
+        raise InvalidInput(
+            "--measure-traffic", "cannot see counters in --netns: run the agent in it"
+        )
+    return sent(options.interface)
 
 
 async def _serve_until_signal(config: Config, runtime: Runtime) -> None:

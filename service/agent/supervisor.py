@@ -12,6 +12,7 @@ from formulation.errors import TesseraError
 from formulation.network.tags import Settings
 from service.agent.gangs import LIVE, Gang, Key, Phase, Report
 from service.agent.network.carrying import Carrying
+from service.agent.network.sampling import Sampling
 from service.agent.runtime import Exit, Handle, Outcome, Progress, Runtime
 from service.agent.state import StateDir
 
@@ -97,14 +98,14 @@ class Supervisor:
     def __init__(
         self, runtime: Runtime, state: StateDir, *, grace_s: float,
         spawn: Callable[[Coroutine[Any, Any, None]], object], changed: Callable[[], None],
-        network: Carrying | None = None,
+        network: Carrying | None = None, sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         self._runtime = runtime
         self._state = state
         self._grace_s = grace_s
         self._spawn = spawn
         self._changed = changed
-        self._network = network
+        self._network, self._sampling = network, sampling
         if network is not None:
             network.tell(self._network_told)
         self._here: dict[Key, Local] = {}
@@ -166,6 +167,11 @@ class Supervisor:
             self._idle.clear()
             await self._idle.wait()
 
+    def live(self) -> list[tuple[Gang, bool]]:
+        """Return the gangs that occupy GPUs here, and whether their processes run."""
+        here = self._here.values()
+        return [(x.gang, x.phase is Phase.RUNNING) for x in here if x.phase in LIVE]
+
     def inspect(self) -> None:
         """Read the progress of all running gangs."""
         for local in self._here.values():
@@ -183,7 +189,7 @@ class Supervisor:
                     phase = Phase.STOPPING if leaving else Phase.RUNNING
                     job, generation = local.gang.key
                     found.append(Report(job=job, generation=generation, node=node, phase=phase))
-        return found
+        return found if self._sampling is None else [self._sampling.told(r) for r in found]
 
     def told(self, reports: Iterable[Report]) -> None:
         """Take note that ``reports`` were sent: the next desired state is an answer to ends among them."""

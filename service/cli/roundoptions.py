@@ -152,6 +152,9 @@ def _bounded(
     network_floor: Annotated[Real, _option(
         _LIMITS, "Share of its rate alone that each job shall have on the network; by default 0.",
         min=0.0, max=MAX_FLOOR)] = None,
+    network_measure: Annotated[Text, _option(
+        _LIMITS, "A job on several nodes goes first on the network until its traffic is measured, at most so"
+        " long; by default 0s: not.")] = None,
     solver: Annotated[Text, _option(
         _SOLVING, "portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")] = None,
     gap: Annotated[Real, _option(_SOLVING, "Stop at this gap to the bound; by default 1e-4.")] = None,
@@ -167,6 +170,7 @@ def _bounded(
         network_levels=network_levels, network_floor=network_floor,
     )  # fmt: skip
     _read(found.min_run, "--min-run", min_run)
+    _read(found.network_measure, "--network-measure", network_measure)
     _read(found.solve_limit, "--solve-limit", solve_limit)
     return found
 

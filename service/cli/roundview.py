@@ -132,6 +132,8 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "caution": f"{chosen.caution:g}" if chosen.caution else "",
         "network levels": str(chosen.network_levels) if chosen.network_levels else "",
         "network floor": f"{chosen.network_floor:g}" if chosen.network_floor else "",
+        "network measure": span(chosen.network_measure.ToSeconds())
+        if chosen.network_measure.ToSeconds() else "",
         "queue order": "yes" if chosen.queue_order else "",
         "promote after": span(chosen.promote_after.ToSeconds()) if chosen.HasField("promote_after") else "",
         "opportunistic": "yes" if chosen.opportunistic else "",

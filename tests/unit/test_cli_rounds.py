@@ -29,6 +29,7 @@ EVERYTHING = {
     "promote_after": "1h", "opportunistic": True, "reserve_after": "3h", "run_to_completion": True,
     "min_run": "10m", "max_changes": 3, "defragment_every": 0, "solver": "greedy", "gap": 0.01,
     "seed": 7, "solve_limit": "5s", "network_levels": 3, "network_floor": 0.2,
+    "network_measure": "45s",
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_every_option_reaches_the_call() -> None:
         fairness_levels=2, caution=1.5, deadlines="myopic", round_s=60.0, queue_order=True,
         promote_after_s=3600.0, opportunistic=True, reserve_after_s=10800.0, run_to_completion=True,
         min_run_s=600.0, max_changes=3, defragment_every_rounds=0, solver="greedy", gap=0.01,
-        seed=7, solve_limit_s=5.0, network_levels=3, network_floor=0.2,
+        seed=7, solve_limit_s=5.0, network_levels=3, network_floor=0.2, network_measure_s=45.0,
     )  # fmt: skip
 
 

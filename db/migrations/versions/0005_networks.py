@@ -79,8 +79,35 @@ def upgrade() -> None:
     )
 
 
+    op.create_table(
+        "measured_traffic",
+        _whole("job_id"),
+        _whole("node_id"),
+        _whole("generation"),
+        sa.Column("period_s", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.Column("sent_bytes", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.Column("unhindered", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_measured_traffic_job_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["node_id"], ["nodes.id"], name=op.f("fk_measured_traffic_node_id")
+        ),
+        sa.PrimaryKeyConstraint("job_id", "node_id", name=op.f("pk_measured_traffic")),
+        sa.CheckConstraint(
+            "period_s > 0 AND period_s < 'Infinity'", name=op.f("ck_measured_traffic_period")
+        ),
+        sa.CheckConstraint(
+            "sent_bytes > 0 AND sent_bytes < 'Infinity'",
+            name=op.f("ck_measured_traffic_sent_bytes"),
+        ),
+    )
+    op.create_index(op.f("ix_measured_traffic_node_id"), "measured_traffic", ["node_id"])
+
+
 def downgrade() -> None:
     """Undo. Topologies are lost; agents keep the priorities that they were told last."""
+    op.drop_table("measured_traffic")
     op.drop_table("standings")
     op.drop_table("network_plans")
     op.drop_table("networks")

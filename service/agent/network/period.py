@@ -8,6 +8,8 @@ multiples, and then made exact by the power of the multiples together.
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,3 +127,22 @@ def _refined(wave: Floats, lag: int) -> float:
         phase *= first
         power += np.abs(phase @ wave) ** 2
     return float(periods[int(power.argmax())])
+
+
+def main() -> None:
+    """Read times and counts as JSON from the standard input; write what was found, or null.
+
+    That is how ``sampling`` calls it, in a process of its own.
+    """
+    times_s, counts = json.load(sys.stdin)
+    found = iteration(np.array(times_s), np.array(counts, np.float64))
+    plain = None
+    if found is not None:
+        plain = {
+            "period_s": found.period_s, "sent_bytes": found.bytes, "confidence": found.confidence
+        }  # fmt: skip
+    sys.stdout.write(json.dumps(plain))
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,8 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
             iterations_done=m.iterations_done if _known(m.iterations_done) else -1.0,
             iter_time_s=m.iter_time_s if _known(m.iter_time_s) else 0.0,
             error=m.error.replace("\0", "")[:MAX_ERROR_CHARS],
+            period_s=m.period_s if _known(m.period_s) else 0.0,
+            sent_bytes=m.sent_bytes if _known(m.sent_bytes) else 0.0,
         )
         for i, m in enumerate(observed.gangs)
     )

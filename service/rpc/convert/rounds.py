@@ -29,6 +29,7 @@ _SECONDS: Final = {
     "restart_horizon": (MIN_HORIZON_S, MAX_HORIZON_S),
     "round": (MIN_HORIZON_S, MAX_HORIZON_S),
     "min_run": (0.0, MAX_HORIZON_S),
+    "network_measure": (0.0, MAX_HORIZON_S),
 }
 """Least and most seconds of durations that always end."""
 

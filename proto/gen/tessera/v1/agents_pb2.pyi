@@ -200,6 +200,8 @@ class ObservedGang(_message.Message):
     ITERATIONS_DONE_FIELD_NUMBER: _builtins.int
     ITER_TIME_S_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PERIOD_S_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """Job id only."""
     generation: _builtins.int
@@ -211,6 +213,11 @@ class ObservedGang(_message.Message):
     iter_time_s: _builtins.float
     """Measured seconds an iteration, 0: not known."""
     error: _builtins.str
+    period_s: _builtins.float
+    """Measured from the byte counters of this node: seconds of an iteration, and what the node sends in one. Told with
+    each report once it is known; 0: not measured.
+    """
+    sent_bytes: _builtins.float
     def __init__(
         self,
         *,
@@ -221,10 +228,12 @@ class ObservedGang(_message.Message):
         iterations_done: _builtins.float = ...,
         iter_time_s: _builtins.float = ...,
         error: _builtins.str = ...,
+        period_s: _builtins.float = ...,
+        sent_bytes: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "node", b"node", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "node", b"node", "period_s", b"period_s", "phase", b"phase", "sent_bytes", b"sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

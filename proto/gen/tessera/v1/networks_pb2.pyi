@@ -151,7 +151,7 @@ class NetworkPlan(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/networkPlans/{number}"; of a dry run the number is "-"."""
     cause: _builtins.str
-    """Why it was made: round, start, end, topology, call."""
+    """Why it was made: round, start, end, topology, measured, call."""
     round: _builtins.str
     """The round that made it, or the last before it."""
     levels: _builtins.int
@@ -212,7 +212,7 @@ class NetworkDecision(_message.Message):
     """Flop a second of communication: corrected, and plain; infinite: no traffic."""
     intensity: _builtins.float
     note: _builtins.str
-    """Why it has no part in the network; empty: it has."""
+    """Why it has no part in the network, or what was measured of its traffic."""
     @_builtins.property
     def meets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Jobs with which it shares a link, "clusters/{cluster}/jobs/{job}"."""

@@ -1,0 +1,226 @@
+"""Measures what a gang sends in an iteration, while it is the only one here that sends (Crux 5).
+
+The agent reads byte counters in a thread, a second at a time, and lets a process of its own find the
+period (``period``), so that numpy is not loaded here. Nothing that fails here stops a job: it is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from formulation.errors import InvalidInput, TesseraError, Unavailable
+from service.agent.gangs import Gang, Key, Report
+from service.agent.network.counters import Counter, counters, sample
+from service.agent.network.devices import SYS, rdma_devices
+
+log = logging.getLogger(__name__)
+
+STEP_S: Final = 0.01
+CHUNK_S: Final = 1.0
+"""Between two looks whether the gang still runs, alone."""
+
+TRIES: Final = 10
+"""Windows without a regular iteration, warm-up among them, after which a gang is not measured."""
+
+LEAST_CONFIDENCE: Final = 0.5
+
+ANALYSIS_S: Final = 60.0
+"""What finding a period may take; it takes half a second."""
+
+Samples = tuple[list[float], list[int]]
+"""Times in seconds, and the counter at these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One iteration of a gang, as this node's counters show it. ``confidence``: up to 1."""
+
+    period_s: float
+    sent_bytes: float
+    confidence: float
+
+
+Analyse = Callable[[Samples], Awaitable[Found | None]]
+
+
+class Sampling:
+    """Measures gangs, each once, for ``window_s`` at a time. All methods belong to one event loop.
+
+    ``read`` returns the bytes that the node has sent, ``sleep`` blocks the thread that it is called in.
+    """
+
+    def __init__(
+        self, read: Callable[[], int], *, window_s: float, clock: Callable[[], float],
+        sleep: Callable[[float], object], analyse: Analyse | None = None, step_s: float = STEP_S,
+    ) -> None:  # fmt: skip
+        self._read, self._window_s, self._step_s = read, window_s, step_s
+        self._clock, self._sleep = clock, sleep
+        self._analyse = analyse or analysed_apart
+        self._found: dict[Key, Found] = {}
+        self._tries: dict[Key, int] = {}
+        self._said: set[str] = set()
+
+    def told(self, report: Report) -> Report:
+        """Return the report with what was measured of its gang, if that is known."""
+        found = self._found.get((report.job, report.generation))
+        if found is None:
+            return report
+        return replace(report, period_s=found.period_s, sent_bytes=found.sent_bytes)
+
+    async def watch(
+        self, here: Callable[[], Iterable[tuple[Gang, bool]]], changed: Callable[[], object]
+    ) -> None:
+        """Measure what is ``here`` (live gangs, and whether their processes run); never return.
+
+        ``changed`` is called when ``told`` would say something new.
+        """
+        while True:
+            try:
+                if await self.step(here):
+                    changed()
+            except (TesseraError, OSError) as error:
+                self._say(f"traffic is not measured: {error}")
+            except Exception:  # the outermost guard of this task: jobs do not end with it
+                log.exception("traffic is not measured any more", extra={"action": "measure"})
+                return
+            await asyncio.sleep(CHUNK_S)
+
+    async def step(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> bool:
+        """Measure a gang for one window if one is to be; return whether it was measured.
+
+        Raises:
+            Unavailable: a counter cannot be read, or the samples not be analysed.
+        """
+        key = self._due(here)
+        if key is None:
+            return False
+        samples = await self._sampled(key, here)
+        if samples is None:
+            return False
+        name = f"{key[0]} generation {key[1]}"
+        found = await self._analyse(samples)
+        if found is None or found.confidence < LEAST_CONFIDENCE:
+            self._tries[key] = self._tries.get(key, 0) + 1
+            if self._tries[key] == TRIES:
+                self._say(f"{name} is not measured: nothing in what it sends repeats itself")
+            return False
+        self._found[key] = found
+        log.info(
+            "%s sends %.3g bytes in an iteration of %.3g s (confidence %.2f)", name,
+            found.sent_bytes, found.period_s, found.confidence, extra={"action": "measure"},
+        )  # fmt: skip
+        return True
+
+    def _due(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> Key | None:
+        """Return the gang to measure now; forget those that are gone."""
+        senders = _senders(here())
+        for past in (self._found, self._tries):
+            for key in past.keys() - senders.keys():
+                del past[key]
+        new = [key for key in senders if key not in self._found and self._tries.get(key, 0) < TRIES]
+        if new and len(senders) > 1:
+            names = ", ".join(sorted(job for job, _ in senders))
+            self._say(f"traffic is not measured while several jobs send from here: {names}")
+            return None
+        return next((key for key in new if senders[key]), None)
+
+    async def _sampled(
+        self, key: Key, here: Callable[[], Iterable[tuple[Gang, bool]]]
+    ) -> Samples | None:
+        """Return samples of a whole window; None: the gang did not run through it, or not alone."""
+        times_s: list[float] = []
+        counts: list[int] = []
+        chunk = max(1, round(min(CHUNK_S, self._window_s) / self._step_s))
+        while not times_s or times_s[-1] - times_s[0] < self._window_s:
+            some_s, some = await asyncio.to_thread(
+                sample, self._read, step_s=self._step_s, count=chunk, clock=self._clock,
+                sleep=self._sleep,
+            )  # fmt: skip
+            times_s += some_s
+            counts += some
+            if _senders(here()) != {key: True}:
+                return None
+            await asyncio.to_thread(self._sleep, self._step_s)
+        return times_s, counts
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text, extra={"action": "measure"})
+
+
+def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[Key, bool]:
+    """Return the gangs on several nodes, and whether their processes run."""
+    return {gang.key: runs for gang, runs in here if len(gang.members) > 1}
+
+
+async def analysed_apart(samples: Samples) -> Found | None:
+    """Return the iteration that the samples show, found by a process of its own. Raises Unavailable."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "service.agent.network.period", stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(ANALYSIS_S):
+            said, wrong = await child.communicate(json.dumps(samples).encode())
+    except TimeoutError as late:
+        raise Unavailable(f"finding a period took more than {ANALYSIS_S:g} s") from late
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode:
+        raise Unavailable(
+            f"no period can be found: {wrong.decode(errors='replace')[-300:].strip()}"
+        )
+    found = json.loads(said)
+    return None if found is None else Found(**found)
+
+
+def sent(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
+    """Return what reads the bytes that interfaces, and their RDMA ports, have sent.
+
+    Without names those are all that are hardware. What goes over InfiniBand ports is counted there, IP
+    packets included.
+
+    Raises:
+        InvalidInput: there is nothing to read.
+    """
+    physical = [path.parent.name for path in sorted((sys_ / "class/net").glob("*/device"))]
+    names = list(interfaces) or physical
+    devices = {name: rdma_devices(name, sys_) for name in names}
+    chosen = {device for found in devices.values() for device in found}
+    known = counters(sys_)
+    if not interfaces:
+        chosen |= {c.name.partition("/")[0] for c in known if "/" in c.name}
+    over_ports = {
+        name for name, found in devices.items() if any(_infiniband(d, sys_) for d in found)
+    }
+    used = [
+        counter for counter in known
+        if (counter.name in names and counter.name not in over_ports)
+        or ("/" in counter.name and counter.name.partition("/")[0] in chosen)
+    ]  # fmt: skip
+    if missing := set(interfaces) - {c.name for c in known}:
+        raise InvalidInput("--interface", f"{min(missing)} is not here, so it cannot be measured")
+    if not used:
+        raise InvalidInput(
+            "--measure-traffic", "finds no network hardware; name what jobs use with --interface"
+        )
+    return lambda: _total(used)
+
+
+def _total(used: Sequence[Counter]) -> int:
+    return sum(counter.read() for counter in used)
+
+
+def _infiniband(device: str, sys_: Path) -> bool:
+    layers = (sys_ / "class/infiniband" / device).glob("ports/*/link_layer")
+    return any(path.read_text().strip() == "InfiniBand" for path in layers)
