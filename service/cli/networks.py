@@ -196,11 +196,15 @@ def _show(found: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
             note("no job has traffic with a choice of paths")
     made = f", {at(found.plan_time)}" if found.HasField("plan_time") else ""
     note(
-        f"plan {short(found.name)} ({found.cause}{made}): {len(found.decisions):,} jobs,"
+        f"plan {short(found.name)} ({found.cause}{made}): {_counted(len(found.decisions))},"
         f" {found.levels} levels, planned in {found.seconds:.2g} s"
     )
     for text in found.notes:
         note(text)
+
+
+def _counted(jobs: int) -> str:
+    return "1 job" if jobs == 1 else f"{jobs:,} jobs"
 
 
 def _plans(moment: Timestamp) -> Sequence[Column[pb.NetworkPlan]]:
