@@ -33,7 +33,7 @@ Found = Sequence[Mapping[str, Any]]
 
 @case(
     "network",
-    smoke={"cases": 3, "workers": 0},
+    smoke={"cases": 2, "workers": 0},
     violations=("==", 0),
     above_optimum=("==", 0),
     paths_share=(">=", 0.99),
