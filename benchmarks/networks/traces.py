@@ -151,16 +151,17 @@ def summary(
     held_gpu_s = held_once(jobs, result, owner)
     peak = result.flop / PEAK_FLOP_PER_S
     ended = np.isfinite(result.end_s)
-    ran_s = (result.end_s - result.start_s)[ended]
-    switches = result.link_use[result.link_use > 0]
+    slowdown = ((result.end_s - result.start_s) / result.alone_s)[ended]
+    used = result.link_use[result.link_use > 0]
     return {
         "flop": result.flop, "of_all": peak / total_gpu_s, "of_held": peak / held_gpu_s,
         "computing_of_all": result.computing_gpu_s / total_gpu_s,
         "computing_of_held": result.computing_gpu_s / held_gpu_s,
         "held_share": held_gpu_s / total_gpu_s, "ended": int(ended.sum()),
-        "slowdown": float((ran_s / result.alone_s[ended]).mean()),
-        "worst_slowdown": float((ran_s / result.alone_s[ended]).max()),
-        "link_use": float(switches.mean()), "busiest_link_use": float(switches.max()),
+        "slowdown": float(slowdown.mean()) if len(slowdown) else 1.0,
+        "worst_slowdown": float(slowdown.max(initial=1.0)),
+        "link_use": float(used.mean()) if len(used) else 0.0,
+        "busiest_link_use": float(used.max(initial=0.0)),
         "shared": sum(job != first for job, first in owner.items()),
         "plans": result.plans, "plan_s": result.plan_s, "slowest_plan_s": result.slowest_plan_s,
         "statistics": statistics(jobs, result),

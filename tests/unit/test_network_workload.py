@@ -1,0 +1,236 @@
+"""The trace's generator against what Crux publishes of its own, and the accounting of runs by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.cases.network_trace import figures, rows
+from benchmarks.networks.fabrics import three_layer, two_layer
+from benchmarks.networks.scenarios import SCENARIOS
+from benchmarks.networks.traces import Network, Played, mismeasured, played, ran, summary
+from benchmarks.networks.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
+from benchmarks.registry import CASES, execute
+from formulation.errors import InvalidInput
+from formulation.network.topology import Tier
+from formulation.network.traffic import Exchange, Pattern, Traffic
+from formulation.placement import Gang
+from simulator.network.trace import TraceJob
+
+NVLINK_BYTES_PER_S = 300e9
+EIGHT = Gang(members=((0, tuple(range(8))),))
+
+
+def a_job(
+    name: str, at_s: float = 0.0, iterations: float = 100.0, comm_s: float = 1.0, gpus: int = 8
+) -> TraceJob:
+    """Return a job that computes 1 s, 10 flop, and then sends for ``comm_s`` over NVLink inside one host."""
+    ring = Exchange(
+        pattern=Pattern.RING, members=np.arange(gpus)[None], sent_bytes=comm_s * NVLINK_BYTES_PER_S
+    )
+    return TraceJob(
+        name=name, arrival_s=at_s, gpus=gpus, iterations=iterations,
+        traffic=Traffic(work_flop=10.0, compute_s=1.0, start_s=1.0, exchanges=(ring,)),
+    )  # fmt: skip
+
+
+def on_a_host(scheduler: str = "first-fit", days: float = 1.0) -> Played:
+    return Played(
+        fabric="clos", mechanism="ecmp", scheduler=scheduler, workload=Workload(days=days, gpus=8)
+    )
+
+
+def test_two_weeks_have_the_papers_numbers_of_jobs_and_sizes() -> None:
+    jobs = jobs_of(Workload(seed=3))
+    gpus = np.array([job.gpus for job in jobs])
+    assert len(jobs) > 4_800  # more than 5,000 in the paper; 5,040 are expected here
+    assert 0.1 < (gpus >= 128).mean() < 0.13
+    assert gpus.max() == 512
+    arrival_s = np.array([job.arrival_s for job in jobs])
+    assert (np.diff(arrival_s) >= 0).all()
+    assert arrival_s.max() < 14 * DAY_S
+    days = np.bincount((arrival_s / DAY_S).astype(int), minlength=14)
+    assert days.min() > 280
+    morning = (arrival_s % DAY_S) < DAY_S / 2
+    assert morning.mean() == pytest.approx(0.5 + 0.5 / np.pi, abs=0.02)  # the swing's sine
+
+
+def test_jobs_want_the_share_of_gpus_that_is_asked_for() -> None:
+    """Lengths are heavy-tailed: the mean of one draw of 5,000 lies within a tenth."""
+    w = Workload(demand=0.4, seed=1)
+    jobs = jobs_of(w)
+    wanted = sum(job.gpus * job.iterations * job.traffic.compute_s for job in jobs)
+    assert wanted / (w.gpus * w.days * DAY_S) == pytest.approx(0.4, rel=0.12)
+
+
+def test_equal_seeds_draw_equal_jobs_and_others_do_not() -> None:
+    w = Workload(days=0.2)
+    names = [job.name for job in jobs_of(w)]
+    assert names == [job.name for job in jobs_of(w)]
+    assert names != [job.name for job in jobs_of(replace(w, seed=1))]
+
+
+def test_large_jobs_are_mostly_gpts_and_small_ones_never() -> None:
+    assert "gpt" not in models_of(8)
+    large = models_of(128)
+    assert large["gpt"] > sum(large.values()) / 2
+    assert not {"ctr", "multi-interests"} & large.keys()
+
+
+def test_networks_have_the_papers_switches() -> None:
+    for topology, counts in ((two_layer(), (173, 16, 0)), (three_layer(), (6, 12, 32))):
+        tier = topology.vertices.tier
+        assert (
+            tuple(int((tier == t).sum()) for t in (Tier.TOR, Tier.AGGREGATION, Tier.CORE)) == counts
+        )
+        assert int((tier == Tier.GPU).sum()) == 2_000
+
+
+def test_a_job_alone_is_accounted_as_by_hand() -> None:
+    """100 iterations of 1 s of compute and 1 s of sending, on all 8 GPUs of a day's 86,400 s."""
+    asked, jobs = on_a_host(), [a_job("a", at_s=50.0)]
+    found = summary(asked.workload, jobs, *ran(asked, jobs))
+    assert found["flop"] == pytest.approx(1_000)
+    assert found["jct_s"] == [pytest.approx(200)]
+    assert found["of_held"] == pytest.approx(1_000 / (8 * 200 * PEAK_FLOP_PER_S))
+    assert found["of_all"] == pytest.approx(found["of_held"] * found["held_share"])
+    assert found["computing_of_held"] == pytest.approx(0.5)
+    assert (found["slowdown"], found["ended"], found["shared"]) == (pytest.approx(1), 1, 0)
+    assert found["held_share"] == pytest.approx(200 / DAY_S)
+
+
+def test_what_is_not_over_when_the_days_are_has_no_jct() -> None:
+    asked, jobs = on_a_host(days=100 / DAY_S), [a_job("a")]
+    found = summary(asked.workload, jobs, *ran(asked, jobs))
+    assert found["jct_s"] == [None]
+    assert found["flop"] == pytest.approx(500)
+
+
+def test_under_muri_a_second_job_runs_in_the_gaps_of_the_first_and_gpus_count_once() -> None:
+    """Each computes while the other sends: two iterations in 2 s. In turn the second ends after 400 s."""
+    jobs = [a_job("a"), a_job("b")]
+    in_turn, _ = ran(on_a_host(), jobs)
+    assert in_turn.jct_s == pytest.approx([200, 400])
+    asked = on_a_host("muri")
+    result, owner = ran(asked, jobs)
+    assert owner == {"a": "a", "b": "a"}
+    assert result.jct_s == pytest.approx([200, 200], rel=0.05)
+    found = summary(asked.workload, jobs, result, owner)
+    assert found["computing_of_held"] == pytest.approx(1.0, rel=0.05)
+    assert found["shared"] == 1
+
+
+def test_under_muri_who_is_left_goes_on_as_alone_and_keeps_the_gpus() -> None:
+    """A sends for 4 s, b for 0.2 s: max(1, 0.2) + max(4, 1) = 5 s an iteration together, b alone 1.2 s."""
+    jobs = [a_job("a", iterations=20, comm_s=4.0), a_job("b", comm_s=0.2)]
+    result, owner = ran(on_a_host("muri"), jobs)
+    assert result.end_s[0] == pytest.approx(100, rel=0.05)
+    assert result.end_s[1] == pytest.approx(100 + (100 - 20) * 1.2, rel=0.05)
+    assert owner["b"] == "a"
+
+
+def test_muri_does_not_pair_jobs_that_would_only_take_turns_or_differ_in_gpus() -> None:
+    jobs = [a_job("a", comm_s=0.0), a_job("b", comm_s=0.0), a_job("small", gpus=4)]
+    result, owner = ran(on_a_host("muri"), jobs)
+    assert result.start_s[1] == pytest.approx(100)
+    assert owner == {"a": "a", "b": "b", "small": "small"}
+
+
+def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> None:
+    network = Network(two_layer(4))
+    gang = Gang(members=((0, tuple(range(8))), (2, tuple(range(8)))))
+    traffic = a_job("a", gpus=16).traffic
+    part = network.part("a", traffic, gang)
+    seen = mismeasured(part, 0.2, 0)
+    factor = seen.bundle_bytes / part.bundle_bytes
+    assert np.ptp(factor) < 1e-12
+    assert factor[0] != 1
+    assert seen.fixed_bytes / part.fixed_bytes == pytest.approx(factor[0])
+    assert mismeasured(part, 0.2, 0).bundle_bytes.tolist() == seen.bundle_bytes.tolist()
+    assert mismeasured(part, 0.0, 0) is part
+    inside = a_job("a").traffic
+    drawn = [float(mismeasured(network.part(f"{n}", inside, EIGHT), 0.2, 0).fixed_bytes[0])
+             for n in range(200)]  # fmt: skip
+    exact = float(network.part("0", inside, EIGHT).fixed_bytes[0])
+    assert np.mean(drawn) / exact == pytest.approx(1, abs=0.05)
+    assert np.std(np.log(drawn)) == pytest.approx(0.2, abs=0.03)
+
+
+def test_storage_takes_its_share_of_links_beyond_hosts_alone() -> None:
+    whole, less = (
+        Network(two_layer(4), share).part("a", a_job("a").traffic, EIGHT) for share in (0.0, 0.25)
+    )
+    ratio = less.link_bytes_per_s / whole.link_bytes_per_s
+    assert set(np.round(ratio, 9).tolist()) == {0.75, 1.0}
+    v, e = two_layer(4).vertices, two_layer(4).links
+    inside = (v.host[e.source] >= 0) & (v.host[e.target] >= 0)
+    assert (ratio[inside] == 1).all()
+    assert (ratio[~inside] == 0.75).all()
+
+
+def test_scenarios_hold_each_gpu_once_and_as_many_as_the_paper_says() -> None:
+    sizes = {}
+    for scenario in SCENARIOS:
+        held = [(h, g) for _, _, gang in scenario.jobs for h, at in gang for g in at]
+        assert len(set(held)) == len(held)
+        assert max(h for h, _ in held) < 12
+        sizes[scenario.name] = sorted(job.gpus for job in scenario.network_jobs())
+    assert sizes["four-job mix"] == [8, 8, 16, 16, 48]
+    assert sizes["paths, 3 BERT"] == [8, 8, 8, 32]
+
+
+def test_without_hiding_every_job_sends_after_it_has_computed() -> None:
+    for job in SCENARIOS[0].network_jobs(6, hidden=False):
+        assert job.traffic.start_s == job.traffic.compute_s
+
+
+def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
+    def a_run(flop: float, jct_s: list[float | None]) -> dict[str, object]:
+        return played_like | {"flop": flop, "of_held": flop / 1e3, "jct_s": jct_s}
+
+    asked, jobs = on_a_host(), [a_job("a")]
+    played_like = summary(asked.workload, jobs, *ran(asked, jobs))
+    runs = {
+        replace(asked, mechanism="ecmp"): a_run(100.0, [5.0, 9.0, None]),
+        replace(asked, mechanism="taccl*"): a_run(110.0, [5.0, 6.0, 7.0]),
+        replace(asked, mechanism="crux-ps-pa"): a_run(121.0, [4.0, None, 7.0]),
+        replace(asked, mechanism="crux-paper"): a_run(120.0, [4.0, 6.0, 7.0]),
+        replace(asked, mechanism="crux-paper", noise=0.1): a_run(114.0, [4.0, 6.0, 7.0]),
+    }
+    found = figures(runs)
+    assert found["clos_crux_gain"] == pytest.approx(0.2)
+    assert found["clos_crux_gain_over_best_other"] == pytest.approx(120 / 110 - 1)
+    assert found["clos_crux_points"] == pytest.approx(2.0)
+    assert found["compression_loss"] == pytest.approx(1 / 121)
+    assert found["noise_0.1_loss"] == pytest.approx(0.05)
+    table = rows(runs)
+    assert [row["jct_mean_s"] for row in table] == [5.0, 5.0, 4.0, 4.0, 4.0]  # of the first alone
+    assert table[1]["gain"] == pytest.approx(0.1)
+
+
+def test_workloads_and_schedulers_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="workload"):
+        Workload(days=0)
+    with pytest.raises(InvalidInput, match="swing"):
+        Workload(swing=2)
+    with pytest.raises(InvalidInput, match="scheduler"):
+        ran(on_a_host("yarn"), [a_job("a")])
+
+
+def test_a_drawn_trace_runs_and_plans_change_no_jobs() -> None:
+    small = {"days": 0.05, "jobs_a_day": 300.0, "gpus": 64, "largest": 32}
+    runs = [
+        played(fabric="double-sided", mechanism=name, workload=small)
+        for name in ("ecmp", "crux-paper")
+    ]
+    assert runs[0]["statistics"]["jobs"] == runs[1]["statistics"]["jobs"] > 5
+    assert runs[1]["flop"] >= runs[0]["flop"] * (1 - 1e-3)
+
+
+def test_small_runs_of_both_benchmarks_keep_their_bounds() -> None:
+    for name in ("network-trace", "network-testbed"):
+        result = execute(CASES[name], CASES[name].smoke, ["bench"])
+        assert result["ok"]
+        assert result["table"]
