@@ -92,11 +92,12 @@ def with_times(
     c = contention
     known = np.flatnonzero(np.isfinite(period_s))
     compute_s, start_s = c.compute_s.copy(), c.start_s.copy()
-    by_compute = period_s[known] / compute_s[known]
     by_start = np.full(len(known), np.inf)
-    np.divide(
-        period_s[known] - comm_s[known], start_s[known], out=by_start, where=start_s[known] > 0
-    )
+    with np.errstate(over="ignore"):
+        by_compute = period_s[known] / compute_s[known]
+        np.divide(
+            period_s[known] - comm_s[known], start_s[known], out=by_start, where=start_s[known] > 0
+        )
     late = period_s[known] < comm_s[known]
     factor = np.where(late, 0.0, np.minimum(by_compute, by_start))
     good = (factor >= 1 / BELIEVED) & (factor <= BELIEVED)

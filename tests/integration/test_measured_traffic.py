@@ -1,0 +1,347 @@
+"""Measured traffic on a real database: what agents tell is kept, used in plans, and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from db.engine import Database
+from db.notify import Listener
+from db.store import PostgresStore
+from formulation.codec import decode, encode
+from formulation.lifecycle import JobEvent
+from formulation.network.outcome import NetworkDecision, NetworkPlanRecord
+from formulation.resources import ObservedGang
+from formulation.snapshot import Snapshot
+from service.network import plan_network, running_now
+from service.replanning import LATE_S, Replanning
+from service.roundoptions import RoundOptions
+from service.rpc.calls import Calls
+from service.watching import Watching
+from service.wiring import running
+from tests.integration.test_networks import BOTH, a_network, two_jobs
+from tests.integration.test_wiring import settings
+from tests.support.agents import until
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_spec,
+    agent_reports,
+    do,
+    execute,
+    happen,
+    run,
+    submit,
+)
+from tests.support.worlds import StoppedClock
+
+LEAVES = 5e9
+"""What each of a job's two hosts sends to the other in an iteration: the whole ring passes."""
+
+MEASURE = RoundOptions(network_measure_s=30.0)
+
+
+def tell(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
+    """Let a node's agent say what it measured of a job."""
+    desired = store.desired(C, f"agent-{node}")
+    gangs = [
+        ObservedGang(
+            job=gang.spec.name, generation=gang.generation, node=node, phase="running",
+            **(facts if gang.spec.name == job else {}),
+        )
+        for gang in desired.gangs
+    ]  # fmt: skip
+    store.observe(C, f"agent-{node}", "first", gangs, desired.revision)
+
+
+def rows(store: PostgresStore) -> list[tuple[Any, ...]]:
+    """Return what the snapshot holds as measured."""
+    s = store.snapshot(C)
+    return [
+        (s.jobs.name[row["job"]], s.nodes.name[row["node"]], row["period_s"], row["sent_bytes"])
+        for row in (s.measured.row(k) for k in range(len(s.measured)))
+    ]
+
+
+def one_job(store: PostgresStore) -> None:
+    a_network(store)
+    submit(store, a_spec("one", requested_gpus=8))
+    run(store, one=BOTH[0])
+
+
+def decisions(store: PostgresStore) -> dict[str, NetworkDecision]:
+    return {d.job: d for d in store.network_in_force(C).decisions}
+
+
+def plan(store: PostgresStore, options: RoundOptions = MEASURE) -> NetworkPlanRecord | None:
+    return Replanning(store, StoppedClock(), options).keep(C)
+
+
+def sent(decision: NetworkDecision) -> float:
+    return sum(route.sent_bytes for route in decision.routes)
+
+
+def age(database: Database, job: str, seconds: float) -> None:
+    """Let an allocation have begun so much earlier."""
+    execute(
+        database,
+        f"UPDATE jobs SET since_at = since_at - {seconds} * interval '1 s' WHERE name = '{job}'",
+    )
+
+
+def test_what_agents_measure_is_kept_by_node_once_for_an_allocation(store: PostgresStore) -> None:
+    one_job(store)
+    tell(store, "a100-1", "one", period_s=0.5, sent_bytes=6e9)
+    tell(store, "a100-0", "one", period_s=0.4, sent_bytes=5e9)
+    tell(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
+    kept = [("one", "a100-0", 0.4, 5e9), ("one", "a100-1", 0.5, 6e9)]
+    assert rows(store) == kept
+    happen(store, "one", JobEvent.HOLD)
+    for node in ("a100-0", "a100-1"):
+        store.observe(C, f"agent-{node}", "first", [], store.desired(C, f"agent-{node}").revision)
+    happen(store, "one", JobEvent.RELEASE)
+    run(store, one=BOTH[0])
+    assert rows(store) == []  # it is another allocation, though the same job
+    tell(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
+    assert rows(store) == [("one", "a100-0", 0.9, 1e9)]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"period_s": math.nan, "sent_bytes": 1e9},
+        {"period_s": 0.5, "sent_bytes": math.nan},
+        {"period_s": -0.5, "sent_bytes": 1e9},
+        {"period_s": 0.5, "sent_bytes": -1.0},
+        {"period_s": 0.5, "sent_bytes": 0.0},
+        {"period_s": math.inf, "sent_bytes": 1e9},
+        {"period_s": 1e9, "sent_bytes": 1e9},
+        {"period_s": 0.5, "sent_bytes": 1e40},
+        {},
+    ],
+)
+def test_what_means_nothing_is_not_kept(store: PostgresStore, facts: dict[str, float]) -> None:
+    one_job(store)
+    tell(store, "a100-0", "one", **facts)
+    assert rows(store) == []
+
+
+def test_a_measurement_of_an_older_allocation_is_not_kept(store: PostgresStore) -> None:
+    one_job(store)
+    desired = store.desired(C, "agent-a100-0")
+    (gang,) = desired.gangs
+    late = ObservedGang(job="one", generation=gang.generation - 1, node="a100-0", phase="running",
+                        period_s=0.5, sent_bytes=5e9)  # fmt: skip
+    now = ObservedGang(job="one", generation=gang.generation, node="a100-0", phase="running")
+    store.observe(C, "agent-a100-0", "first", [late, now], desired.revision)
+    assert rows(store) == []
+
+
+def test_who_plans_networks_is_woken_once_by_a_measurement(
+    store: PostgresStore, database: Database
+) -> None:
+    one_job(store)
+    heard: list[str] = []
+    with Listener(database.url) as listener:
+        listener.subscribe(heard.append)
+        assert listener.listening.wait(20)
+        tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+        tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+        tell(store, "a100-0", "one")
+        execute(database, "SELECT pg_notify('tessera', 'end')")
+        asyncio.run(until(lambda: "end" in heard))
+    assert [name for name in heard if name == C] == [C]
+
+
+def test_a_snapshot_without_a_topology_or_a_measurement_is_written_as_before(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=4)
+    two_jobs(store)
+    tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+    assert rows(store) == []
+    assert b"measured" not in encode(store.snapshot(C))
+
+
+def test_a_snapshot_with_a_measurement_reads_back(store: PostgresStore) -> None:
+    one_job(store)
+    tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+    snapshot = store.snapshot(C)
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.measured.equals(snapshot.measured)
+    assert len(again.measured) == 1
+
+
+def test_bytes_are_planned_as_measured_and_the_plan_says_so(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    plan(store, RoundOptions())
+    before = decisions(store)
+    for node in ("a100-0", "a100-1"):
+        tell(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
+    record = Replanning(store, StoppedClock(), RoundOptions()).keep(C)
+    assert record is not None
+    after = decisions(store)
+    assert sent(after["one"]) == pytest.approx(1.5 * sent(before["one"]))
+    assert sent(after["two"]) == pytest.approx(sent(before["two"]))
+    assert after["one"].intensity == pytest.approx(before["one"].intensity / 1.5, rel=0.05)
+    assert after["one"].note.startswith("measured on 2 nodes: 1.5 of the estimate")
+    assert after["two"].note == ""
+
+
+def test_a_measurement_beyond_belief_changes_nothing_but_the_note(store: PostgresStore) -> None:
+    a_network(store)
+    two_jobs(store)
+    plan(store, RoundOptions())
+    before = decisions(store)["one"]
+    tell(store, "a100-0", "one", period_s=0.2, sent_bytes=1e14)
+    plan(store, RoundOptions())
+    after = decisions(store)["one"]
+    assert "not believed" in after.note
+    assert (after.intensity, after.routes) == (before.intensity, before.routes)
+
+
+def test_a_measurement_is_planned_with_at_once_and_once(store: PostgresStore) -> None:
+    one_job(store)
+    replanning = Replanning(store, StoppedClock(), RoundOptions())
+    assert replanning.keep(C) is not None
+    assert replanning.keep(C) is None
+    tell(store, "a100-0", "one", period_s=0.5, sent_bytes=6e9)
+    again = replanning.keep(C)
+    assert again is not None
+    assert again.cause == "measured"
+    assert replanning.keep(C) is None
+
+
+def test_the_period_counts_only_of_a_job_that_nobody_hindered(store: PostgresStore) -> None:
+    """One has been served after two, so how long its iteration took says nothing of its own times."""
+    a_network(store, aggregations=1)
+    two_jobs(store)
+    plan(store, RoundOptions())
+    ranked = sorted(decisions(store).values(), key=lambda d: d.rank)
+    first, last = ranked
+    assert first.level > last.level
+    assert last.meets == (first.job,)
+    for decision in ranked:
+        node = {"one": "a100-0", "two": "a100-2"}[decision.job]
+        tell(store, node, decision.job, period_s=0.7, sent_bytes=LEAVES)
+    s = store.snapshot(C)
+    flags = dict(zip((s.jobs.name[j] for j in s.measured.job), s.measured.unhindered, strict=True))
+    assert flags == {first.job: True, last.job: False}
+    notes = {d.job: d.note for d in plan_network(s, running_now(s), RoundOptions()).decisions}
+    assert "0.7 s an iteration" in notes[first.job]
+    assert notes[last.job] == "measured on 1 node: 1 of the estimate"
+
+
+def test_a_new_job_goes_first_until_it_is_measured(store: PostgresStore) -> None:
+    a_network(store, aggregations=1)
+    two_jobs(store)
+    replanning = Replanning(store, StoppedClock(), MEASURE)
+    replanning.keep(C)
+    before = decisions(store)
+    first, last = sorted(before.values(), key=lambda d: d.rank)
+    assert first.level == 7 > last.level  # alone on the highest: they meet
+    assert first.note == "goes first until measured, 30 s at most"
+    assert last.note == ""
+    node = {"one": "a100-0", "two": "a100-2"}
+    tell(store, node[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
+    assert replanning.keep(C) is not None
+    turned = decisions(store)  # now it is the other one's turn
+    assert turned[last.job].level == 7 > turned[first.job].level
+    assert turned[last.job].note.startswith("goes first")
+    assert turned[first.job].note.startswith("measured on 1 node: 1 of the estimate")
+    tell(store, node[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
+    replanning.keep(C)
+    assert all(d.note.startswith("measured") for d in decisions(store).values())
+    assert replanning.again_in_s(C) is None
+
+
+def test_the_time_to_be_measured_ends_and_is_known_beforehand(
+    store: PostgresStore, database: Database
+) -> None:
+    one_job(store)
+    replanning = Replanning(store, StoppedClock(), MEASURE)
+    assert replanning.again_in_s(C) is None
+    replanning.keep(C)
+    assert decisions(store)["one"].note.startswith("goes first")
+    left_s = replanning.again_in_s(C)
+    assert left_s is not None
+    assert 0 < left_s <= 30 + LATE_S
+    age(database, "one", 31)
+    ended = replanning.keep(C)
+    assert ended is not None
+    assert ended.cause == "measured"
+    assert decisions(store)["one"].note == ""
+    assert replanning.again_in_s(C) is None
+
+
+def test_by_default_nobody_goes_first_for_being_new(store: PostgresStore) -> None:
+    one_job(store)
+    replanning = Replanning(store, StoppedClock(), RoundOptions())
+    replanning.keep(C)
+    assert decisions(store)["one"].note == ""
+    assert replanning.again_in_s(C) is None
+
+
+def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
+    a_network(store)
+    submit(store, a_spec("small", requested_gpus=4))
+    run(store, small=[("a100-0", range(4))])
+    replanning = Replanning(store, StoppedClock(), MEASURE)
+    replanning.keep(C)
+    assert replanning.again_in_s(C) is None
+
+
+async def test_a_wake_up_that_was_asked_for_comes_and_a_later_one_takes_its_place(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.upsert_cluster("other", [], None))
+    looked: list[str] = []
+
+    def attend(cluster: str, *_: object) -> None:
+        looked.append(cluster)
+
+    calls, work = Calls(1, "store"), Calls(1, "work")
+    watching = Watching(
+        store, StoppedClock(), attend, calls=calls, work=work, holder="me", period_s=1e6,
+        fails="nothing", action="failed",
+    )  # fmt: skip
+    watching.start()
+    await until(lambda: looked)
+    first = len(looked)  # both, one at a time, if nothing follows
+    watching.wake_in(C, 1e5)
+    watching.wake_in(C, 0.0)
+    watching.wake_in("other", 0.0)
+    await until(lambda: len(looked) >= 4)
+    assert first <= 2
+    assert sorted(looked) == [C, C, "other", "other"]
+    watching.wake_in(C, 0.0)
+    await watching.stop()
+    watching.wake_in(C, 0.0)
+    await asyncio.gather(calls.close(), work.close())
+    assert len(looked) == 4
+
+
+def test_agents_that_report_nothing_measured_leave_all_as_it_is(store: PostgresStore) -> None:
+    one_job(store)
+    agent_reports(store, "agent-a100-0")
+    assert rows(store) == []
+
+
+async def test_a_server_plans_anew_soon_after_the_time_of_a_measurement_is_over(
+    store: PostgresStore, database: Database
+) -> None:
+    one_job(store)
+    age(database, "one", 99)
+    config = settings(database, policy="{network_measure: 101s}")
+    async with running(config):
+        await until(lambda: store.list_network_plans(C, 0, 9))
+        assert decisions(store)["one"].note.startswith("goes first")
+        await until(lambda: len(store.list_network_plans(C, 0, 9)) == 2)
+    assert store.list_network_plans(C, 0, 9)[0].cause == "measured"
+    assert decisions(store)["one"].note == ""

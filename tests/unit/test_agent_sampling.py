@@ -1,0 +1,364 @@
+"""The agent measures what a gang sends: only while it alone does, by windows, and never at a job's cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput, Unavailable
+from service.agent.gangs import Gang, Phase, Report, observed_message
+from service.agent.main import main
+from service.agent.network.period import iteration
+from service.agent.network.sampling import (
+    LEAST_CONFIDENCE,
+    TRIES,
+    Analyse,
+    Found,
+    Samples,
+    Sampling,
+    analysed_apart,
+    sent,
+)
+from service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
+from service.agent.state import StateDir
+from service.agent.supervisor import Supervisor
+from service.rpc.convert.agents import to_observed
+from tests.support.agents import a_gang, until
+
+PERIOD_S, BYTES = 0.52, 3e8
+
+
+class Wire:
+    """A node's counter by a clock that only sleeping moves: bursts of a job, and noise."""
+
+    def __init__(self, period_s: float = PERIOD_S, noise: float = 0.02, seed: int = 1) -> None:
+        self.now_s, self.period_s, self._noise = 0.0, period_s, noise
+        self._rng = np.random.default_rng(seed)
+        self._other = 0.0
+        self.failing = ""
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds * float(self._rng.uniform(1.0, 1.02))  # it is never early
+
+    def read(self) -> int:
+        """All of an iteration's bytes leave evenly in its last third."""
+        if self.failing:
+            raise Unavailable(self.failing)
+        whole, part = divmod(self.now_s / self.period_s, 1.0)
+        self._other += float(self._rng.exponential(self._noise * BYTES * 0.01 / self.period_s))
+        return int(BYTES * (whole + max(0.0, 3 * part - 2)) + self._other)
+
+
+async def here_and_now(samples: Samples) -> Found | None:
+    """Analyse without a process, as ``period`` does."""
+    times_s, counts = samples
+    found = iteration(np.array(times_s), np.array(counts, np.float64))
+    if found is None:
+        return None
+    return Found(period_s=found.period_s, sent_bytes=found.bytes, confidence=found.confidence)
+
+
+def a_sampling(wire: Wire, window_s: float = 30.0, analyse: Analyse = here_and_now) -> Sampling:
+    return Sampling(
+        wire.read, window_s=window_s, clock=wire.clock, sleep=wire.sleep, analyse=analyse
+    )
+
+
+def wide(job: str = "a", generation: int = 1) -> Gang:
+    """Return a gang on two nodes."""
+    return a_gang(job, generation, members=("n0", "n1"))
+
+
+def told(sampling: Sampling, gang: Gang) -> tuple[float, float]:
+    job, generation = gang.key
+    report = sampling.told(Report(job=job, generation=generation, node="n0", phase=Phase.RUNNING))
+    return report.period_s, report.sent_bytes
+
+
+async def test_the_only_gang_that_sends_is_measured_within_two_hundredths() -> None:
+    sampling = a_sampling(Wire())
+    assert told(sampling, wide()) == (0.0, 0.0)
+    assert await sampling.step(lambda: [(wide(), True), (a_gang("small"), True)])
+    period_s, sent_bytes = told(sampling, wide())
+    assert period_s == pytest.approx(PERIOD_S, rel=0.02)
+    assert sent_bytes == pytest.approx(1.02 * BYTES, rel=0.02)  # with the noise
+    assert told(sampling, a_gang("small")) == (0.0, 0.0)
+
+
+async def test_a_gang_is_measured_once() -> None:
+    wire = Wire()
+    sampling = a_sampling(wire)
+    assert await sampling.step(lambda: [(wide(), True)])
+    end_s = wire.now_s
+    assert end_s == pytest.approx(30, rel=0.05)
+    assert not await sampling.step(lambda: [(wide(), True)])
+    assert wire.now_s == end_s
+
+
+@pytest.mark.parametrize(
+    "gangs",
+    [[], [(a_gang("small"), True)], [(wide(), False)], [(wide("a"), True), (wide("b"), False)]],
+)
+async def test_nothing_is_sampled_where_no_gang_sends_or_several_may(
+    gangs: list[tuple[Gang, bool]],
+) -> None:
+    wire = Wire()
+    assert not await a_sampling(wire).step(lambda: gangs)
+    assert wire.now_s == 0.0
+
+
+async def test_several_that_send_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    sampling = a_sampling(Wire())
+    for _ in range(3):
+        await sampling.step(lambda: [(wide("a"), True), (wide("b"), True)])
+    assert [r.getMessage() for r in caplog.records] == [
+        "traffic is not measured while several jobs send from here: a, b"
+    ]
+
+
+@pytest.mark.parametrize(
+    "then", [[], [(wide("a"), False)], [(wide("a"), True), (wide("b"), False)]]
+)
+async def test_a_window_in_which_the_gang_stops_or_meets_another_is_thrown_away(
+    then: list[tuple[Gang, bool]],
+) -> None:
+    wire = Wire()
+    sampling = a_sampling(wire)
+    assert not await sampling.step(lambda: [(wide("a"), True)] if wire.now_s < 10 else then)
+    assert 10 <= wire.now_s < 12
+    assert told(sampling, wide("a")) == (0.0, 0.0)
+    assert await sampling.step(lambda: [(wide("a"), True)])
+
+
+async def test_a_gang_without_a_rhythm_is_tried_again_and_then_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wire = Wire()
+    tried = 0
+
+    async def nothing(_: Samples) -> Found | None:
+        nonlocal tried
+        tried += 1
+        weak = Found(period_s=1.0, sent_bytes=1.0, confidence=0.9 * LEAST_CONFIDENCE)
+        return weak if tried % 2 else None
+
+    sampling = a_sampling(wire, 1.0, nothing)
+    for _ in range(TRIES + 3):
+        assert not await sampling.step(lambda: [(wide(), True)])
+    assert tried == TRIES
+    (record,) = caplog.records
+    assert record.getMessage().startswith("a generation 1 is not measured")
+
+
+async def test_a_gang_that_warms_up_is_measured_in_a_later_window() -> None:
+    wire = Wire()
+    wire.period_s = 1e9  # nothing but noise is sent
+    sampling = a_sampling(wire)
+    assert not await sampling.step(lambda: [(wide(), True)])
+    wire.period_s = PERIOD_S
+    assert await sampling.step(lambda: [(wide(), True)])
+
+
+async def test_a_new_generation_is_measured_anew_and_the_old_one_is_forgotten() -> None:
+    sampling = a_sampling(Wire())
+    assert await sampling.step(lambda: [(wide(), True)])
+    assert await sampling.step(lambda: [(wide(generation=2), True)])
+    assert told(sampling, wide(generation=2))[0] > 0
+    assert told(sampling, wide(generation=1)) == (0.0, 0.0)
+
+
+async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.agent.network.sampling.CHUNK_S", 0.001)
+    wire = Wire()
+    wire.failing = "the port is gone"
+    reads = 0
+
+    def read() -> int:
+        nonlocal reads
+        reads += 1
+        if reads == 3:
+            wire.failing = ""
+        return wire.read()
+
+    sampling = Sampling(
+        read, window_s=5.0, clock=wire.clock, sleep=wire.sleep, analyse=here_and_now, step_s=0.01
+    )
+    changed = asyncio.Event()
+    watching = asyncio.create_task(sampling.watch(lambda: [(wide(), True)], changed.set))
+    async with asyncio.timeout(20):
+        await changed.wait()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert told(sampling, wide())[0] == pytest.approx(PERIOD_S, rel=0.05)
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert said == ["traffic is not measured: the port is gone"]
+
+
+async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def mistaken(_: Samples) -> Found | None:
+        raise ZeroDivisionError
+
+    sampling = a_sampling(Wire(), 1.0, mistaken)
+    await sampling.watch(lambda: [(wide(), True)], lambda: None)
+    assert [r.getMessage() for r in caplog.records] == ["traffic is not measured any more"]
+
+
+async def test_a_process_of_its_own_finds_the_same() -> None:
+    wire = Wire()
+    samples: Samples = ([], [])
+    while wire.now_s < 10:
+        samples[0].append(wire.now_s)
+        samples[1].append(wire.read())
+        wire.sleep(0.01)
+    found, expected = await analysed_apart(samples), await here_and_now(samples)
+    assert found == expected is not None
+    assert await analysed_apart(([float(k) for k in range(40)], [0] * 40)) is None
+    with pytest.raises(Unavailable, match="at least 32 samples"):
+        await analysed_apart(([0.0, 1.0], [0, 1]))
+
+
+class Lives:
+    """A process that runs until it is asked to end."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+
+    async def begun(self) -> None:
+        return
+
+    async def ended(self) -> Exit:
+        await self.stopped.wait()
+        return Exit(outcome=Outcome.STOPPED)
+
+    def progress(self) -> Progress | None:
+        return Progress(iterations=1.0, iter_time_s=1.0)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    kill = stop
+
+
+class Runtime:
+    def start(
+        self, gang: Gang, directory: Path, checkpoints: Path,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> Handle:  # fmt: skip
+        return Lives()
+
+    def adopt(self, directory: Path) -> Handle | None:
+        return None
+
+
+async def test_a_supervisor_tells_what_was_measured_of_leaders_and_of_others(
+    tmp_path: Path,
+) -> None:
+    state = StateDir(tmp_path, tmp_path / "checkpoints")
+    state.claim()
+    wire = Wire()
+    sampling = a_sampling(wire, 5.0)
+    async with asyncio.TaskGroup() as tasks:
+        supervisor = Supervisor(
+            Runtime(), state, grace_s=1.0, spawn=tasks.create_task, changed=lambda: None,
+            sampling=sampling,
+        )  # fmt: skip
+        led, follows = wide("led"), a_gang("follows", members=("n0", "n1"), leader="n1")
+        for gang in (led, follows):
+            supervisor.apply(supervisor.revision + 1, [gang])
+            await until(lambda: [r for _, r in supervisor.live()] == [True])
+            assert await sampling.step(supervisor.live)
+            (report,) = supervisor.reports()
+            assert report.period_s == pytest.approx(PERIOD_S, rel=0.05)
+            message = observed_message([report], 1).observed.gangs[0]
+            assert (message.period_s, message.sent_bytes) == (report.period_s, report.sent_bytes)
+            supervisor.apply(supervisor.revision + 1, [])
+            await until(lambda: not supervisor.live())
+        await supervisor.close()
+    state.release()
+
+
+def test_a_server_takes_measured_numbers_in_and_those_that_mean_nothing_as_unknown() -> None:
+    reports = [
+        Report(job="a", generation=1, node="n0", phase=Phase.RUNNING, period_s=p, sent_bytes=b)
+        for p, b in ((0.5, 3e8), (math.nan, -1.0), (math.inf, math.nan))
+    ]
+    found = to_observed("observed", observed_message(reports, 1).observed)
+    assert [(g.period_s, g.sent_bytes) for g in found] == [(0.5, 3e8), (0.0, 0.0), (0.0, 0.0)]
+
+
+def sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
+    for name, value in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    return tmp_path
+
+
+def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
+    """Return /sys of a node with a NIC that has an RDMA port, and a bridge."""
+    port = "class/infiniband/mlx5_0/ports/1"
+    return sysfs(tmp_path, {
+        "class/net/eth0/statistics/tx_bytes": 100, "class/net/eth0/device/vendor": "x",
+        "class/net/docker0/statistics/tx_bytes": 7, "class/net/lo/statistics/tx_bytes": 9,
+        f"{port}/counters/port_xmit_data": 1000, f"{port}/link_layer": layer,
+        "class/infiniband/mlx5_0/device/net/eth0/name": "eth0",
+    })  # fmt: skip
+
+
+def test_hardware_is_counted_and_its_rdma_ports_but_no_bridge_nor_loopback(tmp_path: Path) -> None:
+    read = sent(sys_=a_node(tmp_path))
+    assert read() == 100 + 4 * 1000
+    sysfs(tmp_path, {"class/net/eth0/statistics/tx_bytes": 150})
+    assert read() == 150 + 4 * 1000
+
+
+def test_named_interfaces_are_counted_with_their_rdma_ports(tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    assert sent(["docker0"], node)() == 7
+    assert sent(["eth0", "docker0"], node)() == 107 + 4 * 1000
+
+
+def test_what_goes_over_infiniband_counts_once(tmp_path: Path) -> None:
+    assert sent(sys_=a_node(tmp_path, "InfiniBand"))() == 4 * 1000
+    assert sent(["eth0"], tmp_path)() == 4 * 1000
+
+
+def test_an_interface_that_is_not_there_and_a_node_without_any_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="eth9 is not here"):
+        sent(["eth9"], a_node(tmp_path))
+    with pytest.raises(InvalidInput, match="--interface"):
+        sent(sys_=sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9}))
+
+
+def test_a_counter_that_goes_away_is_said_when_it_is_read(tmp_path: Path) -> None:
+    read = sent(["docker0"], a_node(tmp_path))
+    (tmp_path / "class/net/docker0/statistics/tx_bytes").unlink()
+    with pytest.raises(Unavailable, match="docker0"):
+        read()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--measure-traffic", "-1"],
+        ["--measure-traffic", "0.2"],
+        ["--measure-traffic", "nan"],
+        ["--measure-traffic", "30", "--node", "m:t:1"],
+        ["--measure-traffic", "30", "--netns", "blue"],
+        ["--measure-traffic", "30", "--interface", "nosuch0"],
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_the_start(tmp_path: Path, wrong: list[str]) -> None:
+    asked = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
+    assert main([*asked, "--node", "n:t:1", *wrong]) == 2
