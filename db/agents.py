@@ -8,6 +8,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from db import inventory
+from db.documents import dumps
 from db.network import decision_from
 from db.rows import JOBS_KEYED, SILENT_S, allocation_record, cluster_id, job_spec, shares_of
 from db.turn import Change, Turn
@@ -25,7 +26,7 @@ _REGISTER = sa.text("""
 INSERT INTO agents (cluster_id, name, incarnation, heard_at)
 VALUES (:cluster, :name, :incarnation, clock_timestamp())
 ON CONFLICT (cluster_id, name) DO UPDATE
-    SET incarnation = excluded.incarnation, heard_at = excluded.heard_at
+    SET incarnation = excluded.incarnation, heard_at = excluded.heard_at, network_remarks = '[]'
 RETURNING id
 """)
 
@@ -40,7 +41,8 @@ WHERE cluster_id = :cluster AND name = ANY(:names)
 """)
 
 _HEAR = sa.text("""
-UPDATE agents a SET heard_at = clock_timestamp() FROM clusters c
+UPDATE agents a SET heard_at = clock_timestamp(),
+    network_remarks = coalesce(CAST(:remarks AS jsonb), a.network_remarks) FROM clusters c
 WHERE c.id = a.cluster_id AND c.name = :cluster AND a.name = :agent AND a.incarnation = :incarnation
 """)
 
@@ -122,9 +124,18 @@ def hello(
     turn.end()
 
 
-def heartbeat(connection: sa.Connection, cluster: str, agent: str, incarnation: str) -> None:
-    """Renew the lease of the agent's nodes. Raises NotFound, NotAllowed."""
-    values = {"cluster": cluster, "agent": agent, "incarnation": incarnation}
+def heartbeat(
+    connection: sa.Connection, cluster: str, agent: str, incarnation: str,
+    network_remarks: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Renew the lease of the agent's nodes. Raises NotFound, NotAllowed.
+
+    ``network_remarks``: None: as before.
+    """
+    values = {
+        "cluster": cluster, "agent": agent, "incarnation": incarnation,
+        "remarks": None if network_remarks is None else dumps(list(network_remarks)),
+    }  # fmt: skip
     if not connection.execute(_HEAR, values).rowcount:
         require_agent(connection, cluster, agent, incarnation)
 

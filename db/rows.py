@@ -75,7 +75,7 @@ def cluster_id(connection: sa.Connection, name: str) -> int:
 
 
 _NODES = f"""
-SELECT n.*, t.name AS gpu_type, {SILENT_S} AS silent_s,
+SELECT n.*, t.name AS gpu_type, {SILENT_S} AS silent_s, a.network_remarks,
     n.gpus - (SELECT count(DISTINCT l.gpu) FROM allocations l WHERE l.node_id = n.id) AS free_gpus,
     (SELECT coalesce(json_agg(DISTINCT j.name COLLATE "C" ORDER BY j.name COLLATE "C"), '[]')
         FROM allocations l JOIN jobs j ON j.id = l.job_id WHERE l.node_id = n.id) AS job_names
@@ -100,6 +100,7 @@ def node_record(row: Row) -> NodeRecord:
         spec=spec, draining=row["draining"], version=row["version"], free_gpus=row["free_gpus"],
         jobs=tuple(row["job_names"]),
         silent_s=float("inf") if silent_s is None else max(0.0, silent_s),
+        network_remarks=tuple(row["network_remarks"] or ()),
     )  # fmt: skip
 
 

@@ -219,9 +219,14 @@ class PostgresStore:
             lambda c: agents.hello(c, cluster, agent, incarnation, nodes, self._silence_s)
         )
 
-    def heartbeat(self, cluster: str, agent: str, incarnation: str) -> None:
+    def heartbeat(
+        self, cluster: str, agent: str, incarnation: str,
+        network_remarks: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
         """Renew the lease of the agent's nodes."""
-        self._database.write(lambda c: agents.heartbeat(c, cluster, agent, incarnation))
+        self._database.write(
+            lambda c: agents.heartbeat(c, cluster, agent, incarnation, network_remarks)
+        )
 
     def observe(
         self,

@@ -102,6 +102,7 @@ agents = sa.Table(
     _text("name"),
     _text("incarnation"),
     _moment("heard_at"),
+    sa.Column("network_remarks", JSONB, server_default=sa.text("'[]'"), nullable=False),
     sa.UniqueConstraint("cluster_id", "name"),
 )  # fmt: skip
 

@@ -60,6 +60,9 @@ class NodeRecord:
     free_gpus: int
     jobs: tuple[str, ...]
     silent_s: float
+    network_remarks: tuple[
+        str, ...
+    ] = ()  # what its agent says keeps network plans from having an effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

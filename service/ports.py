@@ -309,8 +309,14 @@ class Store(Rounds, Protocol):
         """
         ...
 
-    def heartbeat(self, cluster: str, agent: str, incarnation: str) -> None:
-        """Renew the lease of the agent's nodes. Raises NotAllowed: another incarnation took over."""
+    def heartbeat(
+        self, cluster: str, agent: str, incarnation: str,
+        network_remarks: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        """Renew the lease of the agent's nodes. Raises NotAllowed: another incarnation took over.
+
+        ``network_remarks``: what keeps network plans from having an effect there; None: as before.
+        """
         ...
 
     def observe(

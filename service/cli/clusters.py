@@ -46,6 +46,7 @@ NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("RACK", lambda n: n.rack),
     Column("JOBS", lambda n: ", ".join(short(j) for j in n.jobs)),
     Column("HEARD", lambda n: _heard(n.silent_s), wide=True, right=True),
+    Column("NETWORK", lambda n: "; ".join(n.network_remarks), wide=True),
 )
 
 

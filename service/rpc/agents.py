@@ -31,7 +31,7 @@ _Messages = AsyncIterator[pb.AgentMessage]
 
 MAX_REMARKS: Final = 32
 MAX_REMARK: Final = 300
-"""Of an agent on its nodes' network: so many, of so many characters, are logged."""
+"""Of an agent on its nodes' network: so many, of so many characters, are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,11 @@ class Inbox:
         self.observed.append(newest)
 
     def _heed(self, remarks: Iterable[str]) -> None:
-        """Log once what an agent says of its nodes' network."""
-        said = tuple(f"{text[:MAX_REMARK]!r}" for text in islice(remarks, MAX_REMARKS))
+        """Take in what an agent says of its nodes' network, and log it once."""
+        said = tuple(
+            "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
+            for text in islice(remarks, MAX_REMARKS)
+        )
         for text in said:
             if text not in self.network:
                 log.warning("agent %s: %s", self.agent, text, extra={"action": "agent_network"})
@@ -184,6 +187,7 @@ class Session:
         self._push = True  # the desired state may have changed since it was last read
         self._sent: pb.Desired | None = None
         self._failed = False  # the store was unavailable at the last step
+        self._remarks: tuple[str, ...] = ()  # on the network, as recorded
 
     async def register(self) -> None:
         """Record the agent and its nodes."""
@@ -230,11 +234,13 @@ class Session:
     async def _take_in(self) -> None:
         inbox = self.inbox
         if inbox.spoke:
-            said_s, inbox.spoke = inbox.said_s, False
+            said_s, inbox.spoke, remarks = inbox.said_s, False, inbox.network
             try:
                 await self._calls.run(
-                    self._store.heartbeat, self.cluster, self._agent, self._incarnation
-                )
+                    self._store.heartbeat, self.cluster, self._agent, self._incarnation,
+                    remarks if remarks != self._remarks else None,
+                )  # fmt: skip
+                self._remarks = remarks
             except Unavailable:
                 inbox.spoke = True
                 raise

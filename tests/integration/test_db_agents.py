@@ -289,3 +289,21 @@ def test_one_replica_has_the_lease_of_the_loop(store: PostgresStore, database: D
     assert store.acquire_lease(C, "two", 60.0)
     assert not store.acquire_lease(C, "one", 60.0)
     assert not store.acquire_lease("x", "one", 60.0)
+
+
+def test_what_an_agent_says_of_its_network_is_with_its_nodes_until_it_says_otherwise(
+    pair: PostgresStore,
+) -> None:
+    def said() -> list[tuple[str, ...]]:
+        return [pair.get_node(C, node).network_remarks for node in (A0, A1)]
+
+    assert said() == [(), ()]
+    pair.heartbeat(C, AGENT0, "first", ["eth1: not strict", "eth2: gone"])
+    assert said() == [("eth1: not strict", "eth2: gone"), ()]
+    pair.heartbeat(C, AGENT0, "first")
+    assert said() == [("eth1: not strict", "eth2: gone"), ()]
+    pair.heartbeat(C, AGENT0, "first", [])
+    assert said() == [(), ()]
+    pair.heartbeat(C, AGENT0, "first", ["eth1: not strict"])
+    pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
+    assert said() == [(), ()]

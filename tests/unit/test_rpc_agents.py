@@ -39,13 +39,15 @@ class QuietStore:
     def __init__(self) -> None:
         self.down = False
         self.observed: list[int] = []
+        self.remarks: list[tuple[str, ...] | None] = []
 
     def hello(self, *_: Any) -> None:
         """Accept any agent."""
 
-    def heartbeat(self, *_: Any) -> None:
+    def heartbeat(self, _c: str, _a: str, _i: str, remarks: tuple[str, ...] | None) -> None:
         if self.down:
             raise Unavailable("down")
+        self.remarks.append(remarks)
 
     def observe(
         self, _c: str, _a: str, _i: str, _gangs: tuple[ObservedGang, ...], revision: int
@@ -142,6 +144,30 @@ async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
     quiet.down = False
     await session.step(stream)
     assert session.lease_from_s == 9.0
+
+
+async def test_what_an_agent_says_of_its_network_is_recorded_when_it_is_new_and_cut_to_size(
+    session: Session, quiet: QuietStore, clock: HandClock
+) -> None:
+    stream = Subscription()
+
+    async def says(*remarks: str) -> None:
+        message = pb.AgentMessage(observed=pb.Observed(network_remarks=remarks))
+        await session.inbox.fill(said(message), stream, clock)
+        await session.step(stream)
+
+    await says()
+    quiet.down = True
+    await says("eth1: not strict")
+    quiet.down = False
+    await says("eth1: not strict")
+    await says("eth1: not strict")
+    await says()
+    await says("x\n" * 200, *["y"] * 40)
+    assert quiet.remarks[:4] == [None, ("eth1: not strict",), None, ()]
+    cut = quiet.remarks[4]
+    assert cut is not None
+    assert (cut[0], len(cut)) == ("x " * 150, 32)
 
 
 async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(

@@ -25,6 +25,12 @@ def _name(name: str, default: str | None = None) -> sa.Column[str]:
 def upgrade() -> None:
     """Apply. No network is described yet, and nobody said what plans send."""
     op.add_column("estimates", _name("traffic", "''"))
+    op.add_column(
+        "agents",
+        sa.Column(
+            "network_remarks", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False
+        ),
+    )
     op.create_table(
         "networks",
         _whole("cluster_id"),
@@ -78,7 +84,6 @@ def upgrade() -> None:
         ),
     )
 
-
     op.create_table(
         "measured_traffic",
         _whole("job_id"),
@@ -111,4 +116,5 @@ def downgrade() -> None:
     op.drop_table("standings")
     op.drop_table("network_plans")
     op.drop_table("networks")
+    op.drop_column("agents", "network_remarks")
     op.drop_column("estimates", "traffic")

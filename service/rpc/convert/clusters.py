@@ -87,4 +87,5 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         etag=fields.etag_of(record.version), free_gpus=record.free_gpus,
         jobs=[names.job_name(cluster, job) for job in record.jobs],
         silent_s=record.silent_s if math.isfinite(record.silent_s) else -1.0,
+        network_remarks=record.network_remarks,
     )  # fmt: skip

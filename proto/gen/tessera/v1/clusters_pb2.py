@@ -26,7 +26,7 @@ from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mas
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/clusters.proto\x12\ntessera.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"V\n\x07GpuType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x18\n\x10\x64ollars_per_hour\x18\x03 \x01(\x01\x12\r\n\x05watts\x18\x04 \x01(\x01\"\xaf\x01\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tgpu_types\x18\x02 \x03(\x0b\x32\x13.tessera.v1.GpuType\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05nodes\x18\x05 \x01(\x03\x12\x0c\n\x04gpus\x18\x06 \x01(\x03\x12\x12\n\nlast_round\x18\x07 \x01(\t\"\xf4\x01\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.tessera.v1.Node.State\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x11\n\tfree_gpus\x18\x07 \x01(\x05\x12\x0c\n\x04jobs\x18\x08 \x03(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\"\x98\x01\n\x14UpsertClusterRequest\x12$\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x13.tessera.v1.Cluster\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"!\n\x11GetClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListClustersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListClustersResponse\x12%\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Cluster\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x12UpsertNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"6\n\x13UpsertNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10ListNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"M\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"]\n\x11\x44rainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"5\n\x12\x44rainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"_\n\x13UndrainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14UndrainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node2\xda\x04\n\x08\x43lusters\x12\x46\n\rUpsertCluster\x12 .tessera.v1.UpsertClusterRequest\x1a\x13.tessera.v1.Cluster\x12@\n\nGetCluster\x12\x1d.tessera.v1.GetClusterRequest\x1a\x13.tessera.v1.Cluster\x12Q\n\x0cListClusters\x12\x1f.tessera.v1.ListClustersRequest\x1a .tessera.v1.ListClustersResponse\x12N\n\x0bUpsertNodes\x12\x1e.tessera.v1.UpsertNodesRequest\x1a\x1f.tessera.v1.UpsertNodesResponse\x12\x37\n\x07GetNode\x12\x1a.tessera.v1.GetNodeRequest\x1a\x10.tessera.v1.Node\x12H\n\tListNodes\x12\x1c.tessera.v1.ListNodesRequest\x1a\x1d.tessera.v1.ListNodesResponse\x12K\n\nDrainNodes\x12\x1d.tessera.v1.DrainNodesRequest\x1a\x1e.tessera.v1.DrainNodesResponse\x12Q\n\x0cUndrainNodes\x12\x1f.tessera.v1.UndrainNodesRequest\x1a .tessera.v1.UndrainNodesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/clusters.proto\x12\ntessera.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"V\n\x07GpuType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x18\n\x10\x64ollars_per_hour\x18\x03 \x01(\x01\x12\r\n\x05watts\x18\x04 \x01(\x01\"\xaf\x01\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tgpu_types\x18\x02 \x03(\x0b\x32\x13.tessera.v1.GpuType\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05nodes\x18\x05 \x01(\x03\x12\x0c\n\x04gpus\x18\x06 \x01(\x03\x12\x12\n\nlast_round\x18\x07 \x01(\t\"\x8d\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.tessera.v1.Node.State\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x11\n\tfree_gpus\x18\x07 \x01(\x05\x12\x0c\n\x04jobs\x18\x08 \x03(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x17\n\x0fnetwork_remarks\x18\n \x03(\t\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\"\x98\x01\n\x14UpsertClusterRequest\x12$\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x13.tessera.v1.Cluster\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"!\n\x11GetClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListClustersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListClustersResponse\x12%\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Cluster\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x12UpsertNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"6\n\x13UpsertNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10ListNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"M\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"]\n\x11\x44rainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"5\n\x12\x44rainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"_\n\x13UndrainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14UndrainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node2\xda\x04\n\x08\x43lusters\x12\x46\n\rUpsertCluster\x12 .tessera.v1.UpsertClusterRequest\x1a\x13.tessera.v1.Cluster\x12@\n\nGetCluster\x12\x1d.tessera.v1.GetClusterRequest\x1a\x13.tessera.v1.Cluster\x12Q\n\x0cListClusters\x12\x1f.tessera.v1.ListClustersRequest\x1a .tessera.v1.ListClustersResponse\x12N\n\x0bUpsertNodes\x12\x1e.tessera.v1.UpsertNodesRequest\x1a\x1f.tessera.v1.UpsertNodesResponse\x12\x37\n\x07GetNode\x12\x1a.tessera.v1.GetNodeRequest\x1a\x10.tessera.v1.Node\x12H\n\tListNodes\x12\x1c.tessera.v1.ListNodesRequest\x1a\x1d.tessera.v1.ListNodesResponse\x12K\n\nDrainNodes\x12\x1d.tessera.v1.DrainNodesRequest\x1a\x1e.tessera.v1.DrainNodesResponse\x12Q\n\x0cUndrainNodes\x12\x1f.tessera.v1.UndrainNodesRequest\x1a .tessera.v1.UndrainNodesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,35 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLUSTER']._serialized_start=197
   _globals['_CLUSTER']._serialized_end=372
   _globals['_NODE']._serialized_start=375
-  _globals['_NODE']._serialized_end=619
-  _globals['_NODE_STATE']._serialized_start=547
-  _globals['_NODE_STATE']._serialized_end=619
-  _globals['_UPSERTCLUSTERREQUEST']._serialized_start=622
-  _globals['_UPSERTCLUSTERREQUEST']._serialized_end=774
-  _globals['_GETCLUSTERREQUEST']._serialized_start=776
-  _globals['_GETCLUSTERREQUEST']._serialized_end=809
-  _globals['_LISTCLUSTERSREQUEST']._serialized_start=811
-  _globals['_LISTCLUSTERSREQUEST']._serialized_end=871
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=873
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=959
-  _globals['_UPSERTNODESREQUEST']._serialized_start=961
-  _globals['_UPSERTNODESREQUEST']._serialized_end=1073
-  _globals['_UPSERTNODESRESPONSE']._serialized_start=1075
-  _globals['_UPSERTNODESRESPONSE']._serialized_end=1129
-  _globals['_GETNODEREQUEST']._serialized_start=1131
-  _globals['_GETNODEREQUEST']._serialized_end=1161
-  _globals['_LISTNODESREQUEST']._serialized_start=1163
-  _globals['_LISTNODESREQUEST']._serialized_end=1236
-  _globals['_LISTNODESRESPONSE']._serialized_start=1238
-  _globals['_LISTNODESRESPONSE']._serialized_end=1315
-  _globals['_DRAINNODESREQUEST']._serialized_start=1317
-  _globals['_DRAINNODESREQUEST']._serialized_end=1410
-  _globals['_DRAINNODESRESPONSE']._serialized_start=1412
-  _globals['_DRAINNODESRESPONSE']._serialized_end=1465
-  _globals['_UNDRAINNODESREQUEST']._serialized_start=1467
-  _globals['_UNDRAINNODESREQUEST']._serialized_end=1562
-  _globals['_UNDRAINNODESRESPONSE']._serialized_start=1564
-  _globals['_UNDRAINNODESRESPONSE']._serialized_end=1619
-  _globals['_CLUSTERS']._serialized_start=1622
-  _globals['_CLUSTERS']._serialized_end=2224
+  _globals['_NODE']._serialized_end=644
+  _globals['_NODE_STATE']._serialized_start=572
+  _globals['_NODE_STATE']._serialized_end=644
+  _globals['_UPSERTCLUSTERREQUEST']._serialized_start=647
+  _globals['_UPSERTCLUSTERREQUEST']._serialized_end=799
+  _globals['_GETCLUSTERREQUEST']._serialized_start=801
+  _globals['_GETCLUSTERREQUEST']._serialized_end=834
+  _globals['_LISTCLUSTERSREQUEST']._serialized_start=836
+  _globals['_LISTCLUSTERSREQUEST']._serialized_end=896
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=898
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=984
+  _globals['_UPSERTNODESREQUEST']._serialized_start=986
+  _globals['_UPSERTNODESREQUEST']._serialized_end=1098
+  _globals['_UPSERTNODESRESPONSE']._serialized_start=1100
+  _globals['_UPSERTNODESRESPONSE']._serialized_end=1154
+  _globals['_GETNODEREQUEST']._serialized_start=1156
+  _globals['_GETNODEREQUEST']._serialized_end=1186
+  _globals['_LISTNODESREQUEST']._serialized_start=1188
+  _globals['_LISTNODESREQUEST']._serialized_end=1261
+  _globals['_LISTNODESRESPONSE']._serialized_start=1263
+  _globals['_LISTNODESRESPONSE']._serialized_end=1340
+  _globals['_DRAINNODESREQUEST']._serialized_start=1342
+  _globals['_DRAINNODESREQUEST']._serialized_end=1435
+  _globals['_DRAINNODESRESPONSE']._serialized_start=1437
+  _globals['_DRAINNODESRESPONSE']._serialized_end=1490
+  _globals['_UNDRAINNODESREQUEST']._serialized_start=1492
+  _globals['_UNDRAINNODESREQUEST']._serialized_end=1587
+  _globals['_UNDRAINNODESRESPONSE']._serialized_start=1589
+  _globals['_UNDRAINNODESRESPONSE']._serialized_end=1644
+  _globals['_CLUSTERS']._serialized_start=1647
+  _globals['_CLUSTERS']._serialized_end=2249
 # @@protoc_insertion_point(module_scope)

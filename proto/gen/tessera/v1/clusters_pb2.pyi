@@ -126,6 +126,7 @@ class Node(_message.Message):
     FREE_GPUS_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
+    NETWORK_REMARKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
@@ -143,6 +144,10 @@ class Node(_message.Message):
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output only: jobs that hold GPUs here."""
 
+    @_builtins.property
+    def network_remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Output only: what keeps network plans from having an effect on it, as its agent says; empty: nothing known."""
+
     def __init__(
         self,
         *,
@@ -155,10 +160,11 @@ class Node(_message.Message):
         free_gpus: _builtins.int = ...,
         jobs: _abc.Iterable[_builtins.str] | None = ...,
         silent_s: _builtins.float = ...,
+        network_remarks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
