@@ -17,10 +17,10 @@ from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
 from formulation.tables import Bools, Floats, Ints
 from solvers.network.fluid import simulate, works
-from solvers.network.swaps import GAIN, Window, by_level, compact, level_moves, link_groups
+from solvers.network.swaps import GAIN, Effort, Window, by_level, compact, level_moves, link_groups
 
 ROUNDS: Final = 200
-"""How often jobs are raised at most."""
+"""How often jobs are raised at most; less often where that would play more than ``swaps.PLAYED``."""
 AT_ONCE: Final = 0.1
 """Share of a group's jobs below the floor that are raised together, those furthest below; at least one."""
 CLOSE: Final = 0.005
@@ -57,12 +57,13 @@ def floored(
     span = (window or Window()).of(demand)
     before = _shares(demand, level, span)
     found, share = level.copy(), before
-    for group in link_groups(demand):
-        if (before[group] < floor - CLOSE).any():
-            part = compact(demand, group)
-            found[group] = _raised(part, level[group], levels, floor, span)
-            if len(group) <= most_jobs:
-                found[group] = _cheapened(part, found[group], levels, floor, span)
+    groups = [g for g in link_groups(demand) if (before[g] < floor - CLOSE).any()]
+    effort = Effort(2 * len(groups))
+    for group in groups:
+        part = compact(demand, group)
+        found[group] = _raised(part, level[group], levels, floor, span, effort)
+        if len(group) <= most_jobs:
+            found[group] = _cheapened(part, found[group], levels, floor, span, effort)
     if (found != level).any():
         share = _shares(demand, found, span)
     rate = demand.work_flop / demand.alone_s
@@ -86,13 +87,16 @@ def _below(share: Floats, floor: float) -> Bools:
 
 
 def _raised(
-    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float]
-) -> Ints:
+    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float],
+    effort: Effort,
+) -> Ints:  # fmt: skip
     """Return the levels of one group, (J,), after raising who is below the floor as long as it helps."""
-    meets = _meets(demand)
+    meets, each = _meets(demand), sum(span) * float((1 / demand.alone_s).sum())
+    rounds = min(ROUNDS, int(effort.share() / each))
     now, best, least = level, level, np.inf
     seen: set[bytes] = set()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
+        effort.spend(each)
         share = _shares(demand, now, span)
         lack = float(np.maximum(floor - CLOSE - share, 0).sum())
         if lack < least:
@@ -131,15 +135,22 @@ def _meets(demand: Demand) -> Bools:
 
 
 def _cheapened(
-    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float]
-) -> Ints:
+    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float],
+    effort: Effort,
+) -> Ints:  # fmt: skip
     """Return the levels of one group, (J,), changed while that gains work and the floor is kept."""
+    left = effort.share()
     if _below(_shares(demand, level, span), floor).any():
         return level
-    now = level
+    each, now = sum(span) * float((1 / demand.alone_s).sum()), level
     work = float(works(demand, now[None], horizon_s=span[0], warm_s=span[1])[0])
     while True:
         rows = level_moves(now, levels)
+        cost = 2 * each * len(rows)  # played together, at worst each once more alone
+        if cost > left:
+            return now
+        left -= cost
+        effort.spend(cost)
         found = works(demand, rows, horizon_s=span[0], warm_s=span[1])
         for at in np.argsort(-found, kind="stable").tolist():
             if found[at] <= work * (1 + GAIN):

@@ -28,6 +28,11 @@ PERIODS: Final = 40.0
 """Iterations of a group's slowest job that an order is judged over, and a quarter as many before that."""
 STEPS: Final = 20
 """Changes of a group at most."""
+LONGEST: Final = 5e6
+"""Iterations, of all jobs together, that one order is judged over at most: where some jobs are far faster
+than the slowest, the window ends before that one has done ``PERIODS``."""
+PLAYED: Final = 3e7
+"""Iterations that may be played for all groups together: some seconds."""
 
 
 class Moves(StrEnum):
@@ -50,7 +55,44 @@ class Window:
         if self.horizon_s is not None:
             return self.horizon_s, self.warm_s
         slowest_s = float(demand.alone_s.max())
-        return PERIODS * slowest_s, PERIODS / 4 * slowest_s
+        whole = 1.25 * PERIODS * float((slowest_s / demand.alone_s).sum())
+        part = min(1.0, LONGEST / whole)
+        return PERIODS * slowest_s * part, PERIODS / 4 * slowest_s * part
+
+    def played(self, demand: Demand) -> float:
+        """Return how many iterations all jobs would do in the window alone: what it costs to play it."""
+        horizon_s, warm_s = self.of(demand)
+        return float(((horizon_s + warm_s) / demand.alone_s).sum())
+
+
+class Effort:
+    """How much may still be played for groups that are searched one after another, the cheapest first.
+
+    Each may have an equal share of what is left, so what the cheap ones leave goes to the others.
+    """
+
+    def __init__(self, groups: int, played: float = PLAYED) -> None:
+        self._left, self._groups = played, groups
+
+    def share(self) -> float:
+        """Return what the next group may use; to be asked once a group."""
+        found = self._left / max(self._groups, 1)
+        self._groups -= 1
+        return found
+
+    def spend(self, played: float) -> None:
+        """Take away what was used."""
+        self._left -= played
+
+
+def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
+    """Return the groups by what a window of theirs costs to play."""
+    alone_s = demand.alone_s
+
+    def cost(group: Ints) -> tuple[float, int]:
+        return float(alone_s[group].max() * (1 / alone_s[group]).sum()), int(group[0])
+
+    return sorted(groups, key=cost)
 
 
 def link_groups(demand: Demand) -> list[Ints]:
@@ -84,12 +126,13 @@ def swapped(
         raise InvalidInput("order", f"must name each of the {demand.jobs} jobs once")
     rank = np.empty(demand.jobs, dtype=np.int64)
     rank[order] = np.arange(demand.jobs)
-    found = order.copy()
-    for group in link_groups(demand):
-        if len(group) <= most_jobs:
-            places = np.sort(rank[group])
-            jobs = order[places]
-            found[places] = jobs[_best_order(compact(demand, jobs), moves, window or Window())]
+    found, window = order.copy(), window or Window()
+    groups = [group for group in link_groups(demand) if len(group) <= most_jobs]
+    effort = Effort(len(groups))
+    for group in cheapest_first(groups, demand):
+        places = np.sort(rank[group])
+        jobs = order[places]
+        found[places] = jobs[_best_order(compact(demand, jobs), moves, window, effort)]
     return found
 
 
@@ -103,13 +146,14 @@ def releveled(
     jobs than levels, where ``swapped`` judged orders of which compression then merged places. Orders must
     be taken from what is returned (``by_level``).
     """
-    found = level.copy()
-    for group in link_groups(demand):
-        if least_jobs <= len(group) <= most_jobs:
-            part = compact(demand, group)
-            found[group] = _climbed(
-                part, level[group], lambda now: level_moves(now, levels), window or Window()
-            )
+    found, window = level.copy(), window or Window()
+    groups = [group for group in link_groups(demand) if least_jobs <= len(group) <= most_jobs]
+    effort = Effort(len(groups))
+    for group in cheapest_first(groups, demand):
+        found[group] = _climbed(
+            compact(demand, group), level[group], lambda now: level_moves(now, levels), window,
+            effort,
+        )  # fmt: skip
     return found
 
 
@@ -130,7 +174,7 @@ def compact(demand: Demand, jobs: Ints) -> Demand:
     )  # fmt: skip
 
 
-def _best_order(demand: Demand, moves: Moves, window: Window) -> Ints:
+def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) -> Ints:
     """Return the jobs, given most urgent first, in the best order found."""
     count = demand.jobs
     start = np.arange(count - 1, -1, -1)
@@ -141,26 +185,34 @@ def _best_order(demand: Demand, moves: Moves, window: Window) -> Ints:
         # the order given is the first; another must be better
         best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
         return best
-    level = _climbed(demand, start, lambda now: order_moves(now, moves), window)
+    level = _climbed(demand, start, lambda now: order_moves(now, moves), window, effort)
     return np.argsort(-level, kind="stable")
 
 
 def _climbed(
-    demand: Demand, level: Ints, neighbours: Callable[[Ints], Ints], window: Window
+    demand: Demand, level: Ints, neighbours: Callable[[Ints], Ints], window: Window, effort: Effort
 ) -> Ints:
-    """Return levels that none of their neighbours betters, from these on; of equals the first."""
+    """Return levels that none of their neighbours betters, from these on, as far as the effort allows; of
+    equals the first."""
     horizon_s, warm_s = window.of(demand)
-    now = level
+    each, left = window.played(demand), effort.share()
+    now, rows = level, neighbours(level)
+    if not len(rows) or each * (1 + len(rows)) > left:
+        return now
+    left -= each
+    effort.spend(each)
     work = float(works(demand, now[None], horizon_s=horizon_s, warm_s=warm_s)[0])
     for _ in range(STEPS):
-        rows = neighbours(now)
-        if not len(rows):
+        left -= each * len(rows)
+        if left < 0:
             break
+        effort.spend(each * len(rows))
         found = works(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
         best = int(np.argmax(found))
         if found[best] <= work * (1 + GAIN):
             break
         now, work = rows[best], float(found[best])
+        rows = neighbours(now)
     return now
 
 

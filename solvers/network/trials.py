@@ -19,12 +19,21 @@ from scipy.sparse.csgraph import connected_components
 from formulation.network.contention import Contention, demand_of
 from formulation.tables import Ints, ranges
 from solvers.network.fluid import works
-from solvers.network.swaps import GAIN, Moves, Window, compact, order_moves
+from solvers.network.swaps import (
+    GAIN,
+    Effort,
+    Moves,
+    Window,
+    cheapest_first,
+    compact,
+    order_moves,
+)
 
 TRIALS: Final = 240
 """Choices of paths that are tried for a group."""
 IN_ALL: Final = 12_000
-"""Choices that are tried for all groups together, at most: some seconds."""
+"""Choices that are tried for all groups together, at most: some seconds. So is what may be played for them
+(``swaps.PLAYED``), fewer choices where jobs of a group are of very different lengths."""
 KICK: Final = 3
 """Bundles that are drawn anew where no single one should move."""
 
@@ -39,12 +48,16 @@ def tried(
     rank[order] = np.arange(len(order))
     groups = [g for g in possible_groups(contention) if 2 <= len(g) <= most_jobs]
     trials = min(trials, IN_ALL // max(len(groups), 1))
-    for group in groups:
+    effort = Effort(len(groups))
+    for group in cheapest_first(groups, demand_of(contention, chosen)):
         places = np.sort(rank[group])
         jobs = order[places]
         part, bundles = among(contention, jobs)
-        chosen[bundles], by_rank = _best(part, chosen[bundles], trials, window or Window(), seed)
-        order[places] = jobs[by_rank]
+        search = _Search(part, trials, effort.share(), window or Window())
+        if search.left > 0:
+            chosen[bundles], by_rank = _best(search, chosen[bundles], seed)
+            order[places] = jobs[by_rank]
+            effort.spend(search.played)
     return chosen, order
 
 
@@ -96,10 +109,12 @@ class _Found:
 class _Search:
     """Tries paths of a few jobs, and counts how many."""
 
-    def __init__(self, part: Contention, trials: int, window: Window) -> None:
-        self.part, self.left = part, trials
+    def __init__(self, part: Contention, trials: int, share: float, window: Window) -> None:
+        self.part, self.played = part, 0.0
         demand = demand_of(part, np.zeros(len(part.bundle_bytes), dtype=np.int64))
         self.span = window.of(demand)
+        self.each = window.played(demand) * demand.jobs  # iterations of a trial: so many orders
+        self.left = int(min(trials, share / self.each))
         most = np.diff(part.candidate_start)
         largest_first = np.argsort(-part.bundle_bytes, kind="stable").tolist()
         self.open = [bundle for bundle in largest_first if most[bundle] > 1]
@@ -109,6 +124,7 @@ class _Search:
     def tried(self, chosen: Ints, level: Ints) -> _Found:
         """Return the best of these levels and those where two neighbours have changed places."""
         self.left -= 1
+        self.played += self.each
         rows = np.concatenate([level[None], order_moves(level, Moves.ADJACENT)])
         demand = compact(demand_of(self.part, chosen), np.arange(len(level)))
         found = works(demand, rows, horizon_s=self.span[0], warm_s=self.span[1])
@@ -139,12 +155,10 @@ class _Search:
         return found
 
 
-def _best(
-    part: Contention, chosen: Ints, trials: int, window: Window, seed: int
-) -> tuple[Ints, Ints]:
+def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
     """Return the paths of these jobs, given the most urgent first, and their order."""
-    search, rng = _Search(part, trials, window), np.random.default_rng(seed)
-    level = np.arange(len(part.jobs) - 1, -1, -1)
+    rng = np.random.default_rng(seed)
+    level = np.arange(len(search.part.jobs) - 1, -1, -1)
     best = search.climbed(search.tried(chosen, level))
     while search.left > 0 and len(search.open) > 1:
         start = search.tried(search.kicked(best.chosen, rng), best.level)

@@ -13,6 +13,9 @@ CLOSE = 1e-7
 SLIGHT = 1e-12
 """A share of a link, or of a speed, no larger than this is none."""
 
+MOST_TURNS = 1e9
+"""Who needs more of the urgent job's periods than this for one iteration starves; floats count so far."""
+
 
 @jitted
 def meetings(
@@ -120,7 +123,8 @@ def low_periods(
         anchor, since, steps, power = at, 0.0, 0, 1
         least, largest = 0.0, math.inf
         low[pair], slack[pair] = math.inf, 0.0
-        if (turn - busy[pair]) + speed[pair] * busy[pair] <= 0.0:
+        each = (turn - busy[pair]) + speed[pair] * busy[pair]
+        if each <= 0.0 or send[pair] > MOST_TURNS * each:
             continue
         for _ in range(most):
             begin = at + start[pair]

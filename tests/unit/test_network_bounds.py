@@ -1,0 +1,94 @@
+"""What plans of networks cost, and that they end, whatever jobs are like."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from solvers.network import swaps
+from solvers.network.factors import Clip, factors
+from solvers.network.floor import floored
+from solvers.network.fluid import works
+from solvers.network.swaps import Effort, Window, link_groups, swapped
+from tests.support.networks import FluidJob, a_demand
+
+
+def _uneven(ratio: float) -> tuple[FluidJob, ...]:
+    return (
+        FluidJob(work=1.0, compute_s=1.0, busy_s={0: 0.8}),
+        FluidJob(work=ratio, compute_s=ratio, busy_s={0: 0.8 * ratio}),
+        FluidJob(work=3.0, compute_s=1.0, busy_s={0: 0.7}),
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_a_job_that_leaves_next_to_nothing_of_a_link_starves_the_other(steps: int) -> None:
+    """Its slowest link is another one, by the last bits of two sums: 1 less its share is no speed."""
+    busy_s = 0.8294255678822373
+    longer_s = busy_s
+    for _ in range(steps):
+        longer_s = math.nextafter(longer_s, 2.0)
+    demand = a_demand(
+        FluidJob(compute_s=0.001, start_s=0.0, busy_s={0: busy_s, 1: longer_s}),
+        FluidJob(compute_s=0.1, start_s=0.0, busy_s={0: 1.1036914384693883}),
+    )
+    found = factors(demand, clip=Clip.NONE)
+    assert np.isfinite(found).all()
+    assert (found > 0).all()
+
+
+@pytest.mark.parametrize("ratio", [1e4, 1e9, 1e15])
+def test_a_window_plays_a_bounded_number_of_iterations_however_uneven_jobs_are(
+    ratio: float,
+) -> None:
+    assert Window().played(a_demand(*_uneven(ratio))) <= swaps.LONGEST * (1 + 1e-9)
+
+
+def test_a_window_of_even_jobs_has_as_many_iterations_of_the_slowest_as_is_said() -> None:
+    demand = a_demand(*_uneven(10.0))
+    assert Window().of(demand) == (swaps.PERIODS * 18.0, swaps.PERIODS / 4 * 18.0)
+
+
+def test_groups_share_what_may_be_played_and_pass_on_what_they_leave() -> None:
+    effort = Effort(3, played=90.0)
+    shares = []
+    for used in (10.0, 40.0, 0.0):
+        shares.append(effort.share())
+        effort.spend(used)
+    assert shares == [30.0, 40.0, 40.0]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Iterations of what the engine was asked for, in order."""
+    found: list[float] = []
+
+    def counted(demand: object, levels: object, *, horizon_s: float, warm_s: float = 0.0) -> object:
+        found.append(len(levels) * (horizon_s + warm_s) * float((1 / demand.alone_s).sum()))  # type: ignore[arg-type,attr-defined]
+        return works(demand, levels, horizon_s=horizon_s, warm_s=warm_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(swaps, "works", counted)
+    return found
+
+
+def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
+    played: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swaps.Effort.__init__, "__defaults__", (20_000.0,))
+    even, uneven = a_demand(*_uneven(1.0)), a_demand(*_uneven(1e6))
+    order = np.arange(3)
+    assert link_groups(uneven)
+    assert swapped(uneven, order).tolist() == [0, 1, 2]
+    assert sum(played) == 0
+    swapped(even, order)
+    assert 0 < sum(played) <= 20_000
+
+
+def test_a_floor_for_very_uneven_jobs_is_looked_for_within_bounds() -> None:
+    demand = a_demand(*_uneven(1e5))
+    level, order = np.array([7, 6, 5]), np.arange(3)
+    found = floored(demand, level, order, 8, 0.3)
+    assert sorted(found.order.tolist()) == [0, 1, 2]
+    assert ((found.level >= 0) & (found.level < 8)).all()
