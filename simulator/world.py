@@ -88,6 +88,7 @@ class _Run:
     stamp: int
     speed: float = 0.0  # iterations/s with the slowdown
     slowdown: float = 1.0
+    network: float = 1.0  # its part of the slowdown
     at_s: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
 
@@ -301,7 +302,8 @@ class World:
     def _set_speed(self, job: int, run: _Run) -> None:
         """Let the job train at what its nodes allow now; its end is an event, or its crash."""
         change, store = run.change, self.store
-        run.slowdown = self._met.get(job, 1.0) * max(
+        run.network = self._met.get(job, 1.0)
+        run.slowdown = run.network * max(
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
         run.speed = self.truth.iterations_per_s(
@@ -423,7 +425,8 @@ class World:
                 job=job, start_s=run.start_s, ready_s=max(run.ready_s, run.start_s), end_s=self.now_s,
                 gpu_type=change.gpu_type, gpus=change.gpus, pipeline_degree=change.pipeline_degree,
                 plan=self.store.plans[change.plan], members=run.gang.members,
-                slowdown=run.slowdown, iterations=trained, lost=lost, ended_by=why,
+                slowdown=run.slowdown, network=run.network, iterations=trained, lost=lost,
+                ended_by=why,
             )
         )  # fmt: skip
 

@@ -17,10 +17,12 @@ from benchmarks.policies.contestants import options_of
 from benchmarks.registry import commit, json_number
 from benchmarks.report.write import write_report
 from benchmarks.simulate import view
+from benchmarks.simulate.network import DEFAULT, NOBODY, network_of, wiring_of
 from benchmarks.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
 from benchmarks.simulate.world import SMALL, Source, chosen
 from formulation.errors import InvalidInput
 from formulation.grammar import parse
+from formulation.policy import NETWORK_LEVELS
 from service.cli import limits, traces
 from service.cli.options import label, seconds, with_options
 from service.cli.render import complain, line, note
@@ -32,6 +34,7 @@ from simulator.overheads import PRESETS as OVERHEADS
 from simulator.overheads import overheads as overheads_of
 from simulator.run import Conditions
 from simulator.workloads.published import NAMES
+from solvers.network import mechanisms
 from solvers.policies import registry
 
 POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
@@ -97,6 +100,14 @@ def conditions(
         "A node fails each so long on average, e.g. 340d (Llama 3's), and is away for 4 h; never.")] = None,
     stragglers: Annotated[str | None, _option(
         "A node lags each so long on average, e.g. 60d, by up to 2 times for 2 h; never.")] = None,
+    topology: Annotated[str | None, _option(
+        "Jobs share this network, YAML or JSON (service/cli/README.md, Topologies), and slow each other down"
+        " where they meet. Its hosts are the cluster's nodes, by name.", metavar="FILE")] = None,
+    network: Annotated[list[str] | None, _option(
+        f"Who decides paths and levels on it; repeatable: {', '.join(mechanisms.names())}, or {NOBODY}:"
+        f" nobody meets; by default {DEFAULT}.", metavar="MECHANISM")] = None,
+    network_levels: Annotated[int | None, _option(
+        f"Levels of urgency that switches keep apart; {NETWORK_LEVELS}.", min=1, max=NETWORK_LEVELS)] = None,
 ) -> Told:  # fmt: skip
     """Return under which conditions policies run. Raises InvalidInput."""
     overheads_of(overheads)  # refuses a name that is not known
@@ -109,7 +120,7 @@ def conditions(
     return Told(
         overheads=overheads, round_s=_positive_s("--round", round_length),
         on_events=on_events, horizon_s=_positive_s("--horizon", horizon), error=error,
-        hazards=hazards,
+        hazards=hazards, wiring=wiring_of(topology, network or (), network_levels),
     )  # fmt: skip
 
 
@@ -172,10 +183,12 @@ def simulate(
     )  # fmt: skip
     world, seed = chosen(source), wanted.recipe.seed
     under = conditions_of(world, told, seed)
-    runs = run_all(names, world, under, seed)
+    network = None if told.wiring is None else network_of(told.wiring, world.scenario)
+    runs = run_all(names, world, under, seed, network)
     table, warned = view.rows(runs), view.warnings(runs, world, under)
+    warned += network.warnings() if network else []
     checks = {run.policy: replayed(run) for run in runs} if replay else {}
-    about = _about(trace or "synthetic", told, under, seed)
+    about = _about(trace or "synthetic", told, under, seed) | (network.told() if network else {})
     found = view.as_json(runs, table, world, about, checks, warned)
     if as_json:
         line(json.dumps(found))

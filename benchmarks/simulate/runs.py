@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from rich.progress import (
 
 from benchmarks.policies.contestants import options_of
 from benchmarks.policies.runs import Ran, told_of
+from benchmarks.simulate.network import Network, Wiring
 from benchmarks.simulate.world import Chosen, window_s
 from formulation.tables import Floats
 from service.cli.render import err, note
@@ -26,6 +27,7 @@ from service.clock import SystemClock
 from simulator.executor import ReplayFailed, replay
 from simulator.hazards import Hazards, failures, stragglers
 from simulator.logfile import lines_of, log_of
+from simulator.network.slowdowns import Met
 from simulator.overheads import overheads
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.truth import perturbed
@@ -44,15 +46,21 @@ class Told:
     horizon_s: float
     error: float
     hazards: Hazards | None
+    wiring: Wiring | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A policy's run, and the same as benchmarks read it."""
+    """A policy's run, and the same as benchmarks read it.
+
+    ``policy`` is its name, with that of who decides the network (``network``), where several do.
+    """
 
     policy: str
     result: Result
     ran: Ran
+    network: str = ""  # "": there is none
+    met: Met | None = None  # None: jobs meet nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +87,36 @@ def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
 
 
 def run_all(
-    names: Sequence[str], chosen: Chosen, conditions: Conditions, seed: int
+    names: Sequence[str], chosen: Chosen, conditions: Conditions, seed: int,
+    network: Network | None = None,
 ) -> list[Run]:  # fmt: skip
-    """Run every policy on the same scenario and conditions, with progress on standard error."""
-    deciders = {name: Decider(options_of(name, seed)) for name in names}
-    results = []
-    for done, (name, decider) in enumerate(deciders.items(), 1):
-        with _progress(name, len(chosen.scenario.arrivals)) as heard:
-            results.append(simulate(chosen.scenario, decider, conditions, SystemClock(), heard))
+    """Run every policy on the same scenario and conditions, with progress on standard error.
+
+    With a network, under each of its mechanisms.
+    """
+    mechanisms = network.wiring.mechanisms if network else ("",)
+    asked = [(name, decides) for name in names for decides in mechanisms]
+    labels = [name if len(mechanisms) == 1 else f"{name}, {decides}" for name, decides in asked]
+    clock, results = SystemClock(), list[tuple[Result, Met | None]]()
+    for done, (label, (name, decides)) in enumerate(zip(labels, asked, strict=True), 1):
+        decider, under = Decider(options_of(name, seed)), conditions
+        met = network.contended(decides, seed, clock.monotonic_s) if network else None
+        if met is not None:
+            under = replace(conditions, slowdowns=met)
+        with _progress(label, len(chosen.scenario.arrivals)) as heard:
+            result = simulate(chosen.scenario, decider, under, clock, heard)
+        results.append((result, None if met is None else met.seen))
         if not err.is_terminal:
-            note(f"{done}/{len(deciders)} {name}")
-    ends_s = [result.ended_s for result in results]
+            note(f"{done}/{len(asked)} {label}")
+    ends_s = [result.ended_s for result, _ in results]
     made = chosen.over(window_s(chosen.last_s, conditions.round_s, ends_s, conditions.horizon_s))
     return [
-        Run(policy=name, result=result, ran=Ran.read(told_of(result, made, mapped=True)))
-        for name, result in zip(names, results, strict=True)
-    ]
+        Run(
+            policy=label, result=result, ran=Ran.read(told_of(result, made, mapped=True)),
+            network=decides, met=seen,
+        )
+        for label, (_, decides), (result, seen) in zip(labels, asked, results, strict=True)
+    ]  # fmt: skip
 
 
 @contextmanager

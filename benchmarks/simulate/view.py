@@ -15,6 +15,8 @@ from benchmarks.simulate.runs import Replayed, Run
 from benchmarks.simulate.world import Chosen
 from formulation.lifecycle import JobState
 from service.cli.render import Column, number, percent, show_facts, show_table, span
+from simulator.network.figures import contention_figures
+from simulator.network.slowdowns import Met
 from simulator.run import Conditions, Result
 
 Row = dict[str, Figure | str]
@@ -38,7 +40,17 @@ def rows(runs: Sequence[Run]) -> list[Row]:
         {**run.ran.figures, **row(run.policy, {**able, run.policy: [run.ran]}, "")} for run in runs
     )
     found = [{key: value for key, value in one.items() if key not in UNTOLD} for one in every]
-    return [{"policy": one.pop("policy"), **one} for one in found]
+    return [
+        {"policy": one.pop("policy"), **_met(run), **one}
+        for run, one in zip(runs, found, strict=True)
+    ]
+
+
+def _met(run: Run) -> Row:
+    """Return what contention came to, where there was a network."""
+    if not run.network:
+        return {}
+    return {"network": run.network, **contention_figures(run.result, run.met or Met())}
 
 
 def left(result: Result) -> list[str]:
@@ -107,16 +119,26 @@ def show(
         ("dropped", f"{len(chosen.dropped):,}" if chosen.dropped else ""),
         ("rounds", str(told["rounds"])),
         ("hazards", _hazards(told)),
+        ("network", _network(told)),
         ("throughput", f"over the first {span(first['horizon_s'])}; 1 is a job at its requested GPUs"),
         ("JCT", _over(runs, table)),
     ])  # fmt: skip
-    show_table(table, COLUMNS if any("deadlines" in one for one in table) else COLUMNS[:-1])
+    columns = COLUMNS if any("deadlines" in one for one in table) else COLUMNS[:-1]
+    show_table(table, (*columns, *NETWORK) if "topology" in told else columns)
 
 
 def _hazards(told: Mapping[str, Any]) -> str:
     """Return what was drawn; "": nothing was to be."""
     drawn = [f"{told[key]:,} {key}" for key in ("failures", "stragglers") if told[key]]
     return ", ".join(drawn)
+
+
+def _network(told: Mapping[str, Any]) -> str:
+    """Return what jobs share and who decides on it; "": nothing."""
+    if "topology" not in told:
+        return ""
+    deciding = ", ".join(told["networks"])
+    return f"{told['hosts']:,} hosts, {told['links']:,} links, {told['network_levels']} levels: {deciding}"
 
 
 def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
@@ -158,6 +180,21 @@ COLUMNS: Final[Sequence[Column[Row]]] = (
     _share("DEADLINES MET", "deadlines_met", "deadlines"),
 )
 """Times are means, but where they say otherwise."""
+
+NETWORK: Final[Sequence[Column[Row]]] = (
+    Column("LOST %", lambda one: percent(float(one["contention_loss"]), 1.0), right=True),
+    _share("MET", "jobs_met", "jobs_trained"),
+    Column("SLOWDOWN", lambda one: f"{float(one['slowdown_mean']):.3f}", right=True),
+    Column(
+        "MS/REPLAN",
+        lambda one: (
+            f"{1e3 * float(one['network_plan_s']) / max(float(one['network_plans']), 1):.1f}"
+        ),
+        right=True,
+    ),
+)
+"""What contention came to (``simulator.network.figures``): the share of GPU time held that it took, jobs that
+met others, the mean of jobs' slowdowns."""
 
 
 def as_json(

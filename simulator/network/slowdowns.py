@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,38 +17,79 @@ MOST = 1e6
 """A job that never gets a link counts as slowed so many times, so that it still ends, far off."""
 
 
+@dataclass(slots=True)
+class Met:
+    """What a run saw of the network. A job is contended when it shares a link, whether or not that fills."""
+
+    contended: set[int] = field(default_factory=set)  # jobs, at some time
+    plans: int = 0
+    plan_s: float = 0.0  # seconds of planning, by the clock that was given
+    slowest_plan_s: float = 0.0
+
+
+def _stands() -> float:
+    return 0.0
+
+
 class Contended:
     """Slowdowns of jobs that meet: rate alone over the rate that they have under the network plan.
 
     ``met`` makes one job's part of the network's contention from what it runs as and its GPUs, the same links
     for all; None: it has no traffic that is known. A job counts from the moment it holds its GPUs, though
-    it sends nothing before it is loaded.
+    it sends nothing before it is loaded. Where jobs with traffic are the same as before, nothing is planned.
+    ``clock`` is asked before and after planning, and decides nothing.
     """
 
     def __init__(
         self, met: Callable[[Change, Gang], Contention | None],
         plan: Callable[[Contention], NetworkPlan], rates: Rates | None = None,
+        clock: Callable[[], float] = _stands,
     ) -> None:  # fmt: skip
-        self._met, self._plan = met, plan
+        self.seen = Met()
+        self._met, self._plan, self._clock = met, plan, clock
         self._rates = Rates() if rates is None else rates
         self._parts: dict[int, tuple[Change, Contention | None]] = {}
+        self._last: tuple[list[tuple[int, Contention]], dict[int, float]] = ([], {})
 
     def __call__(self, runs: Mapping[int, Change]) -> dict[int, float]:
         """Return how many times as long iterations of each job take, at least 1."""
         self._parts = {job: self._part(job, change) for job, change in runs.items()}
-        parts = {job: part for job, (_, part) in self._parts.items() if part is not None}
+        parts = [(job, part) for job, (_, part) in self._parts.items() if part is not None]
+        if not _same(parts, self._last[0]):
+            self._last = parts, self._slowdowns(parts)
+        return self._last[1]
+
+    def _slowdowns(self, parts: list[tuple[int, Contention]]) -> dict[int, float]:
         if not parts:
             return {}
-        contention = joined(list(parts.values()))
-        plan = self._plan(contention)
+        contention = joined([part for _, part in parts])
+        plan = self._planned(contention)
         demand = demand_of(contention, plan.chosen)
+        jobs = np.array([job for job, _ in parts])
+        self.seen.contended.update(jobs[demand.contended()].tolist())
         rate = self._rates(contention.jobs, demand, plan.level, plan.offset_s)
         with np.errstate(divide="ignore"):
             slowdown = np.clip(1.0 / (rate * demand.alone_s), 1.0, MOST)
-        return dict(zip(parts, slowdown.tolist(), strict=True))
+        return dict(zip(jobs.tolist(), slowdown.tolist(), strict=True))
+
+    def _planned(self, contention: Contention) -> NetworkPlan:
+        before_s = self._clock()
+        plan = self._plan(contention)
+        took_s = self._clock() - before_s
+        self.seen.plans += 1
+        self.seen.plan_s += took_s
+        self.seen.slowest_plan_s = max(self.seen.slowest_plan_s, took_s)
+        return plan
 
     def _part(self, job: int, change: Change) -> tuple[Change, Contention | None]:
         known = self._parts.get(job)
         if known is not None and known[0] is change:
             return known
         return change, None if change.gang is None else self._met(change, change.gang)
+
+
+def _same(parts: list[tuple[int, Contention]], last: list[tuple[int, Contention]]) -> bool:
+    """Return whether the same jobs run on the same GPUs, in the same order."""
+    return len(parts) == len(last) and all(
+        a == b and one is other for (a, one), (b, other) in zip(parts, last, strict=True)
+    )

@@ -1,0 +1,150 @@
+"""The network that simulated jobs share: a topology of the cluster's nodes, and who decides on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from formulation.errors import InvalidInput
+from formulation.network.document import assumptions, read
+from formulation.network.topology import Topology
+from formulation.policy import NETWORK_LEVELS
+from service.cli.topology import read_document
+from simulator.network.sending import Sending
+from simulator.network.slowdowns import Contended
+from simulator.scenario import Scenario
+from solvers.network.mechanisms import mechanism, names
+
+DEFAULT: Final = "crux-full"
+NOBODY: Final = "none"
+"""In place of a mechanism: jobs are on no network, to compare with."""
+NAMED: Final = 3
+"""So many nodes, hosts and reasons are named."""
+
+_NAMELESS: Final = ("clos", "double-sided", "torus")
+"""Kinds in which hosts, where none are named, can be the cluster's nodes in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What the command line says of a network."""
+
+    file: str
+    mechanisms: tuple[str, ...]
+    levels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Network:
+    """A wiring on a simulated cluster. What jobs send is found once for all runs, and kept with them."""
+
+    wiring: Wiring
+    topology: Topology
+    sending: Sending
+    notes: tuple[str, ...]
+
+    def contended(self, name: str, seed: int, clock: Callable[[], float]) -> Contended | None:
+        """Return a run's contention under the mechanism of that name; None: jobs are on no network."""
+        if name == NOBODY:
+            return None
+        plan = partial(mechanism(name).plan, levels=self.wiring.levels, seed=seed)
+        return Contended(self.sending, plan, clock=clock)
+
+    def told(self) -> dict[str, Any]:
+        """Return by what the network came about."""
+        return {
+            "topology": self.wiring.file, "hosts": len(self.topology.hosts),
+            "links": len(self.topology.links), "networks": list(self.wiring.mechanisms),
+            "network_levels": self.wiring.levels,
+        }  # fmt: skip
+
+    def warnings(self) -> list[str]:
+        """Return what to know once jobs have run: who met nobody for want of what."""
+        s, found = self.sending, list(self.notes)
+        if s.unknown:
+            found.append(
+                f"what {_jobs(len(s.unknown))} send is not known, so they meet nobody on the network:"
+                f" {_reasons(s.unknown.values())}"
+            )
+        if s.outside:
+            found.append(
+                f"{_jobs(len(s.outside))} met nobody while they ran where the topology does not reach:"
+                f" {_reasons(s.outside.values())}"
+            )
+        if s.misfit:
+            found.append(
+                f"the traffic of {_jobs(len(s.misfit))} does not fit the iterations that are profiled, and is"
+                f" taken as it is: {_listed(sorted(s.misfit))}"
+            )
+        return found
+
+
+def wiring_of(topology: str | None, mechanisms: Sequence[str], levels: int | None) -> Wiring | None:
+    """Return what the options say; None: no network. Raises InvalidInput."""
+    if topology is None:
+        if mechanisms or levels is not None:
+            option = "--network" if mechanisms else "--network-levels"
+            raise InvalidInput(option, "belongs to --topology FILE")
+        return None
+    known = (*names(), NOBODY)
+    if strange := [name for name in mechanisms if name not in known]:
+        raise InvalidInput("--network", f"unknown {strange[0]!r}; choose from {', '.join(known)}")
+    return Wiring(
+        file=topology, mechanisms=tuple(dict.fromkeys(mechanisms)) or (DEFAULT,),
+        levels=NETWORK_LEVELS if levels is None else levels,
+    )  # fmt: skip
+
+
+def network_of(wiring: Wiring, scenario: Scenario) -> Network:
+    """Return the network of the scenario's nodes.
+
+    Raises:
+        InvalidInput: the file cannot be read or describes none, or no host of it is a node of the cluster.
+    """
+    nodes = {node.name: node.gpus for node in scenario.nodes}
+    document = read_document(wiring.file)
+    if isinstance(document, dict) and document.get("kind") in _NAMELESS:
+        document = (
+            document if {"hosts", "nodes"} & set(document) else document | {"nodes": list(nodes)}
+        )
+    try:
+        topology = read(document)
+    except InvalidInput as wrong:
+        raise InvalidInput(wiring.file, str(wrong)) from wrong
+    gpus_there = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}
+    if not nodes.keys() & gpus_there.keys():
+        raise InvalidInput(
+            wiring.file, f"none of its hosts ({_listed(list(gpus_there))}) is a node of the cluster"
+            f" ({_listed(list(nodes))}): name hosts as nodes, or, in a file of the kind"
+            f" {', '.join(_NAMELESS)}, leave them out, and they are the cluster's nodes",
+        )  # fmt: skip
+    notes = list(assumptions(document))
+    if lacking := [name for name in nodes if name not in gpus_there]:
+        notes.append(
+            f"{len(lacking):,} of {len(nodes):,} nodes are not in the topology, and jobs on them meet nobody:"
+            f" {_listed(lacking)}"
+        )
+    if smaller := [name for name, gpus in nodes.items() if 0 < gpus_there.get(name, 0) < gpus]:
+        notes.append(
+            f"{len(smaller):,} of {len(nodes):,} nodes have more GPUs than in the topology, and jobs on these"
+            f" meet nobody: {_listed(smaller)}"
+        )
+    return Network(
+        wiring=wiring, topology=topology, sending=Sending(scenario, topology), notes=tuple(notes)
+    )
+
+
+def _listed(texts: Sequence[str], by: str = ", ") -> str:
+    return by.join(texts[:NAMED]) + (f"{by}..." if len(texts) > NAMED else "")
+
+
+def _reasons(texts: Iterable[str]) -> str:
+    """Return reasons, those of most jobs first."""
+    return _listed([reason for reason, _ in Counter(texts).most_common()], "; ")
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
