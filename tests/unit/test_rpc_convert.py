@@ -103,6 +103,7 @@ all_options = st.builds(
     fairness_levels=st.integers(1, 100), solver=words, gap=st.floats(1e-9, 0.5),
     seed=st.integers(0, 2**31 - 1), solve_limit_s=lengths_or_never,
     scheduler=st.sampled_from(["", "fcfs"]), caution=st.floats(0, 10),
+    network_measure_s=lengths | st.just(0.0),
 )  # fmt: skip
 
 
