@@ -78,8 +78,8 @@ _OPTIONS: Final = (
 class Server:
     """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop.
 
-    ``wakeups``, ``replanning`` and the pools of threads (``calls``, ``round_calls``, ``estimate_calls``) are for
-    others to share.
+    ``wakeups``, ``replanning`` and the pools of threads (``calls``, ``round_calls``, ``estimate_calls``) are
+    for others to share.
     """
 
     def __init__(
