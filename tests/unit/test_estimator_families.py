@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from estimator import families as module
@@ -71,6 +73,15 @@ def test_gpts_gradients_wait_for_compute_and_fewer_sequences_take_less_time() ->
     assert whole.start_s == whole.compute_s
     assert half.compute_s / whole.compute_s == pytest.approx(0.5, rel=0.02)
     assert half.stages[0].data == whole.stages[0].data
+
+
+def test_compute_waits_for_the_sums_of_tensor_groups_at_nvlinks_bandwidth() -> None:
+    """7.5 B on 128: 16 samples a replica of 4; two sums a layer in each of three passes, 3 / 2 of it sent."""
+    hardware = next(h for h in CATALOGUE if h.name == GPU)
+    twice = replace(hardware, link_bytes_per_s=2 * hardware.link_bytes_per_s)
+    saved_s = gpt_traffic(hardware, 128).compute_s - gpt_traffic(twice, 128).compute_s
+    sent_bytes = 16 * 2048 * 4096 * 2 * 36 * 2 * 3 * 1.5
+    assert saved_s == pytest.approx(sent_bytes / hardware.link_bytes_per_s / 2, rel=0.05)
 
 
 def test_recommenders_send_rows_to_everybody_and_hide_nothing() -> None:
