@@ -16,6 +16,7 @@ from formulation.lifecycle import JobEvent
 from formulation.network.outcome import NetworkDecision, NetworkPlanRecord
 from formulation.resources import ObservedGang
 from formulation.snapshot import Snapshot
+from service.loop import RoundLoop
 from service.network import plan_network, running_now
 from service.replanning import LATE_S, Replanning
 from service.roundoptions import RoundOptions
@@ -285,6 +286,17 @@ def test_by_default_nobody_goes_first_for_being_new(store: PostgresStore) -> Non
     replanning.keep(C)
     assert decisions(store)["one"].note == ""
     assert replanning.again_in_s(C) is None
+
+
+def test_a_round_lets_what_it_starts_go_first(store: PostgresStore) -> None:
+    a_network(store)
+    submit(store, a_spec("one", requested_gpus=8))
+    RoundLoop(store, StoppedClock()).schedule(
+        C, MEASURE, remaining_s=lambda: math.inf, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
+    assert store.network_in_force(C).cause == "round"
+    assert decisions(store)["one"].note.startswith("goes first")
 
 
 def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
