@@ -21,6 +21,8 @@ from formulation.resources import NetworkCommit, TopologyRecord
 
 _NETWORK = sa.text("SELECT topology, version, last_plan FROM networks WHERE cluster_id = :cluster")
 
+_SAME = sa.text("SELECT topology = :topology FROM networks WHERE cluster_id = :cluster")
+
 _PUT = sa.text("""
 INSERT INTO networks AS n (cluster_id, topology) VALUES (:cluster, :topology)
 ON CONFLICT (cluster_id) DO UPDATE SET topology = excluded.topology, version = n.version + 1
@@ -120,22 +122,33 @@ def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord 
 
     Raises:
         RoundSuperseded: a round was committed since; its own plan stands.
+        StaleEtag: the topology is another one since.
         NotFound: the cluster, or its network.
     """
     turn = Turn.take(connection, plan.snapshot.cluster)
     now = connection.execute(_EPOCH, {"cluster": turn.cluster}).one()
     if now.epoch != plan.snapshot.epoch:
         raise RoundSuperseded(f"clusters/{turn.name}/rounds/{now.last_round}")
-    topology(connection, turn.name)
+    if not is_for(turn, plan.snapshot.topology):
+        version = topology(connection, turn.name).version
+        raise StaleEtag(f"the topology of {turn.name} is another one, at {version}; plan again")
     number = record(turn, plan.outcome, plan.cause, plan.seconds)
     turn.end()
     return None if number is None else plans(connection, turn.name, number + 1, 1)[0]
 
 
+def is_for(turn: Turn, document: str) -> bool:
+    """Return whether the cluster's network is still described so."""
+    values = {"cluster": turn.cluster, "topology": document}
+    return bool(turn.connection.execute(_SAME, values).scalar())
+
+
 def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> int | None:
     """Write the standings that differ, and the plan; return its number, None if nothing differs.
 
-    Decisions for allocations that have gone are left out, standings without a decision are forgotten.
+    Decisions for allocations that have gone are left out, standings without a decision are forgotten. A tag
+    that an allocation was given stays, whatever the plan says that was made meanwhile: live connections have
+    it.
     """
     connection, decided = turn.connection, {d.job: d for d in outcome.decisions}
     values = {"cluster": turn.cluster, "names": list(decided)}
@@ -147,6 +160,8 @@ def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> i
             gone += [row["id"]] if row["generation"] is not None else []
             continue
         plain = _plain(decision, outcome.levels)
+        if row["generation"] == decision.generation and row["tag"] >= 0:
+            plain["tag"] = row["tag"]
         if plain != {key: row[key] for key in plain}:
             rows.append({"job": row["id"], **plain})
     if not rows and not gone:

@@ -159,8 +159,9 @@ def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
     turn.lock([row.job for row in promises] + [change.job for change in changes])
     turn.apply(changes)
     record_promises(connection, promises)
-    if commit.network is not None and not commit.network.violations:
-        network.record(turn, commit.network, "round", commit.summary.seconds.get("network", 0.0))
+    plan = commit.network
+    if plan and not plan.violations and network.is_for(turn, snapshot.topology):
+        network.record(turn, plan, "round", commit.summary.seconds.get("network", 0.0))
     turn.end()
     records = tuple(decision_record(snapshot, d, skips.get(i, "")) for i, d in enumerate(decisions))
     summary = _summary(

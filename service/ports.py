@@ -277,6 +277,7 @@ class Store(Rounds, Protocol):
 
         Raises:
             RoundSuperseded: a round was committed since; its own plan stands.
+            StaleEtag: the topology is another one since.
             NotFound: the cluster, or its network.
         """
         ...

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import NotFound, RoundSuperseded
+from formulation.errors import NotFound, RoundSuperseded, StaleEtag
 from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
 from formulation.policy import Policy
 from formulation.resources import NetworkCommit
@@ -69,9 +69,9 @@ class Replanning:
             return None
         try:
             return self.plan(snapshot, running, cause)
-        except RoundSuperseded as late:
-            log.info("%s has a newer plan", late, extra={"action": "network_superseded"})
-            return None  # the round's change wakes us again
+        except (RoundSuperseded, StaleEtag) as late:
+            log.info("no network plan: %s", late, extra={"action": "network_superseded"})
+            return None  # the round's, or the topology's, change wakes us again
 
     def again_in_s(self, cluster: str) -> float | None:
         """Return how long after which ``keep`` has something to do even if nothing happens; None: nothing.
@@ -86,7 +86,10 @@ class Replanning:
     def plan(
         self, snapshot: Snapshot, running: list[Running], cause: str
     ) -> NetworkPlanRecord | None:
-        """Plan, and put the plan in force; None: it changes nothing. Raises RoundSuperseded, InvalidInput."""
+        """Plan, and put the plan in force; None: it changes nothing.
+
+        Raises RoundSuperseded, StaleEtag, InvalidInput.
+        """
         began_s = self._clock.monotonic_s()
         outcome = plan_network(snapshot, running, self._policy)
         took_s = self._clock.monotonic_s() - began_s

@@ -1,0 +1,138 @@
+"""Networks that change while plans for them are made, on a real database."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from db.store import PostgresStore
+from formulation.errors import NotFound, StaleEtag
+from formulation.network.traffic import CellTraffic, StageTraffic
+from formulation.resources import NetworkCommit, RoundRecord
+from service.loop import RoundLoop
+from service.network import plan_network, running_now
+from service.replanning import Replanning
+from service.roundoptions import RoundOptions
+from tests.support.stored import C, a_cluster, a_record, a_spec, do, run, submit
+from tests.support.worlds import StoppedClock
+
+CLOS: dict[str, Any] = {
+    "kind": "clos", "nodes": ["a100-0", "a100-2", "a100-1", "a100-3"], "tors": 2,
+    "aggregations": 2, "tor_bytes_per_s": 12.5e9, "host": "a100",
+}  # fmt: skip
+BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))
+
+
+def described(store: PostgresStore, **changes: object) -> None:
+    text = json.dumps(CLOS | changes, sort_keys=True)
+    do(store, lambda w: w.set_topology(C, text, None))
+
+
+@pytest.fixture
+def sending(store: PostgresStore) -> PostgresStore:
+    """A cluster with a network and two jobs that run across it."""
+    a_cluster(store, nodes=4)
+    described(store)
+    stage = StageTraffic(dp=8, tp=1, data=(5e9, 14))
+    cell = CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,)).to_json()
+    do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=cell)]))
+    submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
+    run(store, one=BOTH[0], two=BOTH[1])
+    return store
+
+
+class Meanwhile:
+    """A store in which something happens after each snapshot."""
+
+    def __init__(self, store: PostgresStore, happens: Callable[[], object]) -> None:
+        self._store, self._happens = store, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def snapshot(self, cluster: str) -> Any:
+        found = self._store.snapshot(cluster)
+        self._happens()
+        return found
+
+
+def a_round(store: Any) -> RoundRecord:
+    return RoundLoop(store, StoppedClock()).schedule(
+        C, RoundOptions(), remaining_s=lambda: math.inf, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
+
+
+def test_a_round_is_committed_where_the_network_was_dropped_while_it_was_solved(
+    sending: PostgresStore,
+) -> None:
+    record = a_round(Meanwhile(sending, lambda: do(sending, lambda w: w.drop_topology(C))))
+    assert record.summary.outcome == "committed"
+    with pytest.raises(NotFound):
+        sending.network_in_force(C)
+    assert len(sending.snapshot(C).standing) == 0
+
+
+def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
+    sending: PostgresStore,
+) -> None:
+    replanning = Replanning(sending, StoppedClock(), RoundOptions())
+    replanning.keep(C)
+
+    def replaced() -> None:
+        described(sending, aggregations=1)
+        assert replanning.keep(C) is not None
+
+    a_round(Meanwhile(sending, replaced))
+    assert sending.network_in_force(C).cause == "topology"
+    ways = {via for d in sending.network_in_force(C).decisions for r in d.routes for via in r.via}
+    assert "agg-1" not in ways
+
+
+def test_a_plan_for_another_topology_is_not_put_in_force(sending: PostgresStore) -> None:
+    snapshot = sending.snapshot(C)
+    outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
+    described(sending, aggregations=1)
+    late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="call", seconds=0.1)
+    with pytest.raises(StaleEtag, match="plan again"):
+        sending.commit_network(late)
+    other = Replanning(
+        Meanwhile(sending, lambda: described(sending)), StoppedClock(), RoundOptions()
+    )
+    assert other.keep(C) is None
+    assert other.keep(C) is not None
+
+
+def test_a_tag_given_while_a_plan_was_made_stays(sending: PostgresStore) -> None:
+    snapshot = sending.snapshot(C)
+    outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
+    tags = {d.job: d.tag for d in outcome.decisions}
+    assert tags["one"] != tags["two"]
+    given = {"one": tags["two"], "two": tags["one"]}
+    swapped = tuple(replace(d, tag=given[d.job], rank=1 - d.rank) for d in outcome.decisions)
+    first = NetworkCommit(
+        snapshot=snapshot, outcome=replace(outcome, decisions=swapped), cause="x", seconds=0.0
+    )
+    sending.commit_network(first)
+    sending.commit_network(replace(first, outcome=outcome))
+    found = sending.network_in_force(C).decisions
+    assert {d.job: d.tag for d in found} == given
+    assert {d.job: d.rank for d in found} == {d.job: d.rank for d in outcome.decisions}
+
+
+def test_keeping_a_network_ends_with_nothing_left_to_do(sending: PostgresStore) -> None:
+    """Each plan that is put in force wakes who keeps it: it must be one that is not planned again."""
+    replanning = Replanning(sending, StoppedClock(), RoundOptions())
+    for happens in (
+        lambda: None,
+        lambda: described(sending, aggregations=1),
+        lambda: a_round(sending),
+    ):
+        happens()
+        plans = [replanning.keep(C) for _ in range(3)]
+        assert plans[1:] == [None, None]
