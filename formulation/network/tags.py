@@ -7,7 +7,7 @@ RC), so a job keeps the tag that it was launched with, and a new priority is a n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from formulation.errors import InvalidInput
@@ -15,8 +15,12 @@ from formulation.errors import InvalidInput
 CODE_POINTS = 64
 PRIORITIES = 8
 
+SHOWN = 10
+"""Jobs that a remark names, at most."""
+
 RESERVED: Mapping[int, str] = {
     0: "unmarked traffic",
+    1: "lower effort (RFC 8622), which switches may serve last",
     26: "what vendors' RoCE guides mark all RDMA with (NCCL_IB_TC 104 to 107): storage, other jobs",
     33: "HCCL's default",
     46: "expedited forwarding (RFC 3246), which switches often police",
@@ -115,18 +119,17 @@ def assigned(
     free.sort(key=lambda tag: (tag in released, tag), reverse=True)
     newcomers = sorted(levels_of.keys() - kept.keys(), key=lambda job: (-levels_of[job], job))
     given = dict(kept)
+    carried = {tag: max(levels_of[job] for job in jobs) for tag, jobs in at.items()}
     for job in newcomers:
         level = levels_of[job]
-        shared = _nearest(at, levels_of, level)
-        lowest_shares = level == 0 and len(free) <= spare and shared is not None
-        if free and not lowest_shares:
+        if free and not (level == 0 and len(free) <= spare and at):
             given[job] = free.pop()
-        elif shared is not None:
-            given[job] = shared
+        elif at:
+            given[job] = _nearest(at, carried, level)
         else:
             raise InvalidInput("reserved", "leaves no tag for jobs; reserve fewer code points")
         at[given[job]].add(job)
-    carried = {tag: max(levels_of[job] for job in jobs) for tag, jobs in at.items()}
+        carried[given[job]] = max(level, carried.get(given[job], level))
     priorities = {tag: fabric.priority(level, levels) for tag, level in carried.items()}
     priorities[fabric.control_tag] = fabric.control_priority
     return Settings(
@@ -142,14 +145,13 @@ def check_tag(tag: int, whose: str) -> int:
     return tag
 
 
-def _nearest(at: Mapping[int, set[str]], levels_of: Mapping[str, int], level: int) -> int | None:
-    """Return the tag in use whose level is nearest, of these one with the fewest jobs; None: none in use."""
+def _nearest(at: Mapping[int, set[str]], carried: Mapping[int, int], level: int) -> int:
+    """Return the tag in use whose level is nearest, of these one with the fewest jobs."""
 
     def distance(tag: int) -> tuple[int, int, int]:
-        carried = max(levels_of[job] for job in at[tag])
-        return abs(carried - level), len(at[tag]), tag
+        return abs(carried[tag] - level), len(at[tag]), tag
 
-    return min(at, key=distance, default=None)
+    return min(at, key=distance)
 
 
 def _sharing(at: Mapping[int, set[str]], levels_of: Mapping[str, int]) -> Iterable[str]:
@@ -157,13 +159,18 @@ def _sharing(at: Mapping[int, set[str]], levels_of: Mapping[str, int]) -> Iterab
         if len(jobs) == 1:
             continue
         carried = max(levels_of[job] for job in jobs)
-        lifted = sorted(job for job in jobs if levels_of[job] < carried)
-        rest = f", which lifts {', '.join(lifted)}" if lifted else ""
-        yield f"jobs {', '.join(sorted(jobs))} share DSCP tag {tag} at level {carried}{rest}"
+        lifted = [job for job in jobs if levels_of[job] < carried]
+        rest = f", which lifts {_named(lifted)}" if lifted else ""
+        yield f"jobs {_named(jobs)} share DSCP tag {tag} at level {carried}{rest}"
 
 
 def _misplaced(at: Mapping[int, set[str]], fabric: Fabric) -> Iterable[str]:
     for tag, jobs in sorted(at.items()):
         why = fabric.reserved.get(tag, "control messages" if tag == fabric.control_tag else "")
         if why:
-            yield f"jobs {', '.join(sorted(jobs))} run with DSCP tag {tag}, which is reserved: {why}"
+            yield f"jobs {_named(jobs)} run with DSCP tag {tag}, which is reserved: {why}"
+
+
+def _named(jobs: Collection[str]) -> str:
+    shown = ", ".join(sorted(jobs)[:SHOWN])
+    return f"{shown} and {len(jobs) - SHOWN:,} more" if len(jobs) > SHOWN else shown

@@ -206,6 +206,11 @@ def _parser() -> argparse.ArgumentParser:
         help="only say what the network back end would change",
     )
     add(
+        "--mark-traffic",
+        action="store_true",
+        help="mark jobs' traffic though no back end here maps the marks: switches do, or another program",
+    )
+    add(
         "--measure-traffic",
         type=float,
         default=0.0,
@@ -225,6 +230,8 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InvalidInput(f"--{name.replace('_', '-')}", f"must be above 0, not {value}")
+    backends = tuple(network.backends(options, dry_run=options.network_dry_run))
+    marks = options.mark_traffic or any(not backend.dry_run for backend in backends)
     return Config(
         servers=tuple(options.server), cluster=options.cluster,
         agent_id=options.agent_id or nodes[0].node, incarnation=incarnation, nodes=tuple(nodes),
@@ -234,8 +241,7 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
             lease_s=options.lease_s, heartbeat_s=options.heartbeat_s, inspect_s=options.inspect_s
         ),
         grace_s=options.grace_s, stop_on_exit=options.stop_on_exit,
-        backends=tuple(network.backends(options, dry_run=options.network_dry_run)),
-        launch=Launch(queue_pairs=options.queue_pairs),
+        backends=backends, launch=Launch(queue_pairs=options.queue_pairs, marks=marks),
         measure_s=options.measure_traffic, sent_bytes=_counted(options, nodes),
     )  # fmt: skip
 

@@ -46,7 +46,8 @@ class Networked(Lab):
         super().__init__(stack, user, cluster)
         self._channel = grpc.insecure_channel(stack.addresses[0])
         self.networks = networks_pb2_grpc.NetworksStub(self._channel)
-        self.agents = [self.agent(("n0", 2), ("n1", 2)), self.agent(("n2", 2), ("n3", 2))]
+        nodes = (("n0", 2), ("n1", 2)), (("n2", 2), ("n3", 2))
+        self.agents = [self.agent(*some, flags=["--mark-traffic"]) for some in nodes]
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()

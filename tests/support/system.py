@@ -147,9 +147,9 @@ class Lab:
         for agent in self._agents:
             agent.close()
 
-    def agent(self, *nodes: tuple[str, int], **settings: float) -> Agent:
+    def agent(self, *nodes: tuple[str, int], flags: Sequence[str] = (), **settings: float) -> Agent:
         """Start an agent for nodes of (name, GPUs); it is ended with the lab."""
-        self._agents.append(Agent(self, nodes, **settings))
+        self._agents.append(Agent(self, nodes, flags=flags, **settings))
         return self._agents[-1].start()
 
     def submit(self, name: str, gpus: int, weight: float = 1.0) -> None:
@@ -210,7 +210,7 @@ class Agent:
 
     def __init__(
         self, lab: Lab, nodes: Sequence[tuple[str, int]], *, checkpoint_s: float = 100.0,
-        grace_s: float = 10.0,
+        grace_s: float = 10.0, flags: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.name = nodes[0][0]
         self.folder = lab.stack.folder / "agents" / lab.cluster / self.name
@@ -225,6 +225,7 @@ class Agent:
         }  # fmt: skip
         self._argv = [sys.executable, "-m", "service.agent.main", "--stop-on-exit"]
         self._argv += [f"--{name}={value}" for name, value in settings.items()]
+        self._argv += flags
         self._argv += [f"--server={address}" for address in lab.stack.addresses]
         self._argv += [f"--node={name}:a40:{gpus}" for name, gpus in nodes]
 

@@ -11,6 +11,7 @@ from formulation.network.tags import Settings
 from service.agent.main import main
 from service.agent.network.backend import Advice, Change, differences
 from service.agent.network.devices import forced, rdma_devices, steering
+from service.agent.network.launch import Launch
 from service.agent.network.node import NodeNetwork
 
 
@@ -167,6 +168,12 @@ def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -
     assert "mlx5_0 forces traffic class 106, so job a" in hidden
     assert node.environment("a")["NCCL_IB_TC"] == "50"
     assert node.environment("b") == {}
+
+
+def test_jobs_go_unmarked_where_nothing_maps_marks() -> None:
+    node = NodeNetwork([], clock=Clock(), launch=Launch(marks=False))
+    node.desired(Settings(tags={"a": 12}, priorities={12: 3}))
+    assert node.environment("a") == {}
 
 
 def test_a_path_can_be_steered_only_if_nic_fabric_and_transport_allow_it(tmp_path: Path) -> None:

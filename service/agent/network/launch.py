@@ -17,8 +17,11 @@ class Launch:
     """How jobs' libraries are told. ``queue_pairs``: a connection; 0 leaves NCCL's default.
 
     ``ucx`` and ``hccl`` add the same for these libraries. HCCL wants multiples of 4, hence no ECN bits.
+    Without ``marks`` traffic stays in the class that it has: a fabric that maps by DSCP already, and is told
+    nothing of these marks, could carry it in a worse one.
     """
 
+    marks: bool = True
     ecn: int = ECT0
     queue_pairs: int = 0
     ucx: bool = False
@@ -38,7 +41,7 @@ def traffic_class(tag: int, ecn: int) -> int:
 
 
 def environment(job: str, settings: Settings, launch: Launch | None = None) -> dict[str, str]:
-    """Return the variables that mark the traffic of ``job``; none where the job has no tag.
+    """Return the variables that mark the traffic of ``job``; none where the job has no tag or is not marked.
 
     NCCL reads NCCL_IB_TC into the traffic class (RoCE) and NCCL_IB_SL into the service level (InfiniBand).
     Both are set: if ``ncclConfig_t.trafficClass`` is used and NCCL_IB_SL is not, NCCL writes the class into
@@ -47,7 +50,7 @@ def environment(job: str, settings: Settings, launch: Launch | None = None) -> d
     """
     launch = launch or Launch()
     tag = settings.tags.get(job)
-    if tag is None:
+    if tag is None or not launch.marks:
         return {}
     priority = settings.priorities[tag]
     found = {
