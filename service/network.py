@@ -223,13 +223,14 @@ def _tags(
     """Return the tag of each job with traffic, and remarks; one that a job runs with stays its tag."""
     names, standing = snapshot.jobs.name, snapshot.standing
     generation = {names[r.job]: r.generation for r in running}
-    kept = {
-        names[job]: tag
-        for job, made_for, tag in zip(
-            standing.job.tolist(), standing.generation.tolist(), standing.tag.tolist(), strict=True
-        )
-        if job >= 0 and tag >= 0 and generation.get(names[job]) == made_for
-    }
+    kept: dict[str, int] = {}
+    rows = zip(
+        standing.job.tolist(), standing.generation.tolist(), standing.tag.tolist(), strict=True
+    )
+    for row, (job, made_for, tag) in enumerate(rows):
+        runs = job >= 0 and generation.get(names[job]) == made_for
+        if tag >= 0:  # that of another allocation is nobody's, but was given up only now
+            kept[names[job] if runs else f"row {row}"] = tag
     sends = demand.comm_s > 0
     levels = {name: int(plan.level[k]) for k, name in enumerate(c.jobs) if sends[k]}
     settings = assigned(levels, plan.levels, kept)

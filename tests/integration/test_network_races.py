@@ -12,13 +12,24 @@ import pytest
 
 from db.store import PostgresStore
 from formulation.errors import NotFound, StaleEtag
+from formulation.lifecycle import JobEvent
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.resources import NetworkCommit, RoundRecord
 from service.loop import RoundLoop
 from service.network import plan_network, running_now
 from service.replanning import Replanning
 from service.roundoptions import RoundOptions
-from tests.support.stored import C, a_cluster, a_record, a_spec, do, run, submit
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    agents_report,
+    do,
+    happen,
+    run,
+    submit,
+)
 from tests.support.worlds import StoppedClock
 
 CLOS: dict[str, Any] = {
@@ -136,3 +147,18 @@ def test_keeping_a_network_ends_with_nothing_left_to_do(sending: PostgresStore) 
         happens()
         plans = [replanning.keep(C) for _ in range(3)]
         assert plans[1:] == [None, None]
+
+
+def test_a_tag_that_an_ended_job_gave_up_is_not_given_at_once(sending: PostgresStore) -> None:
+    replanning = Replanning(sending, StoppedClock(), RoundOptions())
+    replanning.keep(C)
+    before = {d.job: d.tag for d in sending.network_in_force(C).decisions}
+    happen(sending, "one", JobEvent.CANCEL)
+    agents_report(sending)
+    submit(sending, a_spec("three", requested_gpus=8))
+    run(sending, three=BOTH[0])
+    replanning.keep(C)
+    after = {d.job: d.tag for d in sending.network_in_force(C).decisions}
+    assert after.keys() == {"two", "three"}
+    assert after["two"] == before["two"]
+    assert after["three"] not in before.values()

@@ -85,12 +85,21 @@ def _of_network(desired: Desired) -> pb.NetworkMap | None:
     return pb.NetworkMap(priorities=settings.priorities, control_dscp=settings.control_tag)
 
 
-def _of_part(part: NetworkDecision | None, levels: int) -> pb.GangNetwork | None:
+def _of_part(
+    part: NetworkDecision | None, levels: int, elsewhere: Collection[str]
+) -> pb.GangNetwork | None:
+    """Return a gang's part in the network, without the ways of what GPUs of nodes ``elsewhere`` send.
+
+    GPUs are known by their names, NODE/...; where a topology names them otherwise all ways are told.
+    """
     if part is None:
         return None
     return pb.GangNetwork(
         level=part.level, levels=levels, dscp=part.tag,
-        routes=[pb.GangRoute(source=r.source, target=r.target, via=r.via) for r in part.routes],
+        routes=[
+            pb.GangRoute(source=r.source, target=r.target, via=r.via)
+            for r in part.routes if r.source.partition("/")[0] not in elsewhere
+        ],
     )  # fmt: skip
 
 
@@ -110,7 +119,9 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         iter_time_s=spec.workload.global_batch / cell.rate if cell.rate > 0 else 0.0,
         iterations_total=spec.iterations, iterations_done=gang.iterations_done,
         restart_s=spec.restart_s, command=spec.command, runtime=spec.runtime,
-        network=_of_part(gang.network, levels),
+        network=_of_part(
+            gang.network, levels, {node for node, _ in cell.shares if node not in nodes}
+        ),
     )  # fmt: skip
 
 

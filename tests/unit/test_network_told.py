@@ -1,0 +1,59 @@
+"""What agents and people are told of a network plan, and how much of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulation.network.outcome import NetworkDecision, Route
+from formulation.network.tags import SHOWN, Fabric, assigned
+from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec, Workload
+from service.rpc.convert import agents
+
+
+def _gang(*sources: str) -> DesiredGang:
+    part = NetworkDecision(
+        job="j", generation=3, rank=0, level=2, tag=9, priority=1.0, intensity=1.0,
+        routes=tuple(Route(source=s, target="n1/gpu-0", via=("t",), sent_bytes=1.0) for s in sources),
+    )  # fmt: skip
+    return DesiredGang(
+        spec=JobSpec(name="j", workload=Workload(model="m", params="", global_batch=64),
+                     iterations=10, requested_gpus=4),
+        generation=3, iterations_done=2.0, network=part,
+        allocation=AllocationRecord(
+            gpu_type="a100", gpus=4, pipeline_degree=1, plan="", rate=32.0, generation=3,
+            shares=(("n1", (0, 1)), ("n2", (2, 3))),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"), [({"n2"}, ["n2/gpu-2", "rank 7"]), ({"n1", "n2"}, None)]
+)
+def test_an_agent_is_told_the_ways_of_what_its_own_nodes_send(
+    nodes: set[str], told: list[str] | None
+) -> None:
+    sources = ["n1/gpu-0", "n2/gpu-2", "rank 7"]
+    desired = Desired(revision=5, gangs=(_gang(*sources),), network_levels=8)
+    (gang,) = agents.of_desired(desired, nodes).gangs
+    assert [route.source for route in gang.network.routes] == (told or sources)
+    assert (gang.network.level, gang.network.dscp) == (2, 9)
+
+
+def test_a_remark_on_thousands_of_jobs_with_one_tag_names_a_few_of_them() -> None:
+    found = assigned({f"j{n:04d}": n % 8 for n in range(3000)}, 8)
+    assert set(found.tags.values()) <= set(Fabric().free_tags)
+    assert found.remarks
+    for remark in found.remarks:
+        assert remark.count("j0") + remark.count("j1") + remark.count("j2") <= 2 * SHOWN
+        assert " more" in remark
+
+
+def test_each_job_is_carried_at_its_own_level_or_above_when_tags_are_short() -> None:
+    levels = np.random.default_rng(0).integers(0, 8, 400).tolist()
+    jobs = {f"j{n}": level for n, level in enumerate(levels)}
+    found = assigned(jobs, 8)
+    again = assigned({**jobs, "new": 3}, 8, found.tags)
+    for settings in (found, again):
+        assert all(settings.priorities[settings.tags[job]] >= level for job, level in jobs.items())
+    assert all(again.tags[job] == tag for job, tag in found.tags.items())
