@@ -69,8 +69,9 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(Source.MEASURED)}) AS counts,
     bool_or(j.profile) AS profile
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
-WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE} AND (w.derived_from <> '' OR NOT EXISTS (
-    SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
+WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
+    AND (w.derived_from <> '' OR NOT EXISTS (
+        SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of db.tables
 

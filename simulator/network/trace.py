@@ -58,8 +58,8 @@ class Cluster:
 
     ``met`` makes one job's part of the network's contention, the same links for all. ``clock`` is asked
     before and after planning, and decides nothing. Jobs are tried in the order in which they came; a job that
-    fits may pass one that does not, unless ``in_turn``. ``changed`` is asked before each plan for the parts of
-    running jobs that are others than before, by name (jobs that share GPUs slow each other down).
+    fits may pass one that does not, unless ``in_turn``. ``changed`` is asked before each plan for the parts
+    of running jobs that are others than before, by name (jobs that share GPUs slow each other down).
     """
 
     gpus: int
