@@ -32,7 +32,7 @@ _LOCK = threading.Lock()
 
 
 def warm() -> None:
-    """Run every compiled loop once: from disk 0.3 s, or compiled anew 22 s of a core.
+    """Run every compiled loop once: from disk about 0.5 s, or compiled anew about 40 s of a core.
 
     Later calls do nothing; one beside a first call waits for it.
     """
