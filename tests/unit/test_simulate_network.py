@@ -1,0 +1,408 @@
+"""Simulated jobs that share a network: what they send, what meeting costs them, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from benchmarks.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
+from formulation.decisions import DecisionKind
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention, demand_of
+from formulation.network.document import read
+from formulation.network.plan import NetworkPlan
+from formulation.network.topology import Topology
+from formulation.network.traffic import CellTraffic, StageTraffic
+from formulation.placement import Gang
+from formulation.resources import EstimateRecord
+from formulation.snapshot import BEST_FOUND, Workload
+from service.cli.main import app
+from simulator.executor import replay
+from simulator.logfile import lines_of, log_of
+from simulator.network.figures import contention_figures
+from simulator.network.rates import Rates, Window
+from simulator.network.sending import Sending
+from simulator.network.slowdowns import Contended, Met
+from simulator.run import Result
+from simulator.scenario import Scenario
+from simulator.store import Change
+from simulator.world import Straggler
+from solvers.network.fluid import simulate as played
+from solvers.network.mechanisms import mechanism
+from solvers.network.paths import least_comm_s
+from tests.support.worlds import (
+    FCFS,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulated,
+    some_specs,
+)
+
+FOUR = tuple(some_specs(("a100", 4, 4)))
+KNOWN = Workload(model="bert", params="1.3B", global_batch=256)
+LONG = Window(of_few=600)
+BETWEEN = """
+hosts: [{hosts}]
+host: {{like: a100, gpus: 4, nics: 1}}
+switches: [{{name: left, tier: tor}}, {{name: right, tier: tor}}]
+links:
+  - {{from: a100-0, to: left, bytes_per_s: 1e11}}
+  - {{from: a100-1, to: right, bytes_per_s: 1e11}}
+  - {{from: a100-2, to: left, bytes_per_s: 1e11}}
+  - {{from: a100-3, to: right, bytes_per_s: 1e11}}
+  - {{from: left, to: right, bytes_per_s: 1e9}}
+""".format(hosts=", ".join(f"a100-{i}" for i in range(4)))
+"""Two ToRs and one cable: a job on nodes 0 and 1 meets one on nodes 2 and 3 there, and nowhere else."""
+CLOS = "{kind: clos, host: a100, hosts_per_tor: 1, aggregations: 1, tor_bytes_per_s: 8e8}\n"
+
+
+def sent(gpus: int, ring_bytes: float, compute_s: float = 1.0) -> str:
+    """Return replicas that send ``ring_bytes`` to the next one once they have computed."""
+    stage = StageTraffic(dp=gpus, tp=1, data=(ring_bytes, 1))
+    return CellTraffic(
+        work_flop=1e12, compute_s=compute_s, start_s=compute_s, stages=(stage,)
+    ).to_json()
+
+
+def two_jobs(traffic: str = sent(8, 2e9), iter_time_s: float = 3.0) -> Scenario:
+    """Return two jobs of 1,000 iterations, each alone on two nodes: 1 s of computing, 2 s on the cable."""
+    profile = a_profile(8, iter_time_s, traffic=traffic)
+    jobs = [an_arrival(name, requested_gpus=8) for name in "ab"]
+    return a_scenario(*jobs, nodes=FOUR, profiles=[profile])
+
+
+def a_topology(tmp_path: Path, text: str = BETWEEN) -> str:
+    path = tmp_path / "net.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def a_network(
+    tmp_path: Path, scenario: Scenario, text: str = BETWEEN, names: Sequence[str] = ("crux-full",)
+) -> Network:
+    wiring = Wiring(file=a_topology(tmp_path, text), mechanisms=tuple(names), levels=8)
+    return network_of(wiring, scenario)
+
+
+def contended(network: Network, name: str = "crux-full") -> Contended:
+    def plan(contention: Contention) -> NetworkPlan:
+        return mechanism(name).plan(contention, levels=8)
+
+    return Contended(network.sending, plan, Rates(LONG))
+
+
+def replays(result: Result) -> bool:
+    """Return whether the executor comes to the same completion times."""
+    jct_s = (result.end_s - result.arrival_s).tolist()
+    return list(replay(lines_of(log_of(result))).values()) == pytest.approx(jct_s, rel=1e-9)
+
+
+def a_start(gang: Gang, plan: int = 0, degree: int = 1) -> Change:
+    return Change(
+        job=0, kind=DecisionKind.START, gpu_type=0, gpus=gang.gpus, pipeline_degree=degree,
+        plan=plan, gang=gang,
+    )  # fmt: skip
+
+
+def across(first: int, second: int, gpus: int = 4) -> Gang:
+    return Gang(members=((first, tuple(range(gpus))), (second, tuple(range(gpus)))))
+
+
+# what meeting costs
+
+
+def test_of_two_jobs_on_one_cable_the_less_urgent_takes_twice_as_long_until_the_other_ends(
+    tmp_path: Path,
+) -> None:
+    """Alone 3 s. The urgent one leaves the cable free for 1 s in 3, so the other needs 6 s."""
+    scenario = two_jobs()
+    slowdowns = contended(a_network(tmp_path, scenario))
+    result = simulated(scenario, FCFS, slowdowns=slowdowns)
+    assert sorted(result.end_s.tolist()) == pytest.approx([3000, 4500], rel=0.01)
+    assert replays(result)
+    found = contention_figures(result, slowdowns.seen)
+    assert found["contention_loss"] == pytest.approx(0.2, abs=0.01)  # 1,500 of 7,500 s, 8 GPUs each
+    assert found["slowdown_mean"] == pytest.approx((1 + 1.5) / 2, rel=0.01)
+    assert found["slowdown_worst"] == pytest.approx(1.5, rel=0.01)
+    assert (found["jobs_met"], found["jobs_trained"]) == (2, 2)
+    assert found["network_plans"] == 2  # both start; one ends; of none there is no plan
+
+
+@pytest.mark.parametrize("name", ["ecmp", "crux-ps-pa"])
+def test_completion_times_are_what_the_engine_predicts(tmp_path: Path, name: str) -> None:
+    scenario = two_jobs()
+    network = a_network(tmp_path, scenario)
+    gangs = [across(0, 1), across(2, 3)]
+    slowdowns = contended(network, name)
+    found = slowdowns({job: replace(a_start(gang), job=job) for job, gang in enumerate(gangs)})
+    result = simulated(scenario, FCFS, slowdowns=contended(network, name))
+    first, last = sorted(found.values())
+    both_s = 1000 * 3.0 * first
+    left = 1000 - both_s / (3.0 * last)
+    assert sorted(result.end_s.tolist()) == pytest.approx([both_s, both_s + 3.0 * left], rel=1e-6)
+
+
+def test_slowdowns_are_the_engines_rates(tmp_path: Path) -> None:
+    scenario = two_jobs()
+    network, seen = a_network(tmp_path, scenario), list[tuple[Contention, NetworkPlan]]()
+
+    def plan(contention: Contention) -> NetworkPlan:
+        found = mechanism("ecmp").plan(contention, levels=8)
+        seen.append((contention, found))
+        return found
+
+    runs = {job: replace(a_start(across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
+    found = Contended(network.sending, plan, Rates(LONG))(runs)
+    contention, made = seen[0]
+    demand = demand_of(contention, made.chosen)
+    apart_s = np.array([0.0, 1.3])  # in step they would take longer still
+    run = played(demand, made.level, horizon_s=10_000.0, warm_s=100.0, offset_s=apart_s)
+    expected = 1 / (run.iterations * demand.alone_s)
+    assert demand.alone_s == pytest.approx([3.0, 3.0])
+    assert expected == pytest.approx([4 / 3, 4 / 3], rel=1e-3)  # the cable is never free
+    assert list(found.values()) == pytest.approx(expected.tolist(), rel=1e-3)
+
+
+def test_a_straggler_is_no_loss_by_contention(tmp_path: Path) -> None:
+    scenario = two_jobs()
+    alone = a_scenario(scenario.arrivals[0], nodes=FOUR, profiles=scenario.profiles)
+    slowdowns = contended(a_network(tmp_path, alone))
+    lag = Straggler(node="a100-0", start_s=0.0, end_s=600.0, factor=2.0)
+    result = simulated(alone, FCFS, slowdowns=slowdowns, stragglers=[lag])
+    assert result.end_s[0] == pytest.approx(3300)
+    assert contention_figures(result, slowdowns.seen)["slowdown_worst"] == 1.0
+    assert replays(result)
+
+
+def test_the_same_jobs_on_the_same_gpus_are_not_planned_again(tmp_path: Path) -> None:
+    scenario = two_jobs()
+    slowdowns = contended(a_network(tmp_path, scenario))
+    runs = {job: replace(a_start(across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
+    found = slowdowns(runs)
+    assert slowdowns(dict(runs)) == found
+    assert slowdowns.seen.plans == 1
+    slowdowns({0: runs[0], 1: replace(runs[1])})  # a new start
+    assert slowdowns.seen.plans == 2
+
+
+def test_planning_is_timed_by_the_clock_that_is_given(tmp_path: Path) -> None:
+    scenario, ticks = two_jobs(), iter([0.0, 2.0, 10.0, 13.0])
+    network = a_network(tmp_path, scenario)
+    slowdowns = network.contended("ecmp", 0, lambda: next(ticks))
+    assert slowdowns is not None
+    simulated(scenario, FCFS, slowdowns=slowdowns)
+    assert (slowdowns.seen.plans, slowdowns.seen.plan_s, slowdowns.seen.slowest_plan_s) == (2, 5, 3)
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10_000))
+def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) -> None:
+    rng, scenario = np.random.default_rng(seed), a_random_scenario(seed)
+    profiles = [
+        replace(e, traffic=sent(e.gpus, float(rng.uniform(0, 2e9)))) if rng.random() < 0.8 else e
+        for e in scenario.profiles
+    ]
+    scenario = replace(scenario, profiles=profiles)
+    topology = clos_of(scenario)
+    slowdowns = Contended(
+        Sending(scenario, topology), lambda c: mechanism("crux-pa").plan(c, levels=8)
+    )
+    assert replays(simulated(scenario, FCFS, slowdowns=slowdowns))
+
+
+def clos_of(scenario: Scenario) -> Topology:
+    return read({
+        "kind": "clos", "nodes": [node.name for node in scenario.nodes], "host": "a100",
+        "hosts_per_tor": 2, "aggregations": 2, "tor_bytes_per_s": 4e8,
+    })  # fmt: skip
+
+
+# what is not known
+
+
+def test_jobs_of_unknown_traffic_run_bit_for_bit_as_on_no_network(tmp_path: Path) -> None:
+    scenario = two_jobs(traffic="")
+    network = a_network(tmp_path, scenario)
+    with_it = simulated(scenario, FCFS, slowdowns=contended(network))
+    without = simulated(scenario, FCFS)
+    assert with_it.segments == without.segments
+    assert with_it.end_s.tolist() == without.end_s.tolist()
+    (said,) = network.warnings()
+    assert said.startswith("what 2 jobs send is not known, so they meet nobody on the network")
+    assert "the model bert 1B is unknown" in said
+
+
+def test_what_a_published_model_sends_is_derived_and_lasts_as_long_as_profiled() -> None:
+    sends = derived(a_profile(8, 5.0, workload=KNOWN), pipeline_degree=1)
+    assert sends.fixed_bytes.sum() > 0
+    alone_s = max(float(sends.compute_s[0]), float(sends.start_s[0] + least_comm_s(sends)[0]))
+    assert alone_s == pytest.approx(5.0)
+
+
+def test_where_the_degree_is_not_recorded_the_best_plan_is_taken() -> None:
+    profile = a_profile(8, 5.0, workload=KNOWN)
+    degrees = {
+        d: derived(replace(profile, pipeline_degree=d), d).fixed_bytes.sum() for d in (1, 2, 4, 8)
+    }
+    best = derived(replace(profile, pipeline_degree=BEST_FOUND), BEST_FOUND).fixed_bytes.sum()
+    assert best in degrees.values()
+
+
+def derived(profile: EstimateRecord, pipeline_degree: int) -> Contention:
+    job = an_arrival("a", workload=KNOWN, requested_gpus=8)
+    scenario = a_scenario(job, nodes=FOUR, profiles=[profile])
+    sending = Sending(scenario, clos_of(scenario))
+    found = sending(a_start(across(0, 1), degree=pipeline_degree), across(0, 1))
+    assert found is not None
+    assert not sending.unknown
+    return found
+
+
+def test_traffic_that_does_not_fit_the_profiles_iterations_is_said(tmp_path: Path) -> None:
+    scenario = two_jobs(iter_time_s=0.5)  # of which 2 s on the cable
+    network = a_network(tmp_path, scenario)
+    simulated(scenario, FCFS, slowdowns=contended(network))
+    assert any("the traffic of 2 jobs does not fit" in said for said in network.warnings())
+
+
+def test_nodes_that_the_topology_lacks_are_said_and_their_jobs_meet_nobody(tmp_path: Path) -> None:
+    scenario, half = two_jobs(), "\n".join(
+        line.replace(", a100-2, a100-3", "") for line in BETWEEN.splitlines()
+        if "from: a100-2" not in line and "from: a100-3" not in line
+    )  # fmt: skip
+    network = a_network(tmp_path, scenario, half)
+    result = simulated(scenario, FCFS, slowdowns=contended(network))
+    assert result.end_s.tolist() == pytest.approx([3000, 3000])
+    nodes, jobs = network.warnings()
+    assert nodes.startswith("2 of 4 nodes are not in the topology")
+    assert "a100-2, a100-3" in nodes
+    assert jobs.startswith("1 job met nobody")
+
+
+def test_hosts_with_fewer_gpus_than_the_nodes_are_said(tmp_path: Path) -> None:
+    network = a_network(tmp_path, two_jobs(), BETWEEN.replace("gpus: 4", "gpus: 2"))
+    assert network.warnings()[0].startswith("4 of 4 nodes have more GPUs than in the topology")
+
+
+def test_gpus_without_a_path_between_them_meet_nobody(tmp_path: Path) -> None:
+    cut = "\n".join(line for line in BETWEEN.splitlines() if "from: left" not in line)
+    scenario = two_jobs()
+    network = a_network(tmp_path, scenario, cut)
+    result = simulated(scenario, FCFS, slowdowns=contended(network))
+    assert result.end_s.tolist() == pytest.approx([3000, 3000])
+    assert "has no path from" in network.warnings()[0]
+
+
+# what is refused
+
+
+def test_options_without_a_topology_or_a_meaning_are_refused() -> None:
+    assert wiring_of(None, [], None) is None
+    for mechanisms, levels in ((["ecmp"], None), ([], 4)):
+        with pytest.raises(InvalidInput, match="--topology FILE"):
+            wiring_of(None, mechanisms, levels)
+    with pytest.raises(InvalidInput, match="unknown 'best'; choose from ecmp"):
+        wiring_of("net.yaml", ["best"], None)
+    found = wiring_of("net.yaml", ["ecmp", "ecmp", NOBODY], None)
+    assert found is not None
+    assert found.mechanisms == ("ecmp", NOBODY)
+
+
+def test_a_topology_of_other_hosts_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"host-0, host-1.*name hosts as nodes.*leave them out"):
+        a_network(tmp_path, two_jobs(), CLOS.replace("host:", "hosts: 4, host:"))
+
+
+def test_hosts_that_are_not_named_are_the_clusters_nodes(tmp_path: Path) -> None:
+    network = a_network(tmp_path, two_jobs(), CLOS)
+    assert network.topology.hosts == tuple(node.name for node in FOUR)
+    assert network.notes == ()
+
+
+def test_a_profile_with_the_traffic_of_other_gpus_is_refused() -> None:
+    scenario = two_jobs(sent(4, 1e9))
+    with pytest.raises(InvalidInput, match="is of 4 GPUs, and its profile of 8"):
+        Sending(scenario, clos_of(scenario))
+
+
+def test_a_file_that_describes_no_network_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"net\.yaml.*kind"):
+        a_network(tmp_path, two_jobs(), "{kind: ring}")
+
+
+def test_a_run_in_which_nothing_trained_has_figures() -> None:
+    scenario = two_jobs()
+    result = simulated(scenario, FCFS, horizon_s=1.0)
+    empty = replace(result, segments=())
+    found = contention_figures(empty, Met())
+    assert (found["contention_loss"], found["slowdown_mean"], found["jobs_trained"]) == (0, 1, 0)
+
+
+# from the command line
+
+TRACE = """\
+job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s
+a,0,bert,1.3B,256,1000,8,a100,
+b,0,bert,1.3B,256,1000,8,a100,
+"""
+PROFILES = """\
+model,params,global_batch,gpu_type,num_nodes,gpus_per_node,pipeline_degree,iter_time_s,status
+bert,1.3B,256,a100,2,4,1,6.0,ok
+"""
+
+
+def simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "profiles.csv").write_text(PROFILES)
+    done = CliRunner().invoke(app, [
+        "simulate", str(tmp_path / "trace.csv"), "--profiles", str(tmp_path / "profiles.csv"),
+        "--nodes", "a100=4x4", "--policy", "fcfs", "--divide-iterations", "1", *options,
+    ])  # fmt: skip
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    return json.loads(done.stdout) if "--json" in options else done.output
+
+
+def test_without_a_topology_nothing_of_a_network_is_told(tmp_path: Path) -> None:
+    found = simulate(tmp_path, "--json")
+    assert "topology" not in found
+    assert not {"network", "contention_loss", "jobs_met"} & set(found["policies"][0])
+    assert "LOST" not in simulate(tmp_path)
+
+
+def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: Path) -> None:
+    file, options = a_topology(tmp_path, CLOS), ("--network", NOBODY, "--network", "ecmp")
+    found = simulate(tmp_path, "--topology", file, *options, "--replay", "--json")
+    alone, met = found["policies"]
+    assert (alone["policy"], met["policy"]) == ("fcfs, none", "fcfs, ecmp")
+    assert (found["hosts"], found["networks"]) == (4, ["none", "ecmp"])
+    assert (alone["jobs_met"], met["jobs_trained"]) == (0, 2)
+    assert alone["contention_loss"] == 0
+    assert alone["slowdown_mean"] == 1
+    assert alone["jct_mean_s"] == simulate(tmp_path, "--json")["policies"][0]["jct_mean_s"]
+    assert all(one["replay"] == {"jobs": 2, "off": 0.0, "wrong": ""} for one in (alone, met))
+    shown = simulate(tmp_path, "--topology", file, *options)
+    assert "LOST %" in shown
+    assert "4 hosts" in shown
+
+
+def test_one_mechanism_leaves_policies_their_names(tmp_path: Path) -> None:
+    found = simulate(tmp_path, "--topology", a_topology(tmp_path, CLOS), "--json")
+    (one,) = found["policies"]
+    assert (one["policy"], one["network"]) == ("fcfs", "crux-full")
+
+
+def test_the_command_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    assert "belongs to --topology" in simulate(tmp_path, "--network", "ecmp", code=2)
+    assert "choose from" in simulate(tmp_path, "--topology", "x", "--network", "best", code=2)
+    assert "nowhere.yaml" in simulate(tmp_path, "--topology", "nowhere.yaml", code=2)
