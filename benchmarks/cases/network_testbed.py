@@ -14,6 +14,7 @@ from benchmarks.networks.workload import PEAK_FLOP_PER_S
 from benchmarks.policies.contestants import listed
 from benchmarks.progress import steps
 from benchmarks.registry import Figure, Report, case
+from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
 from formulation.network.flows import NetworkJob, contention
 from formulation.network.topology import Topology
@@ -84,6 +85,9 @@ def network_testbed(
         if scenarios in one.name
         and (way != "shorter" or any(family == "gpt" for _, family, _ in one.jobs))
     ]
+    if not wanted:
+        names = ", ".join(one.name for one in SCENARIOS)
+        raise InvalidInput("--scenarios", f"no name holds {scenarios!r}; there are {names}")
     table: list[dict[str, Figure | str]] = []
     for at in steps(len(wanted), "scenarios"):
         table += rows(*wanted[at], chosen, window)

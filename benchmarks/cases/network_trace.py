@@ -63,6 +63,9 @@ def network_trace(
         float, typer.Option(help="Share of links beyond hosts that storage takes.", min=0.0)
     ] = 0.0,
     speed: Annotated[float, typer.Option(help="Of links between switches, a factor.")] = 1.0,
+    window: Annotated[
+        float, typer.Option(help="Iterations of the longest for which jobs that meet are played.")
+    ] = 20.0,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:
@@ -100,7 +103,7 @@ def network_trace(
     def asked(fabric: str, name: str, scheduler: str = ALONE, noise: float = 0.0) -> Played:
         return Played(
             fabric=fabric, mechanism=name, scheduler=scheduler, noise=noise, levels=levels,
-            background=background, speed=speed, workload=workload,
+            background=background, speed=speed, window=window, workload=workload,
         )  # fmt: skip
 
     wanted = [asked(net, name) for net in nets for name in alone]

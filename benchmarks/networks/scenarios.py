@@ -106,6 +106,8 @@ SCENARIOS: Final = (
         paper="utilisation +13.9 %; GPT JCT -18 %; BERT JCT -15 %; ResNet JCT +2 %",
     ),
     _pcie("PCIe, ResNet-50", "resnet"), _pcie("PCIe, ResNet-152", "resnet-152"),
+    _pcie("PCIe without NVLink, ResNet-50", "resnet", nvlink=False),
+    _pcie("PCIe without NVLink, ResNet-152", "resnet-152", nvlink=False),
     Scenario(
         name="PCIe and paths",
         jobs=(

@@ -23,7 +23,7 @@ from formulation.network.topology import NOWHERE, Topology
 from formulation.network.traffic import Traffic
 from formulation.placement import Gang
 from formulation.tables import Floats
-from simulator.network.rates import Rates
+from simulator.network.rates import Rates, Window
 from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
 from solvers.network.jobs.hived import HiveD
 from solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
@@ -39,7 +39,8 @@ class Played:
 
     ``speed``: of links between switches, as a share of the speeds of ``fabrics``. ``noise``: standard
     deviation of the logarithm of the factor by which a job's traffic is mismeasured, the same all its life.
-    ``background``: the share of links beyond hosts that storage takes, known to planners.
+    ``background``: the share of links beyond hosts that storage takes, known to planners. ``window``: for
+    how many iterations of their longest jobs that meet are played for their rates.
     """
 
     fabric: str
@@ -49,6 +50,7 @@ class Played:
     speed: float = 1.0
     noise: float = 0.0
     background: float = 0.0
+    window: float = 20.0
     workload: Workload = field(default_factory=Workload)
 
     @property
@@ -93,7 +95,8 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
         met=lambda job, gang: network.part(job.name, job.traffic, gang), plan=plan,
         clock=time.perf_counter, changed=None if muri is None else muri.changed,
     )  # fmt: skip
-    result = run_trace(jobs, cluster, Rates(), horizon_s=w.days * DAY_S)
+    rates = Rates(Window(iterations=asked.window, warm=asked.window / 4))
+    result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
     return result, {} if muri is None else muri.owner
 
 
