@@ -154,7 +154,8 @@ def summary(
     held_gpu_s = held_once(jobs, result, owner)
     peak = result.flop / PEAK_FLOP_PER_S
     ended = np.isfinite(result.end_s)
-    slowdown = ((result.end_s - result.start_s) / result.alone_s)[ended]
+    ran_s = result.end_s[ended] - result.start_s[ended]
+    slowdown = ran_s / result.alone_s[ended]
     used = result.link_use[result.link_use > 0]
     return {
         "flop": result.flop, "of_all": peak / total_gpu_s, "of_held": peak / held_gpu_s,
