@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from formulation.network.traffic import Exchange, Pattern
 from formulation.tables import Floats, Ints, ranges, sums
+
+LEAST_BYTES: Final = 1e-6
+"""A flow of less carries nothing: intensity, work by seconds of traffic, must stay a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,7 +179,7 @@ def _merged(parts: Sequence[Flows], vertices: int) -> Flows:
         for name in ("job", "source", "target", "messages")
     )
     sent = np.concatenate([none, *(p.sent_bytes for p in parts)])
-    real = np.flatnonzero((sent > 0) & (source != target))
+    real = np.flatnonzero((sent >= LEAST_BYTES) & (source != target))
     key = (job[real] * vertices + source[real]) * vertices + target[real]
     key, which = np.unique(key, return_inverse=True)
     pair = key % (vertices * vertices)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from formulation.errors import InvalidInput
 from formulation.tables import Ints
+
+MOST_FLOP: Final = 1e30
+SHORTEST_S: Final = 1e-9
+LONGEST_S: Final = 1e9
+MOST_BYTES: Final = 1e21
+"""What one iteration can do, last and send; what is beyond is a mistake, and would spoil sums with others."""
 
 
 class Pattern(StrEnum):
@@ -45,8 +50,10 @@ class Exchange:
             raise InvalidInput(
                 "members", f"has {self.members.ndim} axes; it must be [groups, size]"
             )
-        if not 0 <= self.sent_bytes < math.inf or self.messages < 0:
-            raise InvalidInput("sent_bytes", "and messages must be at least 0")
+        if not 0 <= self.sent_bytes <= MOST_BYTES or self.messages < 0:
+            raise InvalidInput(
+                "sent_bytes", f"must be 0 to {MOST_BYTES:g}, and messages at least 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +75,12 @@ class Traffic:
 
 
 def _check_times(work_flop: float, compute_s: float, start_s: float) -> None:
-    if not 0 <= work_flop < math.inf:
-        raise InvalidInput("work_flop", f"is {work_flop}; it must be at least 0")
-    if not 0 < compute_s < math.inf:
-        raise InvalidInput("compute_s", f"is {compute_s}; it must be above 0")
+    if not 0 <= work_flop <= MOST_FLOP:
+        raise InvalidInput("work_flop", f"is {work_flop}; it must be 0 to {MOST_FLOP:g}")
+    if not SHORTEST_S <= compute_s <= LONGEST_S:
+        raise InvalidInput(
+            "compute_s", f"is {compute_s}; it must be {SHORTEST_S:g} to {LONGEST_S:g}"
+        )
     if not 0 <= start_s <= compute_s:
         raise InvalidInput(
             "start_s", f"is {start_s}; it must lie between 0 and compute_s ({compute_s})"

@@ -17,12 +17,26 @@ from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
 from formulation.tables import Bools, Floats, Ints
 from solvers.network.fluid import simulate, works
-from solvers.network.swaps import GAIN, Effort, Window, by_level, compact, level_moves, link_groups
+from solvers.network.swaps import (
+    GAIN,
+    Effort,
+    Window,
+    by_level,
+    compact,
+    level_moves,
+    link_groups,
+)
 
 ROUNDS: Final = 200
-"""How often jobs are raised at most; less often where that would play more than ``swaps.PLAYED``."""
+"""How often jobs are raised at most; less often, and more of them at once, where ``AT_MOST`` forbids it."""
 AT_ONCE: Final = 0.1
-"""Share of a group's jobs below the floor that are raised together, those furthest below; at least one."""
+"""Share of a group's jobs that are raised together at least, those furthest below the floor; or one."""
+FEW: Final = 12
+"""With more jobs in a group each event costs the engine about as much as so many events of a small one."""
+AT_MOST: Final = 1e8
+"""What the search may cost for all groups together, in iterations of jobs of small ones: some seconds."""
+SHORT: Final = 0.2
+"""Share of the window that rates are taken from at least, where a whole one would cost too much."""
 CLOSE: Final = 0.005
 """A rate this little below the floor, as a share of the rate alone, is what a window's ends make of it."""
 
@@ -54,12 +68,17 @@ def floored(
         raise InvalidInput("floor", f"is {floor}; it must lie in [0, 1]")
     if demand.jobs == 0:
         return Floored(level=level, order=order, share=np.zeros(0), met=True, price=0.0)
+    groups = link_groups(demand)
     span = (window or Window()).of(demand)
+    whole = sum(_played(demand.alone_s[group], span) for group in groups)
+    if (window or Window()).horizon_s is None and whole > AT_MOST / 10:
+        part = max(SHORT, AT_MOST / 10 / whole)
+        span = span[0] * part, span[1] * part
     before = _shares(demand, level, span)
     found, share = level.copy(), before
-    groups = [g for g in link_groups(demand) if (before[g] < floor - CLOSE).any()]
-    effort = Effort(2 * len(groups))
-    for group in groups:
+    groups = [g for g in groups if (before[g] < floor - CLOSE).any()]
+    effort = Effort(2 * len(groups), AT_MOST)
+    for group in sorted(groups, key=len):
         part = compact(demand, group)
         found[group] = _raised(part, level[group], levels, floor, span, effort)
         if len(group) <= most_jobs:
@@ -81,6 +100,11 @@ def _shares(demand: Demand, level: Ints, span: tuple[float, float]) -> Floats:
     return found
 
 
+def _played(alone_s: Floats, span: tuple[float, float]) -> float:
+    """Return what it costs to play a group, in iterations of jobs of a small one."""
+    return sum(span) * float((1 / alone_s).sum()) * (len(alone_s) if len(alone_s) > FEW else 1)
+
+
 def _below(share: Floats, floor: float) -> Bools:
     found: Bools = share < floor - CLOSE
     return found
@@ -91,8 +115,9 @@ def _raised(
     effort: Effort,
 ) -> Ints:  # fmt: skip
     """Return the levels of one group, (J,), after raising who is below the floor as long as it helps."""
-    meets, each = _meets(demand), sum(span) * float((1 / demand.alone_s).sum())
+    meets, each = _meets(demand), _played(demand.alone_s, span)
     rounds = min(ROUNDS, int(effort.share() / each))
+    at_once = max(AT_ONCE, 1 / max(rounds, 1))
     now, best, least = level, level, np.inf
     seen: set[bytes] = set()
     for _ in range(rounds):
@@ -107,7 +132,7 @@ def _raised(
         below = np.flatnonzero(_below(share, floor))
         worst = below[np.argsort(share[below], kind="stable")]
         now = now.copy()
-        for job in worst[: max(1, int(AT_ONCE * len(demand.work_flop)))].tolist():
+        for job in worst[: max(1, int(at_once * len(demand.work_flop)))].tolist():
             _raise(now, job, meets[job], share, levels)
     return best
 
@@ -142,7 +167,7 @@ def _cheapened(
     left = effort.share()
     if _below(_shares(demand, level, span), floor).any():
         return level
-    each, now = sum(span) * float((1 / demand.alone_s).sum()), level
+    each, now = _played(demand.alone_s, span), level
     work = float(works(demand, now[None], horizon_s=span[0], warm_s=span[1])[0])
     while True:
         rows = level_moves(now, levels)

@@ -7,10 +7,27 @@ import math
 import numpy as np
 import pytest
 
-from solvers.network import swaps
+from formulation.errors import InvalidInput
+from formulation.network.builders import clos
+from formulation.network.check import network_violations
+from formulation.network.contention import Demand
+from formulation.network.flows import NetworkJob, contention
+from formulation.network.shapes import SHAPES
+from formulation.network.traffic import (
+    LONGEST_S,
+    MOST_BYTES,
+    MOST_FLOP,
+    SHORTEST_S,
+    Exchange,
+    Pattern,
+    Traffic,
+)
+from formulation.tables import Ints
+from solvers.network import floor, swaps
 from solvers.network.factors import Clip, factors
 from solvers.network.floor import floored
-from solvers.network.fluid import works
+from solvers.network.fluid import Run, simulate, works
+from solvers.network.replan import replan
 from solvers.network.swaps import Effort, Window, link_groups, swapped
 from tests.support.networks import FluidJob, a_demand
 
@@ -92,3 +109,54 @@ def test_a_floor_for_very_uneven_jobs_is_looked_for_within_bounds() -> None:
     found = floored(demand, level, order, 8, 0.3)
     assert sorted(found.order.tolist()) == [0, 1, 2]
     assert ((found.level >= 0) & (found.level < 8)).all()
+
+
+def test_a_floor_for_many_jobs_that_meet_is_looked_for_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs: list[float] = []
+
+    def counted(demand: Demand, level: Ints, *, horizon_s: float, warm_s: float) -> Run:
+        costs.append(float(((horizon_s + warm_s) / demand.alone_s).sum()) * demand.jobs)
+        return simulate(demand, level, horizon_s=horizon_s, warm_s=warm_s)
+
+    monkeypatch.setattr(floor, "simulate", counted)
+    monkeypatch.setattr(floor, "AT_MOST", 2e6)
+    jobs = [
+        FluidJob(compute_s=0.1 + n / 40, busy_s={0: 0.05 + n / 50, n + 1: 0.1}) for n in range(40)
+    ]
+    found = floored(a_demand(*jobs), np.arange(40) % 8, np.arange(40), 8, 0.9)
+    assert not found.met
+    assert len(costs) >= 3  # before, a round at least, and after
+    assert sum(costs) <= 2e6
+
+
+def test_numbers_of_traffic_beyond_what_any_job_can_have_are_refused() -> None:
+    for numbers in ({"work_flop": 1e300}, {"compute_s": 1e300}, {"compute_s": 1e-300}):
+        with pytest.raises(InvalidInput, match="must"):
+            Traffic(**({"work_flop": 1e15, "compute_s": 1.0, "start_s": 0.0} | numbers))
+    with pytest.raises(InvalidInput, match="must"):
+        Exchange(pattern=Pattern.RING, members=np.array([[0, 1]]), sent_bytes=1e300)
+
+
+def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_and_do() -> None:
+    hosts = [f"h{n}" for n in range(4)]
+    topology = clos(
+        hosts, SHAPES["a100"], tors=2, aggregations=2, tor_bytes_per_s=1e9, tor_delay_s=0.0
+    )
+    jobs = [
+        NetworkJob(
+            name=f"{work}-{sent}-{seconds}", gang=tuple((h, (0, 1)) for h in hosts),
+            traffic=Traffic(
+                work_flop=work, compute_s=seconds, start_s=0.0,
+                exchanges=(Exchange(pattern=Pattern.RING, members=np.arange(8)[None], sent_bytes=sent),),
+            ),
+        )
+        for work in (0.0, MOST_FLOP) for sent in (1e-300, 1e-3, MOST_BYTES)
+        for seconds in (SHORTEST_S, LONGEST_S)
+    ]  # fmt: skip
+    contended, notes = contention(topology, jobs)
+    assert sum("sends nothing" in note for _, note in notes) == 4  # those of 1e-300 bytes
+    plan = replan(contended, levels=3)
+    assert network_violations(contended, plan) == []
+    assert np.isfinite(plan.priority).sum() == 8

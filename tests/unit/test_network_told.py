@@ -7,7 +7,8 @@ import pytest
 
 from formulation.network.outcome import NetworkDecision, Route
 from formulation.network.tags import SHOWN, Fabric, assigned
-from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec, Workload
+from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
+from formulation.snapshot import Workload
 from service.rpc.convert import agents
 
 
