@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -245,7 +244,7 @@ def _decisions(
     at = {name: k for k, name in enumerate(c.jobs)}
     rank = np.empty(len(c.jobs), dtype=np.int64)
     rank[plan.order] = np.arange(len(c.jobs))
-    meets, intensity = _meets(c, demand, plan), demand.intensity
+    meets, intensity = met_by(demand, plan), demand.intensity
     last = len(c.jobs)
     for r in running:
         name = snapshot.jobs.name[r.job]
@@ -265,10 +264,13 @@ def _decisions(
         )  # fmt: skip
 
 
-def _meets(c: Contention, demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
-    """Return, by job, the ``MEETS`` jobs nearest in rank with which it shares a link, by rank."""
-    rank = np.empty(len(c.jobs), dtype=np.int64)
-    rank[plan.order] = np.arange(len(c.jobs))
+def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
+    """Return, by job, the ``MEETS`` jobs nearest in rank with which it shares a link, by rank.
+
+    Those that are served before it or beside it come first, so that where any is, one is named.
+    """
+    rank = np.empty(demand.jobs, dtype=np.int64)
+    rank[plan.order] = np.arange(demand.jobs)
     order = np.lexsort((rank[demand.job], demand.link))
     link, job = demand.link[order], demand.job[order]
     found: defaultdict[int, set[int]] = defaultdict(set)
@@ -277,13 +279,16 @@ def _meets(c: Contention, demand: Demand, plan: NetworkPlan) -> dict[int, list[i
         for a, b in set(zip(job[same].tolist(), job[same + apart].tolist(), strict=True)):
             found[a].add(b)
             found[b].add(a)
-    return {k: _nearest(others, rank, k) for k, others in found.items()}
+    return {k: _nearest(others, rank, plan.level, k) for k, others in found.items()}
 
 
-def _nearest(others: Iterable[int], rank: Ints, job: int) -> list[int]:
-    """Return the ``MEETS`` of them that are nearest to the job in rank, by rank."""
-    near = sorted(others, key=lambda other: (abs(int(rank[other] - rank[job])), other))
-    return sorted(near[:MEETS], key=lambda other: int(rank[other]))
+def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[int]:
+    """Return the ``MEETS`` of them nearest to the job in rank, those on lower levels last; by rank."""
+
+    def apart(other: int) -> tuple[bool, int, int]:
+        return bool(level[other] < level[job]), abs(int(rank[other] - rank[job])), other
+
+    return sorted(sorted(others, key=apart)[:MEETS], key=lambda other: int(rank[other]))
 
 
 def _routes(topology: Topology, c: Contention, plan: NetworkPlan, job: int) -> Iterable[Route]:
@@ -292,8 +297,12 @@ def _routes(topology: Topology, c: Contention, plan: NetworkPlan, job: int) -> I
     for bundle in range(*c.bundle_start[job : job + 2].tolist()):
         path = int(c.candidate[c.candidate_start[bundle] + plan.chosen[bundle]])
         hops = c.path_link[slice(*c.path_start[path : path + 2].tolist())].tolist()
-        via = [int(links.target[hop]) for hop, _ in pairwise(hops)] if len(hops) > 1 else []
-        ends = [int(links.source[hops[0]]), *via, int(links.target[hops[-1]])] if hops else []
+        ends = list[int]()
+        for (
+            hop
+        ) in hops:  # links that all of its candidates have are not among them: there may be gaps
+            at, to = int(links.source[hop]), int(links.target[hop])
+            ends += [to] if ends and ends[-1] == at else [at, to]
         yield Route(
             source=name[c.bundle_source[bundle]], target=name[c.bundle_target[bundle]],
             via=tuple(name[v] for v in ends), sent_bytes=float(c.bundle_bytes[bundle]),

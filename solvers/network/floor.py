@@ -72,8 +72,8 @@ def floored(
     span = (window or Window()).of(demand)
     whole = sum(_played(demand.alone_s[group], span) for group in groups)
     if (window or Window()).horizon_s is None and whole > AT_MOST / 10:
-        part = max(SHORT, AT_MOST / 10 / whole)
-        span = span[0] * part, span[1] * part
+        cut = max(SHORT, AT_MOST / 10 / whole)
+        span = span[0] * cut, span[1] * cut
     before = _shares(demand, level, span)
     found, share = level.copy(), before
     groups = [g for g in groups if (before[g] < floor - CLOSE).any()]

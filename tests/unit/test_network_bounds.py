@@ -132,9 +132,9 @@ def test_a_floor_for_many_jobs_that_meet_is_looked_for_within_bounds(
 
 
 def test_numbers_of_traffic_beyond_what_any_job_can_have_are_refused() -> None:
-    for numbers in ({"work_flop": 1e300}, {"compute_s": 1e300}, {"compute_s": 1e-300}):
+    for work_flop, compute_s in ((1e300, 1.0), (1e15, 1e300), (1e15, 1e-300)):
         with pytest.raises(InvalidInput, match="must"):
-            Traffic(**({"work_flop": 1e15, "compute_s": 1.0, "start_s": 0.0} | numbers))
+            Traffic(work_flop=work_flop, compute_s=compute_s, start_s=0.0)
     with pytest.raises(InvalidInput, match="must"):
         Exchange(pattern=Pattern.RING, members=np.array([[0, 1]]), sent_bytes=1e300)
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from formulation.network.outcome import NetworkDecision, Route
+from formulation.network.plan import NetworkPlan
 from formulation.network.tags import SHOWN, Fabric, assigned
 from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
 from formulation.snapshot import Workload
+from service.network import MEETS, met_by
 from service.rpc.convert import agents
+from tests.support.networks import FluidJob, a_demand
 
 
 def _gang(*sources: str) -> DesiredGang:
@@ -58,3 +61,19 @@ def test_each_job_is_carried_at_its_own_level_or_above_when_tags_are_short() -> 
     for settings in (found, again):
         assert all(settings.priorities[settings.tags[job]] >= level for job, level in jobs.items())
     assert all(again.tags[job] == tag for job, tag in found.tags.items())
+
+
+def test_who_is_served_before_a_job_is_named_however_many_are_after_it() -> None:
+    """On link 0 one is far more urgent; on link 1 many that are less so are nearer in rank."""
+    far = [FluidJob(busy_s={2: 1.0})] * 30
+    job = FluidJob(busy_s={0: 1.0, 1: 1.0})
+    demand = a_demand(FluidJob(busy_s={0: 1.0}), *far, job, *[FluidJob(busy_s={1: 1.0})] * 20)
+    count = demand.jobs
+    level = np.where(np.arange(count) == 0, 7, np.where(np.arange(count) <= 31, 3, 0))
+    plan = NetworkPlan(
+        chosen=np.zeros(0, np.int64), priority=np.ones(count), order=np.arange(count), level=level,
+        levels=8,
+    )  # fmt: skip
+    found = met_by(demand, plan)
+    assert found[31] == [0, *range(32, 32 + MEETS - 1)]
+    assert found[0] == [31]
