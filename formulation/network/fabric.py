@@ -17,6 +17,9 @@ from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
 
 GOLDEN: Final = (5**0.5 - 1) / 2
 
+KEPT: Final = 2**26
+"""Numbers of earlier searches that are kept, 512 MiB; on a torus they grow by the square of switches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listed:
@@ -43,6 +46,11 @@ class _Hops:
     vertex: Ints  # (N,)
     link: Ints  # (N,)
     then: Ints  # (N,) vertex
+
+    @property
+    def numbers(self) -> int:
+        """Return how many numbers these are."""
+        return 2 * len(self.distance) + 3 * len(self.vertex)
 
 
 class _Ends:
@@ -91,6 +99,7 @@ class Fabric:
         after = len(e) + len(self._up.switch)
         self._down = _Ends(ports, e.target[down], source[down], link[down], after)
         self._hops: dict[int, _Hops] = {}
+        self._kept = 0  # numbers in them
 
     def attachments(self, source: Ints, target: Ints) -> Ints:
         """Return a number for the pair of attachments of each two ports; as ``listed`` takes them."""
@@ -133,9 +142,7 @@ class Fabric:
 
     def _toward(self, down: int, up: Ints, most: int) -> Listed:
         """Return the shortest paths from attachments ``up`` to one."""
-        if down not in self._hops:
-            self._hops[down] = self._search(down)
-        hops = self._hops[down]
+        hops = self._hops_to(down)
         count = np.diff(self._up.kind_start)[up]
         at = ranges(self._up.kind_start[up], count)
         owner = np.repeat(np.arange(len(up)), count)
@@ -159,6 +166,16 @@ class Fabric:
         start = self._switches + 1 + owner
         links = chooser.paths(start, share, end=self._switches)
         return _split(links, owner, taken, ways)
+
+    def _hops_to(self, down: int) -> _Hops:
+        """Return what ``_search`` finds, kept for later as far as there is room."""
+        if (known := self._hops.get(down)) is not None:
+            return known
+        found = self._search(down)
+        if self._kept + found.numbers <= KEPT:
+            self._hops[down] = found
+            self._kept += found.numbers
+        return found
 
     def _search(self, down: int) -> _Hops:
         """Search breadth first from one attachment, against the direction of links."""

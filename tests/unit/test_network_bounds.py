@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from formulation.errors import InvalidInput
-from formulation.network.builders import clos
+from formulation.network import fabric
+from formulation.network.builders import clos, torus
 from formulation.network.check import network_violations
 from formulation.network.contention import Demand
 from formulation.network.flows import NetworkJob, contention
+from formulation.network.routes import Routes
 from formulation.network.shapes import SHAPES
 from formulation.network.traffic import (
     LONGEST_S,
@@ -160,3 +162,31 @@ def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_an
     plan = replan(contended, levels=3)
     assert network_violations(contended, plan) == []
     assert np.isfinite(plan.priority).sum() == 8
+
+
+def test_searches_of_a_network_are_kept_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topology = torus(
+        [f"h{n}" for n in range(9)], SHAPES["a100"], sizes=[3, 3], link_bytes_per_s=1e9,
+        link_delay_s=0.0,
+    )  # fmt: skip
+    gpus = np.array([topology.gpus_of(host)[0] for host in range(9)])
+    ends = np.repeat(gpus, 9), np.tile(gpus, 9)
+    apart = ends[0] != ends[1]
+    plenty = Routes(topology).ways(ends[0][apart], ends[1][apart])
+    monkeypatch.setattr(fabric, "KEPT", 300)
+    searched: list[int] = []
+    search = fabric.Fabric._search
+
+    def counted(self: fabric.Fabric, down: int) -> object:
+        searched.append(down)
+        return search(self, down)
+
+    monkeypatch.setattr(fabric.Fabric, "_search", counted)
+    routes = Routes(topology)
+    for _ in range(2):
+        found = routes.ways(ends[0][apart], ends[1][apart])
+        assert found.path_link.tolist() == plenty.path_link.tolist()
+        assert found.fixed_link.tolist() == plenty.fixed_link.tolist()
+    assert 9 < len(searched) < 18  # some were kept, some were not
