@@ -109,11 +109,16 @@ class Demand:
         return np.repeat(np.arange(self.jobs, dtype=np.int64), np.diff(self.link_start))
 
     @property
-    def comm_s(self) -> Floats:
-        """Return t_j: seconds of communication when alone, (J,); 0: no traffic (Crux 3.1)."""
+    def send_s(self) -> Floats:
+        """Return seconds at full speed: those of the slowest link, (J,)."""
         slowest = np.zeros(self.jobs)
         np.maximum.at(slowest, self.job, self.busy_s)
-        found: Floats = slowest + self.delay_s
+        return slowest
+
+    @property
+    def comm_s(self) -> Floats:
+        """Return t_j: seconds of communication when alone, (J,); 0: no traffic (Crux 3.1)."""
+        found: Floats = self.send_s + self.delay_s
         return found
 
     @property

@@ -216,7 +216,7 @@ def _saturated(demand: Demand) -> Bools:
 
 def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats]:
     d = demand
-    send_s = d.comm_s - d.delay_s
+    send_s = d.send_s
     speed, weight = np.ones((len(first), 2)), np.zeros(len(first))
     meetings(
         fixed(first), fixed(second), fixed(d.link_start), fixed(d.link),

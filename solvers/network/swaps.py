@@ -98,8 +98,7 @@ def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
 def link_groups(demand: Demand) -> list[Ints]:
     """Return the jobs of each link group of two or more, rising; groups by their first job."""
     d = demand
-    send_s = d.comm_s - d.delay_s
-    share = d.busy_s / send_s[d.job]
+    share = d.busy_s / d.send_s[d.job]
     fills = np.bincount(d.link, weights=share, minlength=d.links) > 1 + 1e-9
     keep = fills[d.link]
     size = d.jobs + d.links

@@ -190,3 +190,14 @@ def test_searches_of_a_network_are_kept_as_far_as_there_is_room(
         assert found.path_link.tolist() == plenty.path_link.tolist()
         assert found.fixed_link.tolist() == plenty.fixed_link.tolist()
     assert 9 < len(searched) < 18  # some were kept, some were not
+
+
+@pytest.mark.parametrize("busy_s", [{}, {0: 1e-20}])
+def test_a_job_whose_traffic_is_all_delay_has_a_factor(busy_s: dict[int, float]) -> None:
+    demand = a_demand(
+        FluidJob(compute_s=1.0, start_s=0.0, busy_s={0: 1.0}),
+        FluidJob(compute_s=0.7, start_s=0.1, delay_s=1.0, busy_s=busy_s),
+    )
+    assert demand.comm_s[1] == 1.0
+    assert np.isfinite(factors(demand)).all()
+    assert (factors(demand) > 0).all()

@@ -79,6 +79,8 @@ def _sent_at(phase: float, need: float, period: float, busy: float, speed: float
 
     The urgent job sends from 0 to ``busy`` in each ``period``; meanwhile the other one sends at ``speed``.
     """
+    if need <= 0.0:  # a delay is all there is
+        return phase
     each = (period - busy) + speed * busy
     if each <= 0.0:
         return math.inf

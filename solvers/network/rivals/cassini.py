@@ -59,7 +59,7 @@ def aligned(demand: Demand) -> Alignment:
     with the same jobs only the one with the highest peak stays. The busiest links come first; an edge that
     would close a loop is left out, and a link with but one edge left is not looked at.
     """
-    alone_s, active_s = demand.alone_s, demand.comm_s - demand.delay_s
+    alone_s, active_s = demand.alone_s, demand.send_s
     begin_s, job = demand.start_s + demand.delay_s, demand.job
     share = demand.busy_s / active_s[job]
     graph = Affinity(demand.jobs)

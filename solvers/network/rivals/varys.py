@@ -13,7 +13,7 @@ from solvers.network.rivals.levels import blocks, contended_first
 
 def bottleneck_s(demand: Demand) -> Floats:
     """Return how long each job's slowest link needs for one iteration, alone, (J,)."""
-    found: Floats = demand.comm_s - demand.delay_s
+    found: Floats = demand.send_s
     return found
 
 
