@@ -405,7 +405,7 @@ decisions = sa.Table(
 networks = sa.Table(  # of clusters whose network is described
     "networks", metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
-    _text("topology"),  # formulation.network.document as canonical JSON
+    _text("topology"),  # formulation.topologies.document as canonical JSON
     _count("version", 1),
     _count("last_plan"),
 )  # fmt: skip

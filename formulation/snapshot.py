@@ -259,7 +259,7 @@ class Snapshot:
     legs: Legs = NO_LEGS
     prices: Prices = NO_PRICES
     topology: str = ""
-    """The cluster's network, formulation.network.document as canonical JSON; "": not described."""
+    """The cluster's network, formulation.topologies.document as canonical JSON; "": not described."""
     traffic: Traffics = NO_TRAFFIC
     standing: Standing = NO_STANDING
     measured: Measured = NO_MEASURED

@@ -16,21 +16,21 @@ import numpy as np
 from formulation.decisions import CHANGES_GPUS, Decision
 from formulation.errors import InvalidInput
 from formulation.lifecycle import ACTIVE
-from formulation.network import document
 from formulation.network.check import network_violations
 from formulation.network.contention import Contention, Demand
 from formulation.network.flows import NetworkJob, Note, contention
 from formulation.network.measured import Seen, with_bytes, with_times
 from formulation.network.outcome import NetworkDecision, NetworkOutcome, Route
 from formulation.network.plan import NetworkPlan
-from formulation.network.routes import Routes
 from formulation.network.tags import assigned
-from formulation.network.topology import Topology
 from formulation.network.traffic import Traffic, cell_traffic
 from formulation.placement import Gang, current_gangs
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from formulation.tables import Ints
+from formulation.topologies import document
+from formulation.topologies.routes import Routes
+from formulation.topologies.topology import Topology
 from solvers.network.paths import least_comm_s
 from solvers.network.replan import Options, replanned
 

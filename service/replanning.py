@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import NotFound, RoundSuperseded, StaleEtag
+from formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
 from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
 from formulation.policy import Policy
 from formulation.resources import NetworkCommit
@@ -88,7 +88,10 @@ class Replanning:
     ) -> NetworkPlanRecord | None:
         """Plan, and put the plan in force; None: it changes nothing.
 
-        Raises RoundSuperseded, StaleEtag, InvalidInput.
+        Raises:
+            RoundSuperseded, StaleEtag: the allocations or the topology are others by now.
+            InvalidInput: the options are beyond what the network has.
+            NotAllowed: the checker refuses the plan; the one in force stays.
         """
         began_s = self._clock.monotonic_s()
         outcome = plan_network(snapshot, running, self._policy)
@@ -96,8 +99,10 @@ class Replanning:
         facts = {"action": "network_planned", "cluster": snapshot.cluster, "seconds": took_s}
         if outcome.violations:
             broken = "; ".join(f"{v.rule}: {v.detail}" for v in outcome.violations)
-            log.error("network plan refused: %s", broken, extra=facts)
-            return None
+            raise NotAllowed(
+                f"the network plan was refused, as it breaks rules ({broken}); the one in force stays: please"
+                " report this with `tessera network plan --dry-run -o json`"
+            )
         record = self._store.commit_network(
             NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
         )

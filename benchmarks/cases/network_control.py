@@ -16,12 +16,10 @@ from benchmarks.networks.workload import DAY_S, GPU, Workload, jobs_of
 from benchmarks.registry import Report, case
 from estimator.families import family_traffic
 from formulation.lifecycle import JobState
-from formulation.network import document
 from formulation.network.contention import demand_of
 from formulation.network.facts import Traffics
 from formulation.network.flows import NetworkJob, contention
 from formulation.network.outcome import NetworkDecision
-from formulation.network.topology import Tier, Topology
 from formulation.network.traffic import CellTraffic
 from formulation.placement import Gang
 from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
@@ -36,6 +34,8 @@ from formulation.snapshot import (
     Snapshot,
 )
 from formulation.snapshot import Workload as Trained
+from formulation.topologies import document
+from formulation.topologies.topology import Tier, Topology
 from service.network import Running, plan_network, running_now
 from service.roundoptions import RoundOptions
 from service.rpc.convert.agents import of_desired

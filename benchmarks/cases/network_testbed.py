@@ -17,8 +17,8 @@ from benchmarks.registry import Figure, Report, case
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
 from formulation.network.flows import NetworkJob, contention
-from formulation.network.topology import Topology
 from formulation.tables import Floats
+from formulation.topologies.topology import Topology
 from solvers.network.fluid import simulate
 from solvers.network.mechanisms import mechanism
 

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.network.builders import clos
 from formulation.network.contention import Contention, Demand
 from formulation.network.flows import NetworkJob, contention
-from formulation.network.shapes import A100_HOST, GBIT_BYTES
 from formulation.network.traffic import Exchange, Pattern, Traffic
 from formulation.tables import Floats, Ints
+from formulation.topologies.builders import clos
+from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MIXED: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)

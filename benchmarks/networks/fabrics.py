@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from formulation.network.builders import clos, double_sided
-from formulation.network.shapes import A100_HOST, GBIT_BYTES
-from formulation.network.topology import Topology
+from formulation.topologies.builders import clos, double_sided
+from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from formulation.topologies.topology import Topology
 
 HOSTS: Final = 250
 """Of 8 GPUs: 2,000, as many as the trace's cluster has at least."""

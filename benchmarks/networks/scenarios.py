@@ -13,11 +13,11 @@ from benchmarks.networks.fabrics import TOR_BYTES_PER_S
 from benchmarks.networks.workload import GPU
 from estimator.families import family_traffic, gpt_traffic
 from estimator.hardware import CATALOGUE
-from formulation.network.builders import clos, testbed
 from formulation.network.flows import NetworkJob
-from formulation.network.shapes import PCIE_HOST
-from formulation.network.topology import Topology
 from formulation.network.traffic import Traffic
+from formulation.topologies.builders import clos, testbed
+from formulation.topologies.shapes import PCIE_HOST
+from formulation.topologies.topology import Topology
 
 WHOLE: Final = tuple(range(8))
 LOW, HIGH = WHOLE[:4], WHOLE[4:]
@@ -34,7 +34,7 @@ class Scenario:
     name: str
     jobs: tuple[tuple[str, str, Gang], ...]  # name, family, GPUs
     paper: str
-    nvlink: bool = True  # else hosts of formulation.network.shapes.PCIE_HOST
+    nvlink: bool = True  # else hosts of formulation.topologies.shapes.PCIE_HOST
 
     def topology(self) -> Topology:
         """Return the testbed, its hosts with or without NVLink."""

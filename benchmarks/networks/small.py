@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 
 from formulation.errors import InvalidInput
-from formulation.network.builders import clos, torus
 from formulation.network.contention import Contention
 from formulation.network.flows import NetworkJob, contention
-from formulation.network.shapes import A100_HOST, GBIT_BYTES
-from formulation.network.topology import Tier, Topology
 from formulation.network.traffic import Exchange, Pattern, Traffic
 from formulation.tables import Floats, Ints, starts
+from formulation.topologies.builders import clos, torus
+from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from formulation.topologies.topology import Tier, Topology
 
 JOBS: Final = 5
 AGGREGATIONS: Final = 2

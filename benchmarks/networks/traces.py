@@ -18,11 +18,11 @@ from formulation.errors import InvalidInput
 from formulation.network.contention import Contention
 from formulation.network.flows import NetworkJob, contention
 from formulation.network.plan import NetworkPlan
-from formulation.network.routes import Routes
-from formulation.network.topology import NOWHERE, Topology
 from formulation.network.traffic import Traffic
 from formulation.placement import Gang
 from formulation.tables import Floats
+from formulation.topologies.routes import Routes
+from formulation.topologies.topology import NOWHERE, Topology
 from simulator.network.rates import Rates, Window
 from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
 from solvers.network.jobs.hived import HiveD

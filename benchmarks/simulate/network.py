@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 from formulation.errors import InvalidInput
-from formulation.network.document import assumptions, read
-from formulation.network.topology import Topology
 from formulation.policy import NETWORK_LEVELS
+from formulation.topologies.document import assumptions, read
+from formulation.topologies.topology import Topology
 from service.cli.topology import read_document
 from simulator.network.sending import Sending
 from simulator.network.slowdowns import Contended

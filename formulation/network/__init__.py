@@ -1,6 +1,5 @@
-"""The network: where traffic can go, who meets whom on which link, and what was decided about it (Crux).
+"""Who meets whom on the network, and what was decided about it (Crux); the network is in ``topologies``.
 
-``topology`` (vertices and links) -> ``routes`` (equal-cost paths) -> ``traffic`` and ``flows`` (what a job
-sends between which GPUs) -> ``contention`` (all jobs, their choices of paths, links) -> ``plan`` (paths and
-priorities) -> ``check``.
+``traffic`` (what a job sends, wherever it is) -> ``flows`` (between which GPUs) -> ``contention`` (all jobs,
+their choices of paths, links) -> ``plan`` (paths and priorities) -> ``check`` -> ``outcome`` (job by job).
 """

@@ -11,10 +11,10 @@ import numpy as np
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention
 from formulation.network.patterns import Flows, Placed, flows_of
-from formulation.network.routes import MOST, Routes, Ways
-from formulation.network.topology import Topology
 from formulation.network.traffic import Traffic
 from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
+from formulation.topologies.routes import MOST, Routes, Ways
+from formulation.topologies.topology import Topology
 
 Note = tuple[str, str]
 """A job and a sentence about what the network does not see of it, or "" and one about all jobs."""

@@ -19,9 +19,9 @@ import numpy as np
 
 from formulation.network.contention import Contention
 from formulation.network.flows import NetworkJob, Note, sent_by_hosts
-from formulation.network.topology import Topology
 from formulation.network.traffic import Exchange
 from formulation.tables import Floats, Ints
+from formulation.topologies.topology import Topology
 
 BELIEVED: Final = 4.0
 """A factor above this, or below its inverse, is taken for a mistake: another program's traffic, a period that

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from formulation.errors import InvalidInput
-from formulation.network.document import assumptions, read
-from formulation.network.fields import near
-from formulation.network.lingjun import rows_of
-from formulation.network.measures import LinkKind, bisection_bytes_per_s, link_kinds, tiers
-from formulation.network.routes import MOST, Routes
-from formulation.network.topology import Tier, Topology
+from formulation.topologies.document import assumptions, read
+from formulation.topologies.fields import near
+from formulation.topologies.lingjun import rows_of
+from formulation.topologies.measures import LinkKind, bisection_bytes_per_s, link_kinds, tiers
+from formulation.topologies.routes import MOST, Routes
+from formulation.topologies.topology import Tier, Topology
 from service.cli import yamlfile
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
 from service.cli.names import parent

@@ -9,8 +9,8 @@ import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
 from formulation.errors import NotFound
-from formulation.network import document
 from formulation.resources import TopologyRecord
+from formulation.topologies import document
 from service.network import running_now
 from service.ports import Clock, Store, Writer
 from service.replanning import Replanning

@@ -13,12 +13,12 @@ from formulation.errors import InvalidInput
 from formulation.network.contention import Contention
 from formulation.network.flows import NetworkJob, contention
 from formulation.network.measured import with_times
-from formulation.network.routes import Routes
-from formulation.network.topology import Topology
 from formulation.network.traffic import Traffic, cell_traffic
 from formulation.placement import Gang
 from formulation.resources import EstimateRecord
 from formulation.snapshot import BEST_FOUND
+from formulation.topologies.routes import Routes
+from formulation.topologies.topology import Topology
 from service.estimating import Estimator, catalogue_of, known_models
 from simulator.scenario import Scenario
 from simulator.store import Change, MemoryStore

@@ -11,11 +11,13 @@ import pytest
 
 from db.engine import Database
 from db.store import PostgresStore
-from formulation.errors import NotFound, RoundSuperseded, StaleEtag
+from formulation.check import Violation
+from formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
 from formulation.lifecycle import JobEvent
 from formulation.network.outcome import NetworkPlanRecord
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.resources import NetworkCommit, RoundRecord
+from service import network
 from service.loop import RoundLoop
 from service.network import plan_network, running_now
 from service.replanning import Replanning
@@ -215,6 +217,34 @@ def test_a_topology_changes_by_its_etag(store: PostgresStore) -> None:
         do(store, lambda w: w.set_topology(C, "{}", 1))
     with pytest.raises(StaleEtag):
         do(store, lambda w: w.set_topology(C, "{}", 0))
+
+
+def test_a_plan_that_breaks_a_rule_is_refused_and_the_one_in_force_stays(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_network(store)
+    two_jobs(store)
+    replan(store)
+    before = store.network_in_force(C)
+    happen(store, "two", JobEvent.CANCEL)
+    broken = Violation(rule="no inversion", detail="planted")
+    monkeypatch.setattr(network, "network_violations", lambda *_: [broken])
+    with pytest.raises(NotAllowed, match="no inversion: planted"):
+        replan(store)
+    assert store.network_in_force(C).number == before.number
+
+
+def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_network(store)
+    submit(store, a_spec("one", requested_gpus=8))
+    broken = Violation(rule="own path", detail="planted")
+    monkeypatch.setattr(network, "network_violations", lambda *_: [broken])
+    record = a_round(store)
+    assert (record.summary.outcome, record.decisions) == ("refused", ())
+    assert "own path: planted" in record.summary.violations
+    assert store.get_job(C, "one").allocation is None
 
 
 def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulation.errors import InvalidInput
-from formulation.network.document import read, write
 from formulation.network.flows import NetworkJob, contention
-from formulation.network.measures import bisection_bytes_per_s
-from formulation.network.routes import Routes
-from formulation.network.topology import NOWHERE, Topology
 from formulation.network.traffic import Pattern
+from formulation.topologies.document import read, write
+from formulation.topologies.measures import bisection_bytes_per_s
+from formulation.topologies.routes import Routes
+from formulation.topologies.topology import NOWHERE, Topology
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from formulation.network.builders import clos, double_sided, lingjun, torus
 from formulation.network.flows import NetworkJob
-from formulation.network.shapes import A100_HOST, HostShape
-from formulation.network.topology import Tier, Topology
 from formulation.network.traffic import Exchange, Pattern, Traffic
+from formulation.topologies.builders import clos, double_sided, lingjun, torus
+from formulation.topologies.shapes import A100_HOST, HostShape
+from formulation.topologies.topology import Tier, Topology
 
 
 def hosts(count: int) -> list[str]:

@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 
 from formulation.errors import InvalidInput
-from formulation.network import fabric
-from formulation.network.builders import clos, torus
 from formulation.network.check import network_violations
 from formulation.network.contention import Demand
 from formulation.network.flows import NetworkJob, contention
-from formulation.network.routes import Routes
-from formulation.network.shapes import SHAPES
 from formulation.network.traffic import (
     LONGEST_S,
     MOST_BYTES,
@@ -25,6 +21,10 @@ from formulation.network.traffic import (
     Traffic,
 )
 from formulation.tables import Ints
+from formulation.topologies import fabric
+from formulation.topologies.builders import clos, torus
+from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import SHAPES
 from solvers.network import floor, swaps
 from solvers.network.factors import Clip, factors
 from solvers.network.floor import floored

@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.data import data_file
 from formulation.errors import InvalidInput
-from formulation.network.builders import testbed as crux_testbed
-from formulation.network.document import read
-from formulation.network.lingjun import rows_of
-from formulation.network.measures import bisection_bytes_per_s, link_kinds, tiers
-from formulation.network.routes import Routes
-from formulation.network.shapes import A100_HOST, PCIE_HOST, HostShape
-from formulation.network.topology import Tier, Topology
+from formulation.topologies.builders import testbed as crux_testbed
+from formulation.topologies.document import read
+from formulation.topologies.lingjun import rows_of
+from formulation.topologies.measures import bisection_bytes_per_s, link_kinds, tiers
+from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
+from formulation.topologies.topology import Tier, Topology
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

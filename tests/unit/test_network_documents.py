@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from formulation.errors import InvalidInput
-from formulation.network.builders import testbed as crux_testbed
-from formulation.network.document import assumptions, read, write
-from formulation.network.measures import tiers
-from formulation.network.routes import Routes
-from formulation.network.shapes import A100_HOST
-from formulation.network.topology import Tier
+from formulation.topologies.builders import testbed as crux_testbed
+from formulation.topologies.document import assumptions, read, write
+from formulation.topologies.measures import tiers
+from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import A100_HOST
+from formulation.topologies.topology import Tier
 from tests.support.topologies import a_clos, gpu, names
 
 TESTBED = {

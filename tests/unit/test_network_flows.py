@@ -12,10 +12,10 @@ from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
 from formulation.network.flows import contention
 from formulation.network.patterns import Flows, Placed, flows_of
-from formulation.network.routes import Routes
-from formulation.network.shapes import A100_HOST
-from formulation.network.topology import Topology
 from formulation.network.traffic import Pattern
+from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import A100_HOST
+from formulation.topologies.topology import Topology
 from tests.support.topologies import a_clos, a_double_sided, a_job, a_shape, an_exchange, gpu
 
 EIGHT = tuple(range(8))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from formulation.network.contention import Contention, demand_of
 from formulation.network.flows import NetworkJob, contention, sent_by_hosts
 from formulation.network.measured import BELIEVED, Seen, believed, with_bytes, with_times
-from formulation.network.topology import Topology
 from formulation.network.traffic import Pattern
 from formulation.tables import Floats
+from formulation.topologies.topology import Topology
 from solvers.network.paths import least_comm_s
 from tests.support.topologies import a_clos, a_job, an_exchange
 

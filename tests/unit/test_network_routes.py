@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from formulation.errors import InvalidInput
-from formulation.network.document import read
-from formulation.network.routes import Routes
-from formulation.network.shapes import A100_HOST
-from formulation.network.topology import Links, Topology
+from formulation.topologies.document import read
+from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import A100_HOST
+from formulation.topologies.topology import Links, Topology
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

@@ -14,9 +14,9 @@ from benchmarks.networks.traces import Network, Played, mismeasured, played, ran
 from benchmarks.networks.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
 from benchmarks.registry import CASES, execute
 from formulation.errors import InvalidInput
-from formulation.network.topology import Tier
 from formulation.network.traffic import Exchange, Pattern, Traffic
 from formulation.placement import Gang
+from formulation.topologies.topology import Tier
 from simulator.network.trace import TraceJob
 
 NVLINK_BYTES_PER_S = 300e9

@@ -18,13 +18,13 @@ from benchmarks.simulate.network import NOBODY, Network, Wiring, network_of, wir
 from formulation.decisions import DecisionKind
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
-from formulation.network.document import read
 from formulation.network.plan import NetworkPlan
-from formulation.network.topology import Topology
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.placement import Gang
 from formulation.resources import EstimateRecord
 from formulation.snapshot import BEST_FOUND, Workload
+from formulation.topologies.document import read
+from formulation.topologies.topology import Topology
 from service.cli.main import app
 from simulator.executor import replay
 from simulator.logfile import lines_of, log_of

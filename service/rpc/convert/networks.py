@@ -8,11 +8,11 @@ from typing import Any, Final
 import yaml
 
 from formulation.errors import InvalidInput
-from formulation.network import document
-from formulation.network.measures import apart
 from formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
-from formulation.network.topology import NOWHERE, Topology
 from formulation.network.traffic import CellTraffic, StageTraffic, cell_traffic
+from formulation.topologies import document
+from formulation.topologies.measures import apart
+from formulation.topologies.topology import NOWHERE, Topology
 from service.rpc import fields, names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.network.topology import Topology
 from formulation.placement import Gang
 from formulation.tables import Bools, Ints
+from formulation.topologies.topology import Topology
 from solvers.network.jobs.cells import Level, cells
 from solvers.network.jobs.placers import Free, positive
 

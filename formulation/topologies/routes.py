@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from formulation.errors import InvalidInput
-from formulation.network.fabric import Fabric, Listed
-from formulation.network.insides import NONE, Insides
-from formulation.network.topology import Topology
 from formulation.tables import Bools, Floats, Ints, ranges, starts
+from formulation.topologies.fabric import Fabric, Listed
+from formulation.topologies.insides import NONE, Insides
+from formulation.topologies.topology import Topology
 
 MOST: Final = 64
 """So many equal-cost paths are listed where there are more; switches limit groups of next hops alike."""

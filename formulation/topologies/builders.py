@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import product
 
 from formulation.errors import InvalidInput
-from formulation.network.drafts import Draft
-from formulation.network.shapes import A100_HOST, GBIT_BYTES, HostShape
-from formulation.network.topology import Tier, Topology
+from formulation.topologies.drafts import Draft
+from formulation.topologies.shapes import A100_HOST, GBIT_BYTES, HostShape
+from formulation.topologies.topology import Tier, Topology
 
 
 def clos(

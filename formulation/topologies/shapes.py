@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from formulation.errors import InvalidInput
-from formulation.network.drafts import Draft
-from formulation.network.topology import Tier
+from formulation.topologies.drafts import Draft
+from formulation.topologies.topology import Tier
 
 GBIT_BYTES: Final = 1e9 / 8
 """Bytes a second of 1 Gb/s."""

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from formulation.errors import InvalidInput
-from formulation.network.topology import NOWHERE, Links, Tier, Topology, Vertices
+from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_LINKS: Final = 4_000_000
 """Directed; about what 100,000 hosts have. Beyond, a count is a slip of the pen."""

@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 
 from formulation.errors import InvalidInput
-from formulation.network import builders
-from formulation.network.drafts import Draft
-from formulation.network.fields import Fields, items, near, shown, text
-from formulation.network.shapes import SHAPES, HostShape
-from formulation.network.topology import NOWHERE, Links, Tier, Topology, Vertices
+from formulation.topologies import builders
+from formulation.topologies.drafts import Draft
+from formulation.topologies.fields import Fields, items, near, shown, text
+from formulation.topologies.shapes import SHAPES, HostShape
+from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_HOSTS: Final = 100_000
 MAX_SWITCHES: Final = 100_000
