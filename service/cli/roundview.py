@@ -10,6 +10,7 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from formulation.policy import NETWORK_LEVELS
 from service.cli.jobview import cell
 from service.cli.names import short
 from service.cli.render import (
@@ -130,7 +131,7 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "deadlines": chosen.deadlines,
         "queue weights": chosen.queue_weights,
         "caution": f"{chosen.caution:g}" if chosen.caution else "",
-        "network levels": str(chosen.network_levels) if chosen.network_levels else "",
+        "network levels": "" if (n := chosen.network_levels) in (0, NETWORK_LEVELS) else str(n),
         "network floor": f"{chosen.network_floor:g}" if chosen.network_floor else "",
         "network measure": span(chosen.network_measure.ToSeconds())
         if chosen.network_measure.ToSeconds() else "",
