@@ -161,7 +161,7 @@ def test_the_command_plans_applies_and_shows(
     assert not planned["interfaces"]["x"]["done"]
     assert untouched["x"]["priorities"] == {}
     assert applied["interfaces"]["x"]["changes"] == planned["interfaces"]["x"]["changes"]
-    assert shown["x"]["priorities"] == {"1": 1, "30": 0, "40": 7}
+    assert shown["x"]["priorities"] == {"2": 1, "30": 0, "40": 7}
     assert applied["jobs"]["b"]["NCCL_IB_TC"] == str(30 * 4 + 2)
     assert again["interfaces"]["x"]["changes"] == []
 

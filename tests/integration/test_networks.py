@@ -30,6 +30,7 @@ from tests.support.stored import (
     agents_of,
     agents_report,
     do,
+    execute,
     happen,
     run,
     submit,
@@ -245,6 +246,21 @@ def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
     assert (record.summary.outcome, record.decisions) == ("refused", ())
     assert "own path: planted" in record.summary.violations
     assert store.get_job(C, "one").allocation is None
+
+
+def test_old_plans_are_pruned_and_the_last_ones_kept(
+    store: PostgresStore, database: Database
+) -> None:
+    a_network(store)
+    two_jobs(store)
+    replan(store)
+    for aggregations in (1, 2, 3):
+        set_topology(store, CLOS | {"aggregations": aggregations})
+        replan(store)
+    numbers = [plan.number for plan in store.list_network_plans(C, 0, 10)]
+    execute(database, "UPDATE network_plans SET planned_at = planned_at - interval '1 day'")
+    assert store.prune(3600.0, 2)["network_plans"] == len(numbers) - 2
+    assert [plan.number for plan in store.list_network_plans(C, 0, 10)] == numbers[:2]
 
 
 def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
