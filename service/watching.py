@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class Watching:
 
     async def _repeat(self) -> None:
         next_s = self._clock.monotonic_s()
-        while True:
+        while not self._over.is_set():
             woken, self._woken = self._woken, set()
             self._wake.clear()
             every = "" in woken or self._clock.monotonic_s() >= next_s
@@ -84,10 +85,11 @@ class Watching:
                 next_s = self._clock.monotonic_s() + self._period_s
             await self.look(None if every else woken)
             left_s = max(0.0, next_s - self._clock.monotonic_s())
-            try:
-                await asyncio.wait_for(self._wake.wait(), left_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(
+                    left_s
+                ):  # wait_for may lose a cancellation beside a wake-up
+                    await self._wake.wait()
 
     async def look(self, woken: set[str] | None) -> None:
         """Look at the clusters that were woken; None: at all."""

@@ -219,7 +219,8 @@ class Link:
                 await asyncio.sleep(CHANGE_GAP_S)
             wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()
             with contextlib.suppress(TimeoutError):  # then something else is due
-                await asyncio.wait_for(self._changed.wait(), max(0.0, wait_s))
+                async with asyncio.timeout(max(0.0, wait_s)):  # wait_for may lose a cancellation
+                    await self._changed.wait()
 
     async def _write(self, call: Call, message: pb.AgentMessage) -> None:
         message.said_s = self._clock()

@@ -1,0 +1,47 @@
+"""Who attends to clusters ends when told to, whatever wakes it at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from service.rpc.calls import Calls
+from service.watching import Watching
+from tests.support.worlds import StoppedClock
+
+
+class Empty:
+    """A store without clusters."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def list_clusters(self, after: str, limit: int) -> list[Any]:
+        self.asked.set()
+        return []
+
+    def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_wake_up_beside_the_end_does_not_outlive_it(steps: int) -> None:
+    calls = Calls(1, "test")
+    store: Any = Empty()
+    watching = Watching(
+        store, StoppedClock(), lambda *_: None, calls=calls, work=calls, holder="me",
+        period_s=60.0, fails="nothing", action="test",
+    )  # fmt: skip
+    watching.start()
+    await asyncio.to_thread(store.asked.wait, 5.0)
+    for _ in range(20):  # it has looked once, and comes to wait
+        await asyncio.sleep(0)
+    watching.wake("c")
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5.0):
+        await watching.stop()
+    await calls.close()
