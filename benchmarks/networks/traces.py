@@ -95,7 +95,7 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
         met=lambda job, gang: network.part(job.name, job.traffic, gang), plan=plan,
         clock=time.perf_counter, changed=None if muri is None else muri.changed,
     )  # fmt: skip
-    rates = Rates(Window(iterations=asked.window, warm=asked.window / 4))
+    rates = Rates(Window(iterations=asked.window))
     result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
     return result, {} if muri is None else muri.owner
 
