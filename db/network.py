@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,12 +22,13 @@ from formulation.resources import NetworkCommit, TopologyRecord
 
 _NETWORK = sa.text("SELECT topology, version, last_plan FROM networks WHERE cluster_id = :cluster")
 
+_EXISTS = sa.text("SELECT EXISTS (SELECT FROM networks WHERE cluster_id = :cluster)")
+
 _SAME = sa.text("SELECT topology = :topology FROM networks WHERE cluster_id = :cluster")
 
 _PUT = sa.text("""
 INSERT INTO networks AS n (cluster_id, topology) VALUES (:cluster, :topology)
 ON CONFLICT (cluster_id) DO UPDATE SET topology = excluded.topology, version = n.version + 1
-    WHERE n.topology <> excluded.topology
 RETURNING version
 """)
 
@@ -90,6 +92,12 @@ def topology(connection: sa.Connection, cluster: str) -> TopologyRecord:
     return TopologyRecord(document=row.topology, version=row.version)
 
 
+def has_topology(connection: sa.Connection, cluster: str) -> bool:
+    """Return whether the cluster's network is described. Raises NotFound: the cluster."""
+    values = {"cluster": cluster_id(connection, cluster)}
+    return bool(connection.execute(_EXISTS, values).scalar())
+
+
 def set_topology(
     connection: sa.Connection, cluster: str, document: str, version: int | None
 ) -> TopologyRecord:
@@ -101,18 +109,21 @@ def set_topology(
         raise StaleEtag(
             f"the topology of {cluster} {now}, not at etag {version}; read it again and retry"
         )
-    connection.execute(_PUT, {"cluster": turn.cluster, "topology": document})
-    turn.changed = stored is None or stored.topology != document
+    if stored is not None and stored.topology == document:
+        return TopologyRecord(document=document, version=stored.version)
+    put = connection.execute(_PUT, {"cluster": turn.cluster, "topology": document})
+    turn.changed = True
     turn.end()
-    return topology(connection, cluster)
+    return TopologyRecord(document=document, version=put.scalar_one())
 
 
 def drop_topology(connection: sa.Connection, cluster: str) -> None:
     """Forget the network and its plans; jobs go on as they are. Raises NotFound."""
-    topology(connection, cluster)
     turn = Turn.take(connection, cluster)
     for statement in _DROP:
-        connection.execute(statement, {"cluster": turn.cluster})
+        found = connection.execute(statement, {"cluster": turn.cluster})
+    if not found.rowcount:
+        raise NotFound(f"clusters/{cluster}/topology")
     turn.changed = True
     turn.end()
 
@@ -199,19 +210,13 @@ def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkP
     if not found:
         topology(connection, cluster)
         raise NotFound(f"clusters/{cluster}/networkPlans/-")
-    last = found[0]
     values = {"cluster": cluster_id(connection, cluster), "job": job}
     rows = connection.execute(_IN_FORCE, values).mappings()
-    decisions = tuple(map(decision_from, rows))
-    return NetworkPlanRecord(
-        number=last.number, planned_s=last.planned_s, cause=last.cause, round=last.round,
-        levels=last.levels, changed=last.changed, seconds=last.seconds, notes=last.notes,
-        decisions=decisions,
-    )  # fmt: skip
+    return replace(found[0], decisions=tuple(map(decision_from, rows)))
 
 
 def _plain(decision: NetworkDecision, levels: int) -> dict[str, Any]:
-    """Return a decision as columns of ``standings``."""
+    """Return a decision as columns of ``standings``; in a plan of other levels every job's differ."""
     document = {
         "priority": _number(decision.priority), "intensity": _number(decision.intensity),
         "meets": list(decision.meets), "note": decision.note, "levels": levels,

@@ -179,6 +179,11 @@ class PostgresStore:
         with self._database.read() as connection:
             return estimating.estimation(connection, cluster)
 
+    def has_topology(self, cluster: str) -> bool:
+        """Return whether the cluster's network is described."""
+        with self._database.read() as connection:
+            return network.has_topology(connection, cluster)
+
     def get_topology(self, cluster: str) -> TopologyRecord:
         """Return the cluster's network."""
         with self._database.read() as connection:

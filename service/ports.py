@@ -266,6 +266,10 @@ class Store(Rounds, Protocol):
         """Return all that the cluster's estimates are computed from. Raises NotFound."""
         ...
 
+    def has_topology(self, cluster: str) -> bool:
+        """Return whether the cluster's network is described. Raises NotFound: the cluster."""
+        ...
+
     def get_topology(self, cluster: str) -> TopologyRecord:
         """Return the cluster's network. Raises NotFound: the cluster, or its network."""
         ...

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
+from formulation.errors import NotAllowed, RoundSuperseded, StaleEtag
 from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
+from formulation.network.running import Observed, Running, observed, running_now
 from formulation.policy import Policy
 from formulation.resources import NetworkCommit
 from formulation.snapshot import Snapshot
-from service.network import Running, plan_network, running_now, unmeasured
+from service.network import plan_network
 from service.ports import Clock, Store
 
 log = logging.getLogger(__name__)
@@ -53,18 +54,16 @@ class Replanning:
         Raises:
             NotFound: the cluster.
         """
-        try:
-            self._store.get_topology(cluster)
-        except NotFound:
+        if not self._store.has_topology(cluster):
             self._planned.pop(cluster, None)
             self._again_s.pop(cluster, None)
-            self._store.get_cluster(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
         running = running_now(snapshot)
-        left_s = [left_s for left_s, _ in unmeasured(snapshot, running, self._policy)]
-        self._again_s[cluster] = self._clock.monotonic_s() + min(left_s, default=math.inf)
-        cause = self._cause(snapshot, running)
+        seen = observed(snapshot, running, self._policy)
+        left_s = min((left_s for left_s, _ in seen.unmeasured), default=math.inf)
+        self._again_s[cluster] = self._clock.monotonic_s() + left_s
+        cause = self._cause(snapshot, running, _basis(snapshot, seen))
         if not cause or cancelled():
             return None
         try:
@@ -106,7 +105,8 @@ class Replanning:
         record = self._store.commit_network(
             NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
         )
-        self._planned[snapshot.cluster] = self._basis(snapshot, running)
+        seen = observed(snapshot, running, self._policy)
+        self._planned[snapshot.cluster] = _basis(snapshot, seen)
         if record is not None:
             log.info("network planned at a job's %s" if cause in ("start", "end") else
                      "network planned: %s", cause, extra=facts)  # fmt: skip
@@ -116,7 +116,7 @@ class Replanning:
         """Return what would be planned now; nothing is put in force. Raises InvalidInput."""
         return plan_network(snapshot, running_now(snapshot), self._policy)
 
-    def _cause(self, snapshot: Snapshot, running: list[Running]) -> str:
+    def _cause(self, snapshot: Snapshot, running: list[Running], basis: Basis) -> str:
         """Return why a plan is due; "": it is not."""
         standing = snapshot.standing
         planned = set(zip(standing.job.tolist(), standing.generation.tolist(), strict=True))
@@ -125,18 +125,17 @@ class Replanning:
             return "start"
         if planned - now:
             return "end"
-        before, basis = self._planned.get(snapshot.cluster), self._basis(snapshot, running)
+        before = self._planned.get(snapshot.cluster)
         if before is None or before.topology != basis.topology:
             return "topology"
         return "" if before == basis else "measured"
 
-    def _basis(self, snapshot: Snapshot, running: Sequence[Running]) -> Basis:
-        m, jobs, nodes = snapshot.measured, snapshot.jobs.name, snapshot.nodes.name
-        rows = zip(m.job.tolist(), m.generation.tolist(), m.node.tolist(), strict=True)
-        return Basis(
-            topology=snapshot.topology,
-            measured=frozenset((jobs[job], of, nodes[node]) for job, of, node in rows),
-            unmeasured=frozenset(
-                jobs[job] for _, job in unmeasured(snapshot, running, self._policy)
-            ),
-        )
+
+def _basis(snapshot: Snapshot, seen: Observed) -> Basis:
+    m, jobs, nodes = snapshot.measured, snapshot.jobs.name, snapshot.nodes.name
+    rows = zip(m.job.tolist(), m.generation.tolist(), m.node.tolist(), strict=True)
+    return Basis(
+        topology=snapshot.topology,
+        measured=frozenset((jobs[job], of, nodes[node]) for job, of, node in rows),
+        unmeasured=frozenset(jobs[job] for _, job in seen.unmeasured),
+    )

@@ -14,6 +14,7 @@ from formulation.decisions import Decision, DecisionKind, decide
 from formulation.explain import explain
 from formulation.goals import GoalResult
 from formulation.network.outcome import NetworkOutcome
+from formulation.network.running import running_after
 from formulation.placement import Gang, current_gangs
 from formulation.policy import LOOKS_AHEAD, Policy
 from formulation.problem import Problem
@@ -21,7 +22,7 @@ from formulation.snapshot import Legs, Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement, offered, state, stated
 from service.keeping import keep_promises, promised_before, released
-from service.network import plan_network, running_after
+from service.network import plan_network
 from service.placing import defragmented, next_defragmented, place_answers
 from service.roundoptions import RoundOptions
 from solvers.answers import objective_of

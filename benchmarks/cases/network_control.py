@@ -20,6 +20,7 @@ from formulation.network.contention import demand_of
 from formulation.network.facts import Traffics
 from formulation.network.flows import NetworkJob, contention
 from formulation.network.outcome import NetworkDecision
+from formulation.network.running import Running, running_now
 from formulation.network.traffic import CellTraffic
 from formulation.placement import Gang
 from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
@@ -36,7 +37,7 @@ from formulation.snapshot import (
 from formulation.snapshot import Workload as Trained
 from formulation.topologies import document
 from formulation.topologies.topology import Tier, Topology
-from service.network import Running, plan_network, running_now
+from service.network import plan_network
 from service.roundoptions import RoundOptions
 from service.rpc.convert.agents import of_desired
 from solvers.network.fluid import simulate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from formulation.network.traffic import Traffic
 from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
 from formulation.topologies.routes import MOST, Routes, Ways
 from formulation.topologies.topology import Topology
+
+_APART: Final = "it is taken to meet no other job"
 
 Note = tuple[str, str]
 """A job and a sentence about what the network does not see of it, or "" and one about all jobs."""
@@ -43,7 +46,8 @@ def contention(
 ) -> tuple[Contention, list[Note]]:  # fmt: skip
     """Return all jobs with what they load and may choose, and what has to be said about them.
 
-    A job on a host or GPU that the topology lacks stays in the list without traffic, so that it meets nobody.
+    A job on a host or GPU that the topology lacks, or on GPUs that no path joins, stays in the list without
+    traffic, so that it meets nobody.
     Bundles are in order of job, source and target; a flow with but one way is none, its links are fixed.
     The delay that a job pays in any case is the largest of its flows'.
 
@@ -53,7 +57,7 @@ def contention(
         routes: of the same topology, to keep for later calls; ``most`` is then theirs.
 
     Raises:
-        InvalidInput: a name repeats, an exchange names a rank that its job lacks, or there is no path.
+        InvalidInput: a name repeats, or an exchange names a rank that its job lacks.
     """
     if qps_per_connection < 1:
         raise InvalidInput("qps_per_connection", f"is {qps_per_connection}; it must be at least 1")
@@ -63,6 +67,10 @@ def contention(
     placed, notes = _placed(topology, jobs)
     flows = flows_of(placed, topology.vertices.host)
     ways = routes.ways(flows.source, flows.target)
+    if gaps := _gaps(jobs, flows, ways, routes):
+        notes += [(jobs[number].name, note) for number, note in gaps.items()]
+        flows = flows_of([p for p in placed if p.job not in gaps], topology.vertices.host)
+        ways = routes.ways(flows.source, flows.target)
     notes += _said(jobs, flows, ways, {name for name, _ in notes})
     if len(cut := np.flatnonzero(ways.total > routes.most)):
         notes.append((
@@ -105,7 +113,7 @@ def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed
     notes: list[Note] = []
     for number, job in enumerate(jobs):
         if (problem := _missing(job, host_of, counts)) is not None:
-            notes.append((job.name, f"{problem}; it is taken to meet no other job"))
+            notes.append((job.name, f"{problem}; {_APART}"))
             continue
         parts = [topology.gpus_of(host_of[host])[list(indices)] for host, indices in job.gang]
         vertex = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -119,6 +127,15 @@ def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed
                 )
             placed.append(Placed(job=number, exchange=exchange, vertex=vertex[exchange.members]))
     return placed, notes
+
+
+def _gaps(jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, routes: Routes) -> dict[int, str]:
+    """Return a note on each job of which a flow has no way."""
+    found: dict[int, str] = {}
+    for flow in np.flatnonzero(ways.total == 0)[::-1].tolist():  # the first of a job is said
+        gap = routes.gap(int(flows.source[flow]), int(flows.target[flow]))
+        found[int(flows.job[flow])] = f"{gap}; {_APART}"
+    return dict(sorted(found.items()))
 
 
 def _missing(job: NetworkJob, host_of: dict[str, int], counts: list[int]) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from formulation.tables import Floats, Ints
 
 
@@ -19,3 +21,10 @@ class NetworkPlan:
     offset_s: Floats | None = (
         None  # (J,) how long each job's first iteration is held back (CASSINI)
     )
+
+    @property
+    def rank(self) -> Ints:
+        """Return the place of each job in ``order``, (J,); 0 is the most urgent."""
+        found = np.empty(len(self.order), dtype=np.int64)
+        found[self.order] = np.arange(len(self.order))
+        return found

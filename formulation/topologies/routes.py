@@ -31,7 +31,7 @@ class Ways:
     choice_start: Ints  # (choices + 1,) into paths
     path_start: Ints  # (P + 1,)
     path_link: Ints
-    total: Floats  # (F,) ways that there are, listed or not
+    total: Floats  # (F,) ways that there are, listed or not; 0: none, and such a flow loads nothing
 
 
 class Routes:
@@ -49,11 +49,7 @@ class Routes:
         self._fabric = Fabric(topology, self.insides.ports)
 
     def ways(self, source: Ints, target: Ints) -> Ways:
-        """Return the ways of flows between GPU vertices, two different ones each.
-
-        Raises:
-            InvalidInput: names two vertices between which there is no path.
-        """
+        """Return the ways of flows between GPU vertices, two different ones each."""
         host = self.topology.vertices.host
         within = self.insides.between(source, target)
         crosses = host[source] != host[target]
@@ -61,15 +57,22 @@ class Routes:
             within[crosses] = NONE
         stuck = ~crosses & ~(within != NONE).any(axis=1)
         crosses |= stuck
-        over = np.flatnonzero(crosses)
-        ports = self._ports(source, target, over)
+        total = np.ones(len(source))
+        total[crosses] = 0
+        out, into = self.insides.port(source), self.insides.port(target)
+        over = np.flatnonzero(crosses & (out != NONE) & (into != NONE))
+        ports = out[over], into[over]
+        pairs, pair = np.unique(self._fabric.attachments(*ports), return_inverse=True)
+        listed = self._fabric.listed(pairs, self.most)
+        total[over] = listed.ways[pair]
+        joined = total[over] > 0
+        over, pair, ports = over[joined], pair[joined], (ports[0][joined], ports[1][joined])
         parts = [(np.arange(len(source)), within)]
         parts += [
             (over, self.insides.leaving(source[over])),
             (over, self.insides.entering(target[over])),
         ]
         flow, link = _entries(parts)
-        listed, pair = self._listed(source, target, over, *ports)
         count = np.diff(listed.common_start)[pair]
         at = ranges(listed.common_start[pair], count)
         shared = np.repeat(np.arange(len(over)), count)
@@ -77,8 +80,6 @@ class Routes:
         choice, runs, paths = self._choices(listed, pair, *ports)
         chosen = np.full(len(source), -1, dtype=np.int64)
         chosen[over] = choice
-        total = np.ones(len(source))
-        total[over] = listed.ways[pair]
         return Ways(
             crosses=crosses,
             fixed_flow=np.concatenate([flow, over[shared]]),
@@ -94,7 +95,7 @@ class Routes:
         """
         if source == target:
             return [()]
-        ways = self.ways(np.array([source]), np.array([target]))
+        ways = self._way(source, target)
         fixed = ways.fixed_link.tolist()
         if ways.choice[0] < 0:
             return [self._in_order(source, fixed)]
@@ -112,33 +113,24 @@ class Routes:
         """
         if source == target:
             return 1
-        return int(self.ways(np.array([source]), np.array([target])).total[0])
+        return int(self._way(source, target).total[0])
 
-    def _ports(self, source: Ints, target: Ints, over: Ints) -> tuple[Ints, Ints]:
-        ports = self.insides.port(source[over]), self.insides.port(target[over])
-        for ends, port, verb in ((source, ports[0], "leave"), (target, ports[1], "reach")):
-            if len(lost := over[port == NONE]):
-                name = self.topology.vertices.name[ends[lost[0]]]
-                raise InvalidInput(
-                    "topology",
-                    f"has no path from {self._name(source[lost[0]])} to {self._name(target[lost[0]])}:"
-                    f" nothing leads traffic to {verb} {name} from its host to a switch and back",
+    def gap(self, source: int, target: int) -> str:
+        """Return a sentence about two GPUs that no path joins, and what to do."""
+        none = f"no path from {self._name(source)} to {self._name(target)}"
+        for end, verb in ((source, "leave"), (target, "reach")):
+            if self.insides.port(np.array([end]))[0] == NONE:
+                return (
+                    f"{none}: nothing leads traffic to {verb} {self._name(end)} from its host to a switch and"
+                    " back"
                 )
-        return ports
+        return f"{none}; join their switches, or place jobs so that they need none"
 
-    def _listed(
-        self, source: Ints, target: Ints, over: Ints, out: Ints, into: Ints
-    ) -> tuple[Listed, Ints]:
-        """Return the paths of all pairs of attachments, and the pair of each flow that crosses."""
-        pairs, pair = np.unique(self._fabric.attachments(out, into), return_inverse=True)
-        listed = self._fabric.listed(pairs, self.most)
-        if len(lost := over[listed.ways[pair] == 0]):
-            raise InvalidInput(
-                "topology",
-                f"has no path from {self._name(source[lost[0]])} to {self._name(target[lost[0]])};"
-                " join their switches, or place jobs so that they need none",
-            )
-        return listed, pair
+    def _way(self, source: int, target: int) -> Ways:
+        ways = self.ways(np.array([source]), np.array([target]))
+        if ways.total[0] == 0:
+            raise InvalidInput("topology", f"has {self.gap(source, target)}")
+        return ways
 
     def _choices(
         self, listed: Listed, pair: Ints, out: Ints, into: Ints

@@ -9,9 +9,9 @@ import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
 from formulation.errors import NotFound
+from formulation.network.running import running_now
 from formulation.resources import TopologyRecord
 from formulation.topologies import document
-from service.network import running_now
 from service.ports import Clock, Store, Writer
 from service.replanning import Replanning
 from service.rpc import fields, names
@@ -130,7 +130,8 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
 
     def _plan(self, request: pb.PlanNetworkRequest) -> pb.NetworkPlan:
         cluster = names.parse_cluster("parent", request.parent)
-        self._store.get_topology(cluster)
+        if not self._store.has_topology(cluster):
+            raise NotFound(names.topology_name(cluster))
         snapshot = self._store.snapshot(cluster)
         if request.dry_run:
             began_s = self._clock.monotonic_s()

@@ -98,13 +98,11 @@ class Sending:
         return True
 
     def _part(self, job: NetworkJob, rate: float) -> Contention | None:
-        try:
-            part, _ = contention(self._topology, [job], routes=self._routes)
-        except InvalidInput as wrong:  # there is no path between its GPUs
-            self.outside[job.name] = str(wrong)
-            return None
+        part, notes = contention(self._topology, [job], routes=self._routes)
         if not len(part.fixed_link) and not len(part.bundle_bytes):
-            return None  # it sends nothing
+            if any(exchange.sent_bytes for exchange in job.traffic.exchanges):
+                self.outside[job.name] = dict(notes)[job.name]
+            return None
         comm_s, period_s = least_comm_s(part), 1.0 / rate
         part, _ = with_times(part, comm_s, np.array([period_s]))
         alone_s = max(float(part.compute_s[0]), float(part.start_s[0] + comm_s[0]))

@@ -14,10 +14,11 @@ from db.store import PostgresStore
 from formulation.codec import decode, encode
 from formulation.lifecycle import JobEvent
 from formulation.network.outcome import NetworkDecision, NetworkPlanRecord
+from formulation.network.running import running_now
 from formulation.resources import ObservedGang
 from formulation.snapshot import Snapshot
 from service.loop import RoundLoop
-from service.network import plan_network, running_now
+from service.network import plan_network
 from service.replanning import LATE_S, Replanning
 from service.roundoptions import RoundOptions
 from service.rpc.calls import Calls

@@ -13,10 +13,11 @@ import pytest
 from db.store import PostgresStore
 from formulation.errors import NotFound, StaleEtag
 from formulation.lifecycle import JobEvent
+from formulation.network.running import running_now
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.resources import NetworkCommit, RoundRecord
 from service.loop import RoundLoop
-from service.network import plan_network, running_now
+from service.network import plan_network
 from service.replanning import Replanning
 from service.roundoptions import RoundOptions
 from tests.support.stored import (

@@ -15,11 +15,12 @@ from formulation.check import Violation
 from formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
 from formulation.lifecycle import JobEvent
 from formulation.network.outcome import NetworkPlanRecord
+from formulation.network.running import running_now
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.resources import NetworkCommit, RoundRecord
 from service import network
 from service.loop import RoundLoop
-from service.network import plan_network, running_now
+from service.network import plan_network
 from service.replanning import Replanning
 from service.roundoptions import RoundOptions
 from tests.support.stored import (

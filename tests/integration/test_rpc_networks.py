@@ -285,7 +285,7 @@ async def test_pages_of_plans_join_up_newest_first(store: PostgresStore) -> None
     assert (code, wrong) == (INVALID, ["page_token"])
 
 
-async def test_a_network_without_a_way_between_a_jobs_gpus_stops_no_plan(
+async def test_a_job_without_a_way_between_its_gpus_stops_no_plan_and_leaves_others_their_part(
     store: PostgresStore,
 ) -> None:
     """Host b joins the switches by name only: hosts pass nothing on."""
@@ -302,8 +302,12 @@ async def test_a_network_without_a_way_between_a_jobs_gpus_stops_no_plan(
         a = Api(channel)
         await a.describe(document)
         found = await a.plan()
-    assert {d.job.rpartition("/")[2] for d in found.decisions} == {"one", "two"}
-    assert all("cannot be planned" in d.note for d in found.decisions)
+    said = {d.job.rpartition("/")[2]: d for d in found.decisions}
+    assert said["one"].note.startswith(
+        "no path from a100-0/gpu-0 to a100-1/gpu-0; join their switches"
+    )
+    assert (said["one"].routes, said["one"].dscp, said["two"].note) == ([], -1, "")
+    assert (said["two"].dscp, said["two"].priority < math.inf) == (2, True)
 
 
 def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from formulation.network.flows import NetworkJob
 from formulation.network.traffic import Exchange, Pattern, Traffic
 from formulation.topologies.builders import clos, double_sided, lingjun, torus
 from formulation.topologies.shapes import A100_HOST, HostShape
-from formulation.topologies.topology import Tier, Topology
+from formulation.topologies.topology import Links, Tier, Topology
 
 
 def hosts(count: int) -> list[str]:
@@ -110,3 +111,16 @@ def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[in
         seen |= {ends[path[-1]] for path in longer}
         fronts = longer
     return set()
+
+
+def without(topology: Topology, *pairs: tuple[str, str]) -> Topology:
+    """Return the topology less all links from the first to the second of each pair."""
+    e, v = topology.links, topology.vertices.name
+    keep = np.array([
+        (v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)
+    ])  # fmt: skip
+    links = Links(
+        source=e.source[keep], target=e.target[keep], bytes_per_s=e.bytes_per_s[keep],
+        delay_s=e.delay_s[keep],
+    )  # fmt: skip
+    return replace(topology, links=links)

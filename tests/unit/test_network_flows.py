@@ -16,7 +16,15 @@ from formulation.network.traffic import Pattern
 from formulation.topologies.routes import Routes
 from formulation.topologies.shapes import A100_HOST
 from formulation.topologies.topology import Topology
-from tests.support.topologies import a_clos, a_double_sided, a_job, a_shape, an_exchange, gpu
+from tests.support.topologies import (
+    a_clos,
+    a_double_sided,
+    a_job,
+    a_shape,
+    an_exchange,
+    gpu,
+    without,
+)
 
 EIGHT = tuple(range(8))
 
@@ -212,6 +220,21 @@ def test_an_adaptive_network_spreads_traffic_evenly_and_leaves_nothing_to_choose
     assert on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
     assert found.fixed_delay_s.tolist() == pytest.approx([2 * 2e-2])
     assert [(job, "adaptive" in sentence) for job, sentence in notes] == [("", True)]
+
+
+def test_a_job_whose_gpus_no_path_joins_meets_nobody_and_others_keep_theirs() -> None:
+    topology = without(a_clos(4), ("host-1/nic-0", "tor-0"))
+    ring = an_exchange([[0, 1]])
+    seen = a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen")
+    cut = a_job([("host-3", [0]), ("host-1", [0])], ring, name="cut off")
+    found, notes = contention(topology, [cut, seen, replace(cut, name="too")])
+    plain, _ = contention(topology, [seen])
+    gap = "no path from host-1/gpu-0 to host-3/gpu-0: nothing leads traffic to leave host-1/gpu-0"
+    assert [name for name, _ in notes] == ["cut off", "too"]
+    assert all(note.startswith(gap) and "meet no other" in note for _, note in notes)
+    assert np.diff(found.bundle_start).tolist() == [0, *np.diff(plain.bundle_start), 0]
+    assert found.fixed_link.tolist() == plain.fixed_link.tolist()
+    assert found.work_flop.tolist() == [job.traffic.work_flop for job in (cut, seen, cut)]
 
 
 def test_what_the_network_does_not_see_of_a_job_is_said() -> None:

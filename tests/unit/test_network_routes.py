@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,6 @@ from formulation.errors import InvalidInput
 from formulation.topologies.document import read
 from formulation.topologies.routes import Routes
 from formulation.topologies.shapes import A100_HOST
-from formulation.topologies.topology import Links, Topology
 from tests.support.topologies import (
     a_clos,
     a_double_sided,
@@ -20,20 +17,8 @@ from tests.support.topologies import (
     gpu,
     names,
     shortest_paths,
+    without,
 )
-
-
-def without(topology: Topology, *pairs: tuple[str, str]) -> Topology:
-    """Return the topology less all links from the first to the second of each pair."""
-    e, v = topology.links, topology.vertices.name
-    keep = np.array([
-        (v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)
-    ])  # fmt: skip
-    links = Links(
-        source=e.source[keep], target=e.target[keep], bytes_per_s=e.bytes_per_s[keep],
-        delay_s=e.delay_s[keep],
-    )  # fmt: skip
-    return replace(topology, links=links)
 
 
 def test_nvlink_goes_before_pcie_inside_a_host() -> None:

@@ -8,9 +8,9 @@ import pytest
 from formulation.network.outcome import NetworkDecision, Route
 from formulation.network.plan import NetworkPlan
 from formulation.network.tags import SHOWN, Fabric, assigned
+from formulation.network.telling import MEETS, met_by
 from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
 from formulation.snapshot import Workload
-from service.network import MEETS, met_by
 from service.rpc.convert import agents
 from tests.support.networks import FluidJob, a_demand
 

@@ -1,0 +1,121 @@
+"""Who runs where, and what is known of their traffic: from a snapshot, for a network plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from formulation.decisions import CHANGES_GPUS, Decision
+from formulation.lifecycle import ACTIVE
+from formulation.network.measured import Seen
+from formulation.network.traffic import Traffic, cell_traffic
+from formulation.placement import Gang, current_gangs
+from formulation.policy import Policy
+from formulation.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A job on its GPUs. ``cell``: (GPU type, GPUs, pipeline degree, plan), indices of the snapshot."""
+
+    job: int
+    generation: int
+    gang: Gang
+    cell: tuple[int, int, int, int]
+    since_s: float  # when it was given these GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What agents measured of the allocations that jobs run on, and of which they still should.
+
+    ``unmeasured`` has (seconds left, job), the longest waiting first, of jobs on several nodes that have no
+    measurement yet, and time left for it. Agents measure a job only where no other one on its nodes sends,
+    which nobody here knows: so it is what should be, not what is.
+    """
+
+    seen: Mapping[int, Seen]  # by job
+    unmeasured: Sequence[tuple[float, int]]
+
+
+def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[Running]:
+    """Return the jobs that run once a round's decisions are carried out."""
+    generation, since_s = snapshot.jobs.generation, snapshot.jobs.since_s
+    return [
+        Running(
+            job=d.job, generation=int(generation[d.job]) + (d.kind in CHANGES_GPUS), gang=d.gang,
+            cell=(d.gpu_type, d.gpus, d.pipeline_degree, d.plan),
+            since_s=snapshot.now_s if d.kind in CHANGES_GPUS else float(since_s[d.job]),
+        )
+        for d in decisions if d.gang is not None
+    ]  # fmt: skip
+
+
+def running_now(snapshot: Snapshot) -> list[Running]:
+    """Return the jobs that own GPUs."""
+    jobs = snapshot.jobs
+    active = jobs.among(ACTIVE)
+    return [
+        Running(
+            job=job, generation=int(jobs.generation[job]), gang=gang,
+            cell=(int(jobs.current_type[job]), int(jobs.current_gpus[job]),
+                  int(jobs.current_degree[job]), int(jobs.current_plan[job])),
+            since_s=float(jobs.since_s[job]),
+        )
+        for job, gang in sorted(current_gangs(snapshot).items()) if active[job]
+    ]  # fmt: skip
+
+
+def observed(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> Observed:
+    """Return what agents measured of these jobs' traffic, and of which they still should."""
+    m = snapshot.measured
+    now = {(r.job, r.generation) for r in running}
+    rows: defaultdict[int, list[int]] = defaultdict(list)
+    for row, key in enumerate(zip(m.job.tolist(), m.generation.tolist(), strict=True)):
+        if key in now:
+            rows[key[0]].append(row)
+    waiting = [
+        (r.since_s + policy.network_measure_s - snapshot.now_s, r.job)
+        for r in running if r.gang.nodes > 1 and r.job not in rows
+    ]  # fmt: skip
+    return Observed(
+        seen={job: _seen(snapshot, of_job) for job, of_job in rows.items()},
+        unmeasured=sorted((left_s, job) for left_s, job in waiting if left_s > 0),
+    )
+
+
+def _seen(snapshot: Snapshot, rows: list[int]) -> Seen:
+    m = snapshot.measured
+    own = [row for row in rows if m.unhindered[row]]
+    return Seen(
+        sent_bytes={snapshot.nodes.name[m.node[row]]: float(m.sent_bytes[row]) for row in rows},
+        period_s=float(np.median(m.period_s[own])) if own else None,
+    )
+
+
+def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffic]:
+    """Return what the Cell of each running job sends, where that is known, by job.
+
+    Of several shapes of a Cell the job's own, else the first: plans differ little between them.
+    """
+    t, workload = snapshot.traffic, snapshot.jobs.workload
+    needed = np.isin(t.workload, workload[[r.job for r in running]] if running else [])
+    rows: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+    for k in np.flatnonzero(needed).tolist():
+        key = (t.workload[k], t.gpu_type[k], t.gpus[k], t.pipeline_degree[k], t.plan[k])
+        rows[tuple(map(int, key))][int(t.nodes[k])] = k
+    found: dict[int, Traffic] = {}
+    for r in running:
+        if shapes := rows.get((int(workload[r.job]), *r.cell)):
+            k = shapes.get(r.gang.nodes, next(iter(shapes.values())))
+            found[r.job] = _parsed(t.document[k])
+    return found
+
+
+@lru_cache(maxsize=10_000)
+def _parsed(text: str) -> Traffic:
+    return cell_traffic(text).traffic()

@@ -1,0 +1,62 @@
+"""What is said of a network plan: whom a job meets, and which ways its traffic takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from formulation.network.contention import Contention, Demand
+from formulation.network.outcome import Route
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Ints
+from formulation.topologies.topology import Topology
+
+MEETS: Final = 10
+"""Jobs that are named as met by a job, those nearest in rank; it may meet more."""
+
+
+def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
+    """Return, by job, the ``MEETS`` jobs nearest in rank with which it shares a link, by rank.
+
+    Those that are served before it or beside it come first, so that where any is, one is named.
+    """
+    rank = plan.rank
+    order = np.lexsort((rank[demand.job], demand.link))
+    link, job = demand.link[order], demand.job[order]
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for apart in range(1, MEETS + 1):
+        same = np.flatnonzero(link[apart:] == link[:-apart])
+        for a, b in set(zip(job[same].tolist(), job[same + apart].tolist(), strict=True)):
+            found[a].add(b)
+            found[b].add(a)
+    return {k: _nearest(others, rank, plan.level, k) for k, others in found.items()}
+
+
+def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[int]:
+    """Return the ``MEETS`` of them nearest to the job in rank, those on lower levels last; by rank."""
+
+    def apart(other: int) -> tuple[bool, int, int]:
+        return bool(level[other] < level[job]), abs(int(rank[other] - rank[job])), other
+
+    return sorted(sorted(others, key=apart)[:MEETS], key=lambda other: int(rank[other]))
+
+
+def routes_of(topology: Topology, c: Contention, plan: NetworkPlan, job: int) -> Iterable[Route]:
+    """Yield the ways of a job's traffic that was given a choice.
+
+    Links that all candidates of a bundle have are not among a candidate's, so a way may have gaps.
+    """
+    name, links = topology.vertices.name, topology.links
+    for bundle in range(*c.bundle_start[job : job + 2].tolist()):
+        path = int(c.candidate[c.candidate_start[bundle] + plan.chosen[bundle]])
+        ends = list[int]()
+        for hop in c.path_link[slice(*c.path_start[path : path + 2].tolist())].tolist():
+            at, to = int(links.source[hop]), int(links.target[hop])
+            ends += [to] if ends and ends[-1] == at else [at, to]
+        yield Route(
+            source=name[c.bundle_source[bundle]], target=name[c.bundle_target[bundle]],
+            via=tuple(name[v] for v in ends), sent_bytes=float(c.bundle_bytes[bundle]),
+        )  # fmt: skip
