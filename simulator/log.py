@@ -29,9 +29,7 @@ class Segment:
     slowdown: float  # of the slowest node times that of the network, at least 1
     iterations: float
     lost: float = 0.0
-    network: float = (
-        1.0  # that part of ``slowdown`` that is the network's; the log's file has the product
-    )
+    network: float = 1.0  # the network's part of ``slowdown``; the log's file has the product
     ended_by: str = ""
     """finish, suspend, move, resize, retype, replan, failure, crash, speed or horizon. After ``speed`` it
     goes on with the same GPUs in the next segment of the job."""

@@ -10,6 +10,7 @@ import numpy as np
 from formulation.network.contention import Contention, demand_of, joined
 from formulation.network.plan import NetworkPlan
 from formulation.placement import Gang
+from simulator.network.planning import Plans
 from simulator.network.rates import Rates
 from simulator.store import Change
 
@@ -18,13 +19,10 @@ MOST = 1e6
 
 
 @dataclass(slots=True)
-class Met:
+class Met(Plans):
     """What a run saw of the network. A job is contended when it shares a link, whether or not that fills."""
 
     contended: set[int] = field(default_factory=set)  # jobs, at some time
-    plans: int = 0
-    plan_s: float = 0.0  # seconds of planning, by the clock that was given
-    slowest_plan_s: float = 0.0
 
 
 def _stands() -> float:
@@ -63,7 +61,7 @@ class Contended:
         if not parts:
             return {}
         contention = joined([part for _, part in parts])
-        plan = self._planned(contention)
+        plan = self.seen.timed(self._plan, contention, self._clock)
         demand = demand_of(contention, plan.chosen)
         jobs = np.array([job for job, _ in parts])
         self.seen.contended.update(jobs[demand.contended()].tolist())
@@ -71,15 +69,6 @@ class Contended:
         with np.errstate(divide="ignore"):
             slowdown = np.clip(1.0 / (rate * demand.alone_s), 1.0, MOST)
         return dict(zip(jobs.tolist(), slowdown.tolist(), strict=True))
-
-    def _planned(self, contention: Contention) -> NetworkPlan:
-        before_s = self._clock()
-        plan = self._plan(contention)
-        took_s = self._clock() - before_s
-        self.seen.plans += 1
-        self.seen.plan_s += took_s
-        self.seen.slowest_plan_s = max(self.seen.slowest_plan_s, took_s)
-        return plan
 
     def _part(self, job: int, change: Change) -> tuple[Change, Contention | None]:
         known = self._parts.get(job)

@@ -16,6 +16,7 @@ from formulation.network.plan import NetworkPlan
 from formulation.network.traffic import Traffic
 from formulation.placement import Gang
 from formulation.tables import Bools, Floats
+from simulator.network.planning import Plans
 from simulator.network.rates import Rates
 
 OVER = 1e-9
@@ -85,11 +86,9 @@ class TraceResult:
     ever_contended: Bools  # (J,)
     ended_s: float
     flop: float  # done: U_T (Crux, eq. 1)
-    gpus: int
     held_gpu_s: float
     computing_gpu_s: float  # of those held, in which compute went on
     contended_gpu_s: float
-    held_job_s: float
     contended_job_s: float
     link_use: Floats  # (links,) mean share of time that a link's bandwidth was used
     plans: int
@@ -101,18 +100,6 @@ class TraceResult:
     def computing_of_held(self) -> float:
         """Return the share of GPU time held in which GPUs computed."""
         return self.computing_gpu_s / self.held_gpu_s if self.held_gpu_s else 0.0
-
-    @property
-    def computing_of_all(self) -> float:
-        """Return the share of all GPU time in which GPUs computed."""
-        total = self.gpus * self.ended_s
-        return self.computing_gpu_s / total if total else 0.0
-
-    def of_peak(self, peak_flop_per_s: float) -> tuple[float, float]:
-        """Return flop done over the peak of GPUs held and of all GPUs; ``peak_flop_per_s`` of one GPU."""
-        held, every = self.held_gpu_s, self.gpus * self.ended_s
-        flop = self.flop / peak_flop_per_s
-        return (flop / held if held else 0.0), (flop / every if every else 0.0)
 
 
 def run_trace(
@@ -141,15 +128,7 @@ class _Sums:
     held_gpu_s: float = 0.0
     computing_gpu_s: float = 0.0
     contended_gpu_s: float = 0.0
-    held_job_s: float = 0.0
     contended_job_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Plans:
-    count: int = 0
-    total_s: float = 0.0
-    slowest_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -175,7 +154,7 @@ class _Trace:
         self.arrival_s = np.array([job.arrival_s for job in jobs])
         self.start_s, self.end_s = np.full(count, np.inf), np.full(count, np.inf)
         self.alone_s, self.ever = np.full(count, np.nan), np.zeros(count, dtype=np.bool_)
-        self.now_s, self.sums, self.plans = 0.0, _Sums(), _Plans()
+        self.now_s, self.sums, self.plans = 0.0, _Sums(), Plans()
         self.link_s: Floats | None = None  # seconds at full bandwidth
         self.run, self.waiting = _Running(), list[int]()
         self.free = cluster.gpus
@@ -212,7 +191,6 @@ class _Trace:
         s.held_gpu_s += float(gpus.sum()) * for_s
         s.computing_gpu_s += float((gpus * self.compute_s[jobs]) @ done)
         s.contended_gpu_s += float(gpus[run.contended].sum()) * for_s
-        s.held_job_s += len(jobs) * for_s
         s.contended_job_s += float(run.contended.sum()) * for_s
         if run.link_rate is not None:
             if self.link_s is None:
@@ -266,12 +244,7 @@ class _Trace:
             names = [self.jobs[job].name for job in run.jobs]
             run.parts = [now.get(n, part) for n, part in zip(names, run.parts, strict=True)]
         contention = joined(run.parts)
-        before_s = cluster.clock()
-        plan = cluster.plan(contention)
-        took_s = cluster.clock() - before_s
-        self.plans.count += 1
-        self.plans.total_s += took_s
-        self.plans.slowest_s = max(self.plans.slowest_s, took_s)
+        plan = self.plans.timed(cluster.plan, contention, cluster.clock)
         demand = demand_of(contention, plan.chosen)
         run.rate = self.rates(contention.jobs, demand, plan.level, plan.offset_s)
         run.contended = demand.contended()
@@ -289,10 +262,10 @@ class _Trace:
         return TraceResult(
             start_s=self.start_s, end_s=self.end_s, alone_s=self.alone_s,
             jct_s=self.end_s - self.arrival_s, ever_contended=self.ever, ended_s=self.now_s,
-            flop=s.flop, gpus=self.cluster.gpus, held_gpu_s=s.held_gpu_s,
+            flop=s.flop, held_gpu_s=s.held_gpu_s,
             computing_gpu_s=s.computing_gpu_s, contended_gpu_s=s.contended_gpu_s,
-            held_job_s=s.held_job_s, contended_job_s=s.contended_job_s,
-            link_use=links_s / max(self.now_s, 1e-300), plans=self.plans.count,
-            plan_s=self.plans.total_s, slowest_plan_s=self.plans.slowest_s,
+            contended_job_s=s.contended_job_s,
+            link_use=links_s / max(self.now_s, 1e-300), plans=self.plans.plans,
+            plan_s=self.plans.plan_s, slowest_plan_s=self.plans.slowest_plan_s,
             groups_played=self.rates.played,
         )  # fmt: skip

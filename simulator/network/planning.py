@@ -1,0 +1,31 @@
+"""How often the network was planned, and how long that took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from formulation.network.contention import Contention
+from formulation.network.plan import NetworkPlan
+
+
+@dataclass(slots=True)
+class Plans:
+    """Counts plans, and seconds of planning by the clock that each is given."""
+
+    plans: int = 0
+    plan_s: float = 0.0
+    slowest_plan_s: float = 0.0
+
+    def timed(
+        self, plan: Callable[[Contention], NetworkPlan], contention: Contention,
+        clock: Callable[[], float],
+    ) -> NetworkPlan:  # fmt: skip
+        """Return the plan; ``clock`` is asked before and after, and decides nothing."""
+        before_s = clock()
+        found = plan(contention)
+        took_s = clock() - before_s
+        self.plans += 1
+        self.plan_s += took_s
+        self.slowest_plan_s = max(self.slowest_plan_s, took_s)
+        return found
