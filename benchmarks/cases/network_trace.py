@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.networks.fabrics import FABRICS
 from benchmarks.networks.traces import SCHEDULERS, Played
-from benchmarks.networks.workload import Workload
+from benchmarks.networks.workload import DAY_S, Workload
 from benchmarks.policies.contestants import listed
 from benchmarks.policies.options import in_sweep, numbers
 from benchmarks.registry import Figure, Report, case
@@ -123,7 +123,7 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
             "noise": one.noise, **{key: run[key] for key in _SHOWN}, "gain": _over_ecmp(runs, one),
             "jct_mean_s": float(jct_s[one].mean()) if len(jct_s[one]) else np.nan,
             "jct_p95_s": float(np.quantile(jct_s[one], 0.95)) if len(jct_s[one]) else np.nan,
-            "stale": run["plan_s"] / (one.workload.days * 86_400),
+            "stale": run["plan_s"] / (one.workload.days * DAY_S),
             **{key: run["statistics"][key] for key in _STATISTICS},
         }
         for one, run in runs.items()

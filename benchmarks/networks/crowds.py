@@ -6,6 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.networks.fabrics import host_names
+from benchmarks.networks.workload import SIZES
 from formulation.network.contention import Contention, Demand
 from formulation.network.flows import NetworkJob, contention
 from formulation.network.traffic import Exchange, Pattern, Traffic
@@ -13,7 +15,6 @@ from formulation.tables import Floats, Ints
 from formulation.topologies.builders import clos
 from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MIXED: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
 """Shares of jobs by GPUs, made up to be near what Crux (6) says of its trace: a tenth have 128 GPUs or more,
 the largest 512, and a third share links with others."""
@@ -69,7 +70,7 @@ def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> C
     rng = np.random.default_rng(seed)
     gpus = rng.choice(SIZES, jobs, p=shares)
     rooms = _rooms(gpus)
-    names = [f"host-{i}" for i in range(int(SPARE * (max(map(max, rooms)) + 1)) + 1)]
+    names = host_names(int(SPARE * (max(map(max, rooms)) + 1)) + 1)
     place = rng.permutation(len(names)) if anywhere else np.arange(len(names))
     topology = clos(
         names, A100_HOST, tors=-(-len(names) // HOSTS_A_TOR), aggregations=AGGREGATIONS,

@@ -18,6 +18,11 @@ OVERSUBSCRIBED: Final = 2.0
 """Hosts' bandwidth into a ToR of the double-sided network over what it has upwards: as in the testbed."""
 
 
+def host_names(hosts: int) -> list[str]:
+    """Return what so many hosts are called."""
+    return [f"host-{i}" for i in range(hosts)]
+
+
 def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     """Return the Clos of 173 ToRs and 16 aggregation switches; with fewer hosts as many a ToR.
 
@@ -25,7 +30,7 @@ def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     """
     tors = max(1, round(173 * hosts / HOSTS))
     return clos(
-        _names(hosts), A100_HOST, tors=tors, aggregations=16,
+        host_names(hosts), A100_HOST, tors=tors, aggregations=16,
         tor_bytes_per_s=share * TOR_BYTES_PER_S,
     )  # fmt: skip
 
@@ -39,7 +44,7 @@ def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     ports = A100_HOST.nics * A100_HOST.nic_bytes_per_s / 2 * hosts / 3  # into a ToR of a pair
     up = ports / OVERSUBSCRIBED
     return double_sided(
-        _names(hosts), A100_HOST, tors=6, aggregations=12, cores=32,
+        host_names(hosts), A100_HOST, tors=6, aggregations=12, cores=32,
         tor_bytes_per_s=share * up / 4, aggregation_bytes_per_s=share * 2 * up / 4 / 8,
     )  # fmt: skip
 
@@ -47,7 +52,3 @@ def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
 FABRICS: Final[Mapping[str, Callable[[int, float], Topology]]] = MappingProxyType(
     {"clos": two_layer, "double-sided": three_layer}
 )
-
-
-def _names(hosts: int) -> list[str]:
-    return [f"host-{i}" for i in range(hosts)]

@@ -8,7 +8,7 @@ are of the work of the best paths with the best levels, so none of what is judge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +48,7 @@ WHOLE: Final[Mapping[str, Options]] = {
     "ours": OURS,
     "swaps": Options(trials=0),
     "plain": PLAIN,
-    "references": Options(swap_jobs=0, trials=0, margin=0.0, references=REFERENCES),
+    "references": replace(PLAIN, references=REFERENCES),
 }
 """Ways to plan with Crux. Swaps: orders are tried on the engine, paths are not."""
 FLOORS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

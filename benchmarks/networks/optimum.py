@@ -53,9 +53,7 @@ class Space:
     level: Ints  # (A, J) every way to order jobs, equals allowed; levels used are 0 to highest
     work: Floats  # (V, A) flop a second
     span: Span
-    drift: (
-        float  # how much work changed, as a share, since a window half as long: SETTLED's quantile
-    )
+    drift: float  # the share by which work changed since a window half as long: SETTLED's quantile
 
     def within(self, levels: int) -> Bools:
         """Return which assignments need so many levels at most, (A,)."""

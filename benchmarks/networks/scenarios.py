@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.networks.fabrics import TOR_BYTES_PER_S
+from benchmarks.networks.fabrics import TOR_BYTES_PER_S, host_names
 from benchmarks.networks.workload import GPU
 from estimator.families import family_traffic, gpt_traffic
 from estimator.hardware import CATALOGUE
@@ -40,8 +40,9 @@ class Scenario:
         """Return the testbed, its hosts with or without NVLink."""
         if self.nvlink:
             return testbed()
-        names = [f"host-{i}" for i in range(12)]
-        return clos(names, PCIE_HOST, tors=6, aggregations=8, tor_bytes_per_s=TOR_BYTES_PER_S)
+        return clos(
+            host_names(12), PCIE_HOST, tors=6, aggregations=8, tor_bytes_per_s=TOR_BYTES_PER_S
+        )
 
     def network_jobs(self, gpt_batch: float | None = None, hidden: bool = True) -> list[NetworkJob]:
         """Return the jobs; ``gpt_batch``: sequences a GPU of GPTs instead of the source's 16.

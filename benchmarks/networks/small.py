@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.networks.fabrics import host_names
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention
 from formulation.network.flows import NetworkJob, contention
@@ -108,7 +109,7 @@ def on_clos(case: Small, placement: int = 0) -> Contention:
     so each ring enters and leaves each of the job's ToRs once.
     """
     topology = clos(
-        _names(case.hosts), A100_HOST, tors=case.tors, aggregations=AGGREGATIONS,
+        host_names(case.hosts), A100_HOST, tors=case.tors, aggregations=AGGREGATIONS,
         tor_bytes_per_s=case.cable_bytes_per_s,
     )  # fmt: skip
     found, _ = contention(topology, _jobs(case, case.placements[placement]))
@@ -118,7 +119,7 @@ def on_clos(case: Small, placement: int = 0) -> Contention:
 def on_torus(case: Small) -> Contention:
     """Return the same jobs on hosts of a torus with such cables; each flow chooses its path."""
     topology = torus(
-        _names(case.torus_sizes[0] * case.torus_sizes[1]), A100_HOST, sizes=case.torus_sizes,
+        host_names(case.torus_sizes[0] * case.torus_sizes[1]), A100_HOST, sizes=case.torus_sizes,
         link_bytes_per_s=case.cable_bytes_per_s,
     )  # fmt: skip
     return contention(topology, _jobs(case, case.torus_placement))[0]
@@ -172,10 +173,6 @@ def _job(hosts: int, r: Ranges, rng: np.random.Generator) -> Job:
         hosts=hosts, compute_s=compute_s, start_s=compute_s * float(rng.uniform(*r.begins)),
         comm_s=comm_s, work_flop=hosts * A100_HOST.gpus * compute_s * rate,
     )  # fmt: skip
-
-
-def _names(hosts: int) -> list[str]:
-    return [f"host-{i}" for i in range(hosts)]
 
 
 def _placed(counts: Ints, hosts: Ints) -> Placement:

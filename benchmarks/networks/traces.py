@@ -22,6 +22,7 @@ from formulation.network.traffic import Traffic
 from formulation.placement import Gang
 from formulation.tables import Floats
 from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import A100_HOST
 from formulation.topologies.topology import NOWHERE, Topology
 from simulator.network.rates import Rates, Window
 from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
@@ -30,7 +31,6 @@ from solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_
 from solvers.network.mechanisms import mechanism
 
 SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
-HOST_GPUS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Played:
     @property
     def name(self) -> str:
         """Return what it is called among the runs of a sweep."""
-        extra = [f"{key} {getattr(self, key):g}" for key in ("noise",) if getattr(self, key)]
+        extra = [f"noise {self.noise:g}"] if self.noise else []
         return ", ".join([self.fabric, self.scheduler, self.mechanism, *extra])
 
     def task(self) -> Task:
@@ -77,7 +77,7 @@ def played(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
 def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[str, str]]:
     """Run jobs over the days of the workload; return also on whose GPUs those sat that shared."""
     w = asked.workload
-    topology = FABRICS[asked.fabric](-(-w.gpus // HOST_GPUS), asked.speed)
+    topology = FABRICS[asked.fabric](-(-w.gpus // A100_HOST.gpus), asked.speed)
     network = Network(topology, asked.background)
     book = Occupancy(topology, _placer(asked.scheduler, topology, w.seed))
     traffic = {job.name: job.traffic for job in jobs}
