@@ -30,6 +30,12 @@ def rdma_devices(interface: str, sys: Path = SYS) -> tuple[str, ...]:
     return tuple(sorted(path.parents[2].name for path in found))
 
 
+def link_layers(device: str, sys: Path = SYS) -> set[str]:
+    """Return what the ports of an RDMA device run on: ``Ethernet`` or ``InfiniBand``."""
+    found = (sys / "class/infiniband" / device).glob("ports/*/link_layer")
+    return {path.read_text().strip() for path in found}
+
+
 def forced_traffic_class(device: str, sys: Path = SYS) -> int | None:
     """Return the class that MLNX_OFED forces on all RC queue pairs of ``device``, over jobs' own marks.
 
@@ -61,8 +67,7 @@ def steering(
     base = sys / "class/infiniband" / device
     if not base.is_dir():
         return _not(device, "there is no such RDMA device")
-    layers = {path.read_text().strip() for path in base.glob("ports/*/link_layer")}
-    if layers - {"Ethernet"}:
+    if link_layers(device, sys) - {"Ethernet"}:
         return _not(device, "InfiniBand routes by local identifier: there is no UDP source port")
     if adaptive_routing:
         return _not(device, "adaptive routing spreads packets whatever their source port")

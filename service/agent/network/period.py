@@ -32,7 +32,6 @@ class Iteration:
 
     period_s: float
     bytes: float
-    rate_bytes_per_s: float
     confidence: float
 
 
@@ -58,12 +57,11 @@ def iteration(
     if lag is None or correlation[lag] < max(least_confidence, noise):
         return None
     steps = _refined(wave, lag)
-    whole = round(
-        len(rate) // steps * steps
-    )  # a part of an iteration at the end would bias the mean
+    # A part of an iteration at the end would bias the mean.
+    whole = round(len(rate) // steps * steps)
     mean = float(rate[:whole].mean())
     return Iteration(
-        period_s=steps * step_s, bytes=mean * steps * step_s, rate_bytes_per_s=mean,
+        period_s=steps * step_s, bytes=mean * steps * step_s,
         confidence=min(1.0, float(correlation[lag])),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import Final
 from formulation.errors import InvalidInput, TesseraError, Unavailable
 from service.agent.gangs import Gang, Key, Report
 from service.agent.network.counters import Counter, counters, sample
-from service.agent.network.devices import SYS, rdma_devices
+from service.agent.network.devices import SYS, link_layers, rdma_devices
 
 log = logging.getLogger(__name__)
 
@@ -201,8 +201,9 @@ def sent(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
     if not interfaces:
         chosen |= {c.name.partition("/")[0] for c in known if "/" in c.name}
     over_ports = {
-        name for name, found in devices.items() if any(_infiniband(d, sys_) for d in found)
-    }
+        name for name, found in devices.items()
+        if any("InfiniBand" in link_layers(d, sys_) for d in found)
+    }  # fmt: skip
     used = [
         counter for counter in known
         if (counter.name in names and counter.name not in over_ports)
@@ -219,8 +220,3 @@ def sent(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
 
 def _total(used: Sequence[Counter]) -> int:
     return sum(counter.read() for counter in used)
-
-
-def _infiniband(device: str, sys_: Path) -> bool:
-    layers = (sys_ / "class/infiniband" / device).glob("ports/*/link_layer")
-    return any(path.read_text().strip() == "InfiniBand" for path in layers)
