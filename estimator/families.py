@@ -22,8 +22,8 @@ from estimator.cells import COARSE_LAYERS, coarsened, on_sheets
 from estimator.graph import Graph, balanced_ends
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.memory import States
-from estimator.plans import Plan, Shape, Stage, Training
-from estimator.traffic import traffic_of
+from estimator.plans import Plan, Stage, Training, shape_of
+from estimator.traffic import gradient_share, traffic_of
 from formulation.errors import InvalidInput
 from formulation.network.traffic import CellTraffic, StageTraffic
 
@@ -42,6 +42,7 @@ class Family:
     most_gpus: int = 512
 
 
+@cache
 def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
     """Return one iteration of a family's model on so many GPUs of a type (hosts of eight).
 
@@ -61,7 +62,7 @@ def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
             f"is {gpus}; {name} runs on {family.least_gpus} to {family.most_gpus}, beyond"
             f" {HOST_GPUS} on whole hosts",
         )
-    return _known_traffic(name, hardware, gpus)
+    return family.traffic(hardware, gpus)
 
 
 @cache
@@ -71,11 +72,6 @@ def families() -> Mapping[str, Family]:
     return MappingProxyType({family.name: family for family in listed})
 
 
-@cache
-def _known_traffic(name: str, hardware: Hardware, gpus: int) -> CellTraffic:
-    return families()[name].traffic(hardware, gpus)
-
-
 GRADIENTS: Final = "gradients leave once the backward pass has begun"
 
 
@@ -83,7 +79,7 @@ def _dense() -> list[Family]:
     """Return the data-parallel families whose graphs we have."""
     return [
         _replicated(
-            "bert", _bert_large, batch=12, state_bytes=ADAM_MIXED,
+            "bert", lambda: find("bert", "336M").graph, batch=12, state_bytes=ADAM_MIXED,
             source="BERT-large (Devlin et al. 2019) with its vocabulary padded, 512 tokens; 12 sequences"
             " a GPU (Wang et al., IISWC 2019, Table V)",
         ),
@@ -185,8 +181,7 @@ def _planned(
     Sums over tensor groups stay on NVLink, which no other job uses, and compute waits for them: their seconds
     are compute's here, and only what crosses hosts is left as traffic.
     """
-    shape = Shape(nodes=-(-gpus // HOST_GPUS), gpus_per_node=min(gpus, HOST_GPUS))
-    setting = on_sheets(graph, training, hardware, shape, States())
+    setting = on_sheets(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
     coarse = coarsened(graph, max(COARSE_LAYERS, stages))
     ends = balanced_ends(coarse.flops, stages).tolist()
     dp = gpus // (tp * stages)
@@ -208,15 +203,8 @@ def _inside_hosts(found: CellTraffic, hardware: Hardware) -> CellTraffic:
 
 
 def _after_compute(found: CellTraffic) -> CellTraffic:
-    """Return the iteration with gradients sent when compute has ended; by bytes, as ``traffic_of`` weighs."""
-    gradients = sum(s.gpus * s.data[0] for s in found.stages)
-    handed = sum(s.gpus * 2 * s.handed[0] for s in found.stages)
-    share = gradients / (gradients + handed) if gradients + handed else 1.0
-    return replace(found, start_s=share * found.compute_s)
-
-
-def _bert_large() -> Graph:
-    return find("bert", "336M").graph
+    """Return the iteration with gradients sent when compute has ended."""
+    return replace(found, start_s=gradient_share(found.stages) * found.compute_s)
 
 
 def _bert_base() -> Graph:

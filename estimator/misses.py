@@ -27,9 +27,9 @@ def misses(
     coarse = coarsened(setting.graph, max(COARSE_LAYERS, asked[-1]))
     found: dict[int, Overflow | None] = {s: None for s in asked if s not in known}
     for count, some in counts_of(list(found), setting.training, rule).items():
-        here = replace(setting, graph=coarse, training=setting.training.within(count))
         if not some:
             continue
+        here = replace(setting, graph=coarse, training=setting.training.within(count))
         costs, _ = priced(here)
         for stages in some:
             least, miss = found[stages], _miss(here, costs, stages)

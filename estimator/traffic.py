@@ -8,14 +8,14 @@ a reduce-scatter or an all-gather, in as many messages as it has steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from estimator.cells import COARSE_LAYERS, Setting, coarsened
+from estimator.cells import Setting, coarsened
 from estimator.costs import messages
 from estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
-from estimator.plans import Candidates, Plan, Stage, StageCosts
+from estimator.plans import Candidates, Plan, Stage, StageCosts, Training
 from formulation.errors import InvalidInput
 from formulation.network.traffic import CellTraffic, StageTraffic
 
@@ -34,7 +34,7 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     """
     coarse = replace(
         setting,
-        graph=coarsened(setting.graph, max(COARSE_LAYERS, len(plan.stages))),
+        graph=coarsened(setting.graph, plan.stages[-1].end),  # as many layers as it was planned in
         training=setting.training.within(plan.micro_batches),
     )
     training = coarse.training
@@ -45,15 +45,20 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     compute_s, last_backward_s = _compute_s(coarse, plan.stages)
     if not np.isfinite(compute_s):
         raise InvalidInput("plan", f"does not run here: {plan.stages}")
+    start_s = gradient_share(stages) * (compute_s - last_backward_s)
+    return CellTraffic(
+        work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,
+        compute_s=compute_s, start_s=start_s, stages=stages,
+    )  # fmt: skip
+
+
+def gradient_share(stages: Sequence[StageTraffic]) -> float:
+    """Return the share of gradients in the bytes that all GPUs send; 0 where nothing is sent."""
     gradients = sum(s.gpus * (s.data[0] + s.expert_data[0]) for s in stages)
     others = sum(
         s.gpus * (s.tensor[0] + s.expert[0] * (s.ep - 1) + 2 * s.handed[0]) for s in stages
     )
-    share = gradients / (gradients + others) if gradients + others else 0.0
-    return CellTraffic(
-        work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,
-        compute_s=compute_s, start_s=share * (compute_s - last_backward_s), stages=stages,
-    )  # fmt: skip
+    return gradients / (gradients + others) if gradients + others else 0.0
 
 
 def _compute_s(setting: Setting, stages: Sequence[Stage]) -> tuple[float, float]:
@@ -82,21 +87,12 @@ def _candidates(stages: Sequence[Stage]) -> Candidates:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """How often an iteration does what a micro-batch does."""
-
-    micro_batches: int
-    passes: int  # forward, repeated forward and backward
-
-
 def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
     graph, training, zero = setting.graph, setting.training, setting.runtime.states.zero
     layers = slice(stage.start, stage.end)
     width = graph.element_bytes
     samples = float(np.ceil(training.micro_batch / stage.dp))
-    count = _Times(training.micro_batches, training.forwards + 1)
-    each = count.micro_batches * count.passes
+    each = training.micro_batches * _passes(training)
     reduced = float(graph.reduced[layers].sum()) * width * samples
     in_turn = int(messages(graph)[layers][graph.reduced[layers] > 0].sum())
     exchanged = float(graph.exchanged[layers].sum()) * width * samples / stage.tp
@@ -106,11 +102,16 @@ def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
     return StageTraffic(
         dp=stage.dp, tp=stage.tp, ep=stage.ep,
         tensor=_ring(reduced, stage.tp, 2 * each, in_turn),
-        data=_gradients(own, stage.dp, zero, count),
-        expert_data=_gradients(experts, stage.gpus // stage.ep, zero, count),
+        data=_gradients(own, stage.dp, zero, training),
+        expert_data=_gradients(experts, stage.gpus // stage.ep, zero, training),
         expert=(each * exchanged / stage.ep, 2 * each if exchanged else 0),
-        handed=(0.0, 0) if last else (count.micro_batches * boundary, count.micro_batches),
+        handed=(0.0, 0) if last else (training.micro_batches * boundary, training.micro_batches),
     )  # fmt: skip
+
+
+def _passes(training: Training) -> int:
+    """Return the passes over a micro-batch: forward, repeated forward and backward."""
+    return training.forwards + 1
 
 
 def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> Sent:
@@ -120,13 +121,13 @@ def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> Sen
     return rounds * payload_bytes * (size - 1) / size, rounds * in_turn * (size - 1)
 
 
-def _gradients(payload_bytes: float, size: int, zero: int, count: _Times) -> Sent:
+def _gradients(payload_bytes: float, size: int, zero: int, training: Training) -> Sent:
     """Return what replicas send of gradients and weights under a ZeRO stage (ZeRO, section 7)."""
     match zero:
         case 0 | 1:
             rounds = 2  # all-reduce, or reduce-scatter and all-gather
         case 2:
-            rounds = count.micro_batches + 1
+            rounds = training.micro_batches + 1
         case _:
-            rounds = count.micro_batches * (1 + count.passes)
+            rounds = training.micro_batches * (1 + _passes(training))
     return _ring(payload_bytes, size, rounds)

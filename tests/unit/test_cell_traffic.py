@@ -80,6 +80,14 @@ def test_only_gradients_wait_for_the_last_backward_pass() -> None:
     assert tensor.start_s == 0
 
 
+def test_plans_that_were_made_beside_deeper_ones_send_as_much() -> None:
+    setting = a_setting()
+    (usual,), (finer, *_) = (cells(setting, asked).values() for asked in ([1], [1, 20]))
+    assert finer.stages[-1].end == 20  # coarse layers, where 16 are usual
+    work = [traffic_of(setting, plan).work_flop for plan in (usual, finer)]
+    assert work[0] == pytest.approx(work[1])
+
+
 def test_a_plan_that_cannot_run_has_no_traffic() -> None:
     setting = a_setting()
     narrow = replace(setting, training=setting.training.within(BATCH // 4))
