@@ -92,7 +92,9 @@ def compare(
     for name, source, counts in models:
         graph = kinds_of(source)
         for samples in counts:
-            new = profile_stage(source, samples, date=date, known=records, effort=effort)
+            new = profile_stage(
+                source, samples, date=date, known=records, effort=effort, names=graph
+            )
             records += new
             step = source.step(samples)
             whole = measure_step(step, effort=effort)

@@ -72,7 +72,7 @@ def measured(
             continue
         try:
             new = profile_stage(
-                source, samples, tp, date=date, known=known, effort=effort,
+                source, samples, tp, date=date, known=known, effort=effort, names=names,
                 told=lambda record: told(record, len(layers) * len(sizes)),
             )  # fmt: skip
         except jax.errors.JaxRuntimeError as error:

@@ -49,19 +49,21 @@ class Whole:
 def profile_stage(
     source: Source, samples: int, tp: int = 1, *, date: str, start: int = 0, end: int | None = None,
     known: Iterable[ProfileRecord] = (), effort: Effort | None = None,
-    told: Callable[[ProfileRecord], object] = lambda _: None,
+    told: Callable[[ProfileRecord], object] = lambda _: None, names: Graph | None = None,
 ) -> list[ProfileRecord]:  # fmt: skip
     """Return records of the layers ``start`` to ``end`` that are not among ``known``, each kind once.
 
     Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records serve all
-    Cells of a job. ``told`` is called with each record as it is measured, ``date`` is provenance. The device
-    is held from compilation to the last run; that is what ``device_s`` counts.
+    Cells of a job; ``names`` is that graph, so that several sizes trace it once. ``told`` is called with each
+    record as it is measured, ``date`` is provenance. The device is held from compilation to the last run;
+    that is what ``device_s`` counts.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.
     """
     effort = effort or Effort()
-    names, here = kinds_of(source), traced(source.step(samples, tp))
+    names = kinds_of(source) if names is None else names
+    here = traced(source.step(samples, tp))
     _check_alike(names, here.graph, samples, tp)
     measured = {record.key for record in known}
     records = []

@@ -11,7 +11,7 @@ from estimator.graph import Graph, Untraceable
 from estimator.plans import Primitive, Shape, powers_dividing
 from estimator.profiling.collectives import Bench, machine, measure
 from estimator.profiling.records import ProfileRecord, load, save
-from estimator.profiling.stages import Source, profile_stage
+from estimator.profiling.stages import Source, kinds_of, profile_stage
 from estimator.profiling.timing import Effort, device_name, versions
 from estimator.tracing.step import Step, load_step
 from estimator.tracing.trace import trace
@@ -57,9 +57,10 @@ def layers(
     step = Source(target=source[0], arguments=source[1])
     there = to is not None and to.exists()
     known = load(to, versions=versions(), device=device_name()) if to and there else []
+    names = kinds_of(step)
     for samples, tp in sizes:
         effort = Effort(warmups=warmups, repeats=repeats)
-        found = profile_stage(step, samples, tp, date=date, known=known, effort=effort)
+        found = profile_stage(step, samples, tp, date=date, known=known, effort=effort, names=names)
         if to is not None:
             save(found, to)
         known += found
