@@ -112,11 +112,12 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
         key, equals, value = text.partition("=")
         if not (equals and key.isidentifier()) or key in found:
             raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, each name once")
-        found[key] = _value(value)
+        found[key] = value_of(value)
     return tuple(sorted(found.items()))
 
 
-def _value(text: str) -> Value:
+def value_of(text: str) -> Value:
+    """Return a text as a whole number, a number, or as it is."""
     for kind in (int, float):
         try:
             return kind(text)

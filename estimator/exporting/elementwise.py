@@ -5,14 +5,11 @@ The derivatives are those of PyTorch's ``derivatives.yaml``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from estimator.exporting.layouts import same
-from estimator.exporting.lowering import Lowering
+from estimator.exporting.lowering import Lowering, Rule
 from estimator.exporting.nodes import Node, reads, refs
-
-Rule = Callable[[Lowering, Node], None]
 
 SAVES_RESULT: Final = frozenset(
     {"relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "_softmax", "_log_softmax",
@@ -89,7 +86,7 @@ def normalisation(low: Lowering, node: Node) -> None:
     """Rule of a normalisation over the last axes or groups: one pass, which keeps its input."""
     values = reads(node)
     low.emit(node.target, values, node.writes[0])
-    if values[0] in low.trained or any(v in low.trained for v in values[1:]):
+    if any(v in low.trained for v in values):
         low.save(values[0])
 
 

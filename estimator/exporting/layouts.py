@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
-from estimator.exporting.lowering import Lowering
+from estimator.exporting.lowering import Lowering, Rule
 from estimator.exporting.nodes import Node, reads, refs
-
-Rule = Callable[[Lowering, Node], None]
 
 
 def _first(node: Node) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimator.exporting.nodes import Exported
+from estimator.exporting.nodes import Exported, Node
 from estimator.programs.counts import flops_of
 from estimator.programs.program import Operator, Program, Value
 
@@ -111,3 +111,7 @@ class Lowering:
             self.emit("add", (total, part), both)
             total = both
         return total
+
+
+Rule = Callable[[Lowering, Node], None]
+"""What a node of one kind adds to a program."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from estimator.exporting.lowering import Lowering
+from estimator.exporting.lowering import Lowering, Rule
 from estimator.exporting.nodes import Node, reads, refs
 
-Rule = Callable[[Lowering, Node], None]
 Axes = tuple[int, ...]
 
 

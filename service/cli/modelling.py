@@ -25,6 +25,7 @@ from estimator.plans import Training
 from formulation.errors import InvalidInput
 from service.cli import limits, options
 from service.cli.client import CallFailed, Exit
+from service.profiling import Value, value_of
 
 DEFAULT_MICRO_BATCHES: Final = 16
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -196,18 +197,9 @@ def _divisors_near(batch: int, count: int) -> list[int]:
     return [d for d in every if d < count][-3:] + [d for d in every if d > count][:3]
 
 
-def step_arguments(texts: Iterable[str] | None) -> dict[str, int | float | str]:
+def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
     """Return ``key=value`` texts as arguments: whole numbers, numbers, or as they are."""
-    found: dict[str, int | float | str] = {}
-    for key, text in options.labels("--argument", texts).items():
-        found[key] = text
-        for kind in (int, float):
-            try:
-                found[key] = kind(text)
-            except ValueError:
-                continue
-            break
-    return found
+    return {key: value_of(text) for key, text in options.labels("--argument", texts).items()}
 
 
 def traced(target: str, arguments: Mapping[str, Any]) -> Graph:
