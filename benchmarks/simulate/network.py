@@ -12,6 +12,7 @@ from formulation.errors import InvalidInput
 from formulation.policy import NETWORK_LEVELS
 from formulation.topologies.document import assumptions, read
 from formulation.topologies.topology import Topology
+from service.cli.render import counted
 from service.cli.topology import read_document
 from simulator.network.sending import Sending
 from simulator.network.slowdowns import Contended
@@ -66,18 +67,18 @@ class Network:
         s, found = self.sending, list(self.notes)
         if s.unknown:
             found.append(
-                f"what {_jobs(len(s.unknown))} send is not known, so they meet nobody on the network:"
-                f" {_reasons(s.unknown.values())}"
+                f"what {counted(len(s.unknown), 'job')} send is not known, so they meet nobody on the"
+                f" network: {_reasons(s.unknown.values())}"
             )
         if s.outside:
             found.append(
-                f"{_jobs(len(s.outside))} met nobody while they ran where the topology does not reach:"
-                f" {_reasons(s.outside.values())}"
+                f"{counted(len(s.outside), 'job')} met nobody while they ran where the topology does not"
+                f" reach: {_reasons(s.outside.values())}"
             )
         if s.misfit:
             found.append(
-                f"the traffic of {_jobs(len(s.misfit))} does not fit the iterations that are profiled, and is"
-                f" taken as it is: {_listed(sorted(s.misfit))}"
+                f"the traffic of {counted(len(s.misfit), 'job')} does not fit the iterations that are"
+                f" profiled, and is taken as it is: {_listed(sorted(s.misfit))}"
             )
         return found
 
@@ -106,10 +107,11 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     """
     nodes = {node.name: node.gpus for node in scenario.nodes}
     document = read_document(wiring.file)
-    if isinstance(document, dict) and document.get("kind") in _NAMELESS:
-        document = (
-            document if {"hosts", "nodes"} & set(document) else document | {"nodes": list(nodes)}
-        )
+    if (
+        isinstance(document, dict) and document.get("kind") in _NAMELESS
+        and not {"hosts", "nodes"} & document.keys()
+    ):  # fmt: skip
+        document = document | {"nodes": list(nodes)}
     try:
         topology = read(document)
     except InvalidInput as wrong:
@@ -144,7 +146,3 @@ def _listed(texts: Sequence[str], by: str = ", ") -> str:
 def _reasons(texts: Iterable[str]) -> str:
     """Return reasons, those of most jobs first."""
     return _listed([reason for reason, _ in Counter(texts).most_common()], "; ")
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"

@@ -14,7 +14,7 @@ from benchmarks.report.model import RunReport, report_of
 from benchmarks.simulate.runs import Replayed, Run
 from benchmarks.simulate.world import Chosen
 from formulation.lifecycle import JobState
-from service.cli.render import Column, number, percent, show_facts, show_table, span
+from service.cli.render import Column, counted, number, percent, show_facts, show_table, span
 from simulator.network.figures import contention_figures
 from simulator.network.slowdowns import Met
 from simulator.run import Conditions, Result
@@ -67,7 +67,9 @@ def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> lis
     """Return what to know before the figures are believed."""
     found, horizon_s = list(chosen.notes), conditions.horizon_s
     if late := sum(one.arrival_s > horizon_s for one in chosen.scenario.arrivals):
-        found.append(f"{_jobs(late)} of {len(chosen.scenario.arrivals):,} arrive after the horizon")
+        found.append(
+            f"{counted(late, 'job')} of {len(chosen.scenario.arrivals):,} arrive after the horizon"
+        )
     for run in runs:
         found += [f"{run.policy}: {text}" for text in _warned(run.result)]
     if conditions.failures or conditions.stragglers:
@@ -96,11 +98,7 @@ def _warned(result: Result) -> Iterator[str]:
 
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(names[:NAMED])
-    return f"{_jobs(len(names))}: {shown}{', ...' if len(names) > NAMED else ''}"
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"
+    return f"{counted(len(names), 'job')}: {shown}{', ...' if len(names) > NAMED else ''}"
 
 
 def show(
@@ -148,7 +146,7 @@ def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
     if all(float(one["completed"]) == count for one in able):
         return ""
     none = "" if len(able) == len(runs) else ", but those that finished none,"
-    return f"over the {_jobs(count)} that all policies{none} finished"
+    return f"over the {counted(count, 'job')} that all policies{none} finished"
 
 
 def _time(key: str) -> Column[Row]:

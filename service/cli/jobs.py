@@ -30,7 +30,7 @@ from service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from service.cli.render import as_json, line, note, show_message, show_table
+from service.cli.render import as_json, counted, line, note, show_message, show_table
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 POLL_S: Final = 2.0
@@ -124,9 +124,9 @@ def submit(
             show_jobs(jobs, now(), output)
     if not watch:
         note(
-            f"{_count(jobs)} valid; nothing changed"
+            f"{counted(len(jobs), 'job')} valid; nothing changed"
             if validate_only
-            else f"{_count(jobs)} submitted"
+            else f"{counted(len(jobs), 'job')} submitted"
         )
 
 
@@ -176,14 +176,19 @@ def show(
             _follow(client, full, output)
             return
         job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
-        history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=full))
-        request = estimates_pb2.GetProfilingRequest(parent=parent(cluster), workload=job.workload)
-        profiling = client.call(client.estimates.GetProfiling, request)
-        network = said_of(client, job.name.partition("/jobs/")[0], job)
-    if output is Output.NAME:
-        line(job.name)
-    elif not show_message(job, output):
-        show_job(job, now(), history.events, profiling, network)
+        if output is Output.NAME:
+            line(job.name)
+        elif not show_message(job, output):
+            _show(client, job)
+
+
+def _show(client: Client, job: jobs_pb2.Job) -> None:
+    """Print a job with its history, its profiling and its part in the network plan."""
+    its_cluster = job.name.partition("/jobs/")[0]
+    history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=job.name))
+    request = estimates_pb2.GetProfilingRequest(parent=its_cluster, workload=job.workload)
+    profiling = client.call(client.estimates.GetProfiling, request)
+    show_job(job, now(), history.events, profiling, said_of(client, its_cluster, job))
 
 
 def changes(
@@ -294,7 +299,3 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise InvalidInput("--command", f"is not quoted as in a shell: {error}") from error
-
-
-def _count(jobs: list[jobs_pb2.Job]) -> str:
-    return "1 job" if len(jobs) == 1 else f"{len(jobs):,} jobs"

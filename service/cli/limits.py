@@ -30,6 +30,8 @@ MAX_ARCHITECTURE: Final = 65_536
 MAX_MICRO_BATCHES: Final = 10**6
 MAX_SEQUENCE: Final = 10**7
 MAX_STATE_BYTES: Final = 1000.0
+HOSTS_NAMED: Final = 20
+"""Hosts and nodes that do not fit, of a topology; the server names no more."""
 DTYPES: Final = ("f32", "bf16", "f16")
 MAX_DURATION_S: Final = 315_576_000_000
 """Ten thousand years: what google.protobuf.Duration can hold."""

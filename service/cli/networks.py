@@ -24,6 +24,7 @@ from service.cli.render import (
     Column,
     age,
     at,
+    counted,
     line,
     note,
     number,
@@ -196,15 +197,11 @@ def _show(found: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
             note("no job has traffic with a choice of paths")
     made = f", {at(found.plan_time)}" if found.HasField("plan_time") else ""
     note(
-        f"plan {short(found.name)} ({found.cause}{made}): {_counted(len(found.decisions))},"
+        f"plan {short(found.name)} ({found.cause}{made}): {counted(len(found.decisions), 'job')},"
         f" {found.levels} levels, planned in {found.seconds:.2g} s"
     )
     for text in found.notes:
         note(text)
-
-
-def _counted(jobs: int) -> str:
-    return "1 job" if jobs == 1 else f"{jobs:,} jobs"
 
 
 def _plans(moment: Timestamp) -> Sequence[Column[pb.NetworkPlan]]:

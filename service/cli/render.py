@@ -179,6 +179,11 @@ def number(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return how many there are, e.g. ``1 job``, ``1,200 jobs``."""
+    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def percent(part: float, whole: float) -> str:
     """Return a share in percent with one decimal, rounded down so that 100.0 means done."""
     if whole <= 0:

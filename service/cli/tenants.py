@@ -20,7 +20,7 @@ from service.cli.options import (
     Server,
     ValidateOnly,
 )
-from service.cli.render import Column, note, number, show_list
+from service.cli.render import Column, counted, note, number, show_list
 from tessera.v1 import tenants_pb2
 
 TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
@@ -53,7 +53,7 @@ def apply(
     with connect(server) as client:
         found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
     show_list(found, found.tenants, TENANTS, output)
-    what = "1 tenant" if len(described) == 1 else f"{len(described):,} tenants"
+    what = counted(len(described), "tenant")
     note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
 
 

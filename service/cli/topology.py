@@ -17,7 +17,7 @@ from formulation.topologies.lingjun import rows_of
 from formulation.topologies.measures import LinkKind, bisection_bytes_per_s, link_kinds, tiers
 from formulation.topologies.routes import MOST, Routes
 from formulation.topologies.topology import Tier, Topology
-from service.cli import yamlfile
+from service.cli import limits, yamlfile
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
 from service.cli.names import parent
 from service.cli.options import (
@@ -36,9 +36,6 @@ WORDS: Final = {
     Tier.GPU: "GPU", Tier.NVSWITCH: "NVSwitch", Tier.PCIE: "PCIe switch", Tier.NIC: "NIC", Tier.TOR: "ToR",
     Tier.AGGREGATION: "aggregation", Tier.CORE: "core",
 }  # fmt: skip
-
-MOST_LISTED: Final = 20
-"""Hosts and nodes that do not fit, as many as the server sends."""
 
 TIERS: Final = (
     Column[tuple[Tier, int]]("TIER", lambda t: WORDS[t[0]]),
@@ -246,7 +243,7 @@ def _show(found: networks_pb2.Topology, output: Output) -> None:
 
 def _listed(names: Sequence[str]) -> str:
     """Return names; the server sends no more than so many."""
-    return ", ".join(names) + (", ..." if len(names) >= MOST_LISTED else "")
+    return ", ".join(names) + (", ..." if len(names) >= limits.HOSTS_NAMED else "")
 
 
 def _ways(

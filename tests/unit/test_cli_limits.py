@@ -12,7 +12,7 @@ from formulation.errors import InvalidInput
 from service.cli import clusterfile, limits, main, options
 from service.cli.jobfile import read_jobs
 from service.rpc import fields
-from service.rpc.convert import clusters, estimates, jobs, rounds
+from service.rpc.convert import clusters, estimates, jobs, networks, rounds
 from tessera.v1 import estimates_pb2, scheduler_pb2
 
 NOW = Timestamp(seconds=1_800_000_000)
@@ -129,6 +129,7 @@ def test_the_limits_are_the_servers() -> None:
     assert limits.MAX_RETRIES == jobs.MAX_RETRIES
     assert limits.MAX_SEED == rounds.MAX_SEED
     assert limits.MAX_DURATION_S == fields.MAX_DURATION_S
+    assert limits.HOSTS_NAMED == networks.SHOWN
 
 
 @pytest.mark.parametrize(("beyond", "refused"), [(0, False), (1, True)])
