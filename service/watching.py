@@ -37,11 +37,16 @@ class Watching:
     def __init__(
         self, store: Store, clock: Clock, attend: Attend, *,
         calls: Calls, work: Calls, holder: str, period_s: float, fails: str, action: str,
+        again_in_s: Callable[[str], float | None] = lambda cluster: None,
     ) -> None:  # fmt: skip
-        """``attend`` runs in the threads of ``work``; ``action`` names its errors in the log."""
+        """``attend`` runs in the threads of ``work``; ``action`` names its errors in the log.
+
+        ``again_in_s`` is asked for each cluster that was attended to: when to look at it again, too.
+        """
         self._store, self._clock, self._attend = store, clock, attend
         self._calls, self._work = calls, work
         self._holder, self._period_s = holder, period_s
+        self._again_in_s = again_in_s
         self._fails, self._facts = fails, {"action": action}
         self._woken: set[str] = set()
         self._wake = asyncio.Event()
@@ -115,6 +120,8 @@ class Watching:
             await self._work.run(
                 self._attend, cluster, self._over.is_set, partial(self._take, cluster)
             )
+            if (seconds := self._again_in_s(cluster)) is not None:
+                self.wake_in(cluster, seconds)
 
     def _take(self, cluster: str) -> bool:
         """Return whether the cluster was woken since it was last looked at. In any thread."""

@@ -62,12 +62,6 @@ async def running(config: Config) -> AsyncIterator[int]:
             config, store, rounds, clock,
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}", wall_s=clock.wall_s,
         )  # fmt: skip
-        listener, loop = Listener(database.url), asyncio.get_running_loop()
-
-        def changed(cluster: str) -> None:  # in the listener's thread
-            loop.call_soon_threadsafe(server.wakeups.changed, cluster)
-
-        listener.subscribe(changed)
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         deriving = Deriving(
             store, config.catalogue(), config.estimate_multiples(), learns=config.learn,
@@ -78,30 +72,16 @@ async def running(config: Config) -> AsyncIterator[int]:
             holder=holder, period_s=config.estimate_period_s, fails="nothing is estimated",
             action="estimating_failed",
         )  # fmt: skip
-        replanning = server.replanning
-
-        def plan_networks(
-            cluster: str, cancelled: Callable[[], bool], woken: Callable[[], bool]
-        ) -> None:
-            replanning.keep(cluster, cancelled, woken)
-            if (seconds := replanning.again_in_s(cluster)) is not None and not cancelled():
-                loop.call_soon_threadsafe(networks.wake_in, cluster, seconds)
-
         networks = Watching(
-            store, clock, plan_networks,
-            calls=server.calls, work=server.round_calls, holder=holder,
-            period_s=NETWORK_PERIOD_S, fails="no network plan", action="network_failed",
+            store, clock, server.replanning.keep, calls=server.calls, work=server.round_calls,
+            holder=holder, period_s=NETWORK_PERIOD_S, fails="no network plan",
+            action="network_failed", again_in_s=server.replanning.again_in_s,
         )  # fmt: skip
-
-        def woken(watching: Watching) -> Callable[[str], None]:
-            def wake(cluster: str) -> None:  # in the listener's thread
-                loop.call_soon_threadsafe(watching.wake, cluster)
-
-            return wake
-
+        listener, loop = Listener(database.url), asyncio.get_running_loop()
+        listener.subscribe(_in_loop(loop, server.wakeups.changed))
+        listener.subscribe(_in_loop(loop, networks.wake))
         if config.estimate_cells:
-            listener.subscribe(woken(cells), ESTIMATING)
-        listener.subscribe(woken(networks))
+            listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
         port = await server.start()
@@ -121,6 +101,15 @@ async def running(config: Config) -> AsyncIterator[int]:
             periodic.start()
             stack.push_async_callback(periodic.stop)
         yield port
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what makes the call in the loop's thread, from any other."""
+
+    def hand_over(cluster: str) -> None:
+        loop.call_soon_threadsafe(call, cluster)
+
+    return hand_over
 
 
 async def serve(config: Config, started: Callable[[int], None]) -> None:

@@ -306,7 +306,7 @@ async def test_a_job_without_a_way_between_its_gpus_stops_no_plan_and_leaves_oth
     assert said["one"].note.startswith(
         "no path from a100-0/gpu-0 to a100-1/gpu-0; join their switches"
     )
-    assert (said["one"].routes, said["one"].dscp, said["two"].note) == ([], -1, "")
+    assert (list(said["one"].routes), said["one"].dscp, said["two"].note) == ([], -1, "")
     assert (said["two"].dscp, said["two"].priority < math.inf) == (2, True)
 
 
