@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from formulation.errors import InvalidInput
-from formulation.tables import Bools, Floats, Ints, ranges
+from formulation.tables import Bools, Floats, Ints, ranges, starts
 
 
 def _nobody() -> Ints:
@@ -158,7 +158,7 @@ class Demand:
         return Demand(
             work_flop=self.work_flop[jobs], compute_s=self.compute_s[jobs],
             start_s=self.start_s[jobs], delay_s=self.delay_s[jobs],
-            link_start=np.concatenate([[0], np.cumsum(counts)]), link=self.link[at],
+            link_start=starts(counts), link=self.link[at],
             busy_s=self.busy_s[at], links=self.links,
         )  # fmt: skip
 

@@ -70,7 +70,7 @@ class _Ends:
             if self.kind[i] == len(kinds):
                 kinds.append(mine)
         sizes = np.array([len(k) for k in kinds], dtype=np.int64)
-        self.kind_start = np.concatenate([[0], np.cumsum(sizes)])
+        self.kind_start = starts(sizes)
         self.switch = np.concatenate(kinds) if kinds else np.empty(0, dtype=np.int64)
         self.place = ranges(np.zeros_like(sizes), sizes)  # n-th of its port
         self.first = first  # number of the first stand-in

@@ -16,7 +16,7 @@ import numpy as np
 from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
 from formulation.tables import Bools, Floats, Ints
-from solvers.network.fluid import simulate, works
+from solvers.network.fluid import meetings, simulate, works
 from solvers.network.swaps import (
     GAIN,
     Effort,
@@ -24,7 +24,6 @@ from solvers.network.swaps import (
     by_level,
     compact,
     level_moves,
-    link_groups,
 )
 
 ROUNDS: Final = 200
@@ -68,7 +67,7 @@ def floored(
         raise InvalidInput("floor", f"is {floor}; it must lie in [0, 1]")
     if demand.jobs == 0:
         return Floored(level=level, order=order, share=np.zeros(0), met=True, price=0.0)
-    groups = link_groups(demand)
+    groups = meetings(demand)
     span = (window or Window()).of(demand)
     whole = sum(_played(demand.alone_s[group], span) for group in groups)
     if (window or Window()).horizon_s is None and whole > AT_MOST / 10:

@@ -14,13 +14,11 @@ from itertools import permutations
 from typing import Final
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
 from formulation.tables import Ints
-from solvers.network.fluid import works
+from solvers.network.fluid import meetings, works
 
 GAIN: Final = 1e-6
 """The share of the work that a change must bring."""
@@ -95,20 +93,6 @@ def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
     return sorted(groups, key=cost)
 
 
-def link_groups(demand: Demand) -> list[Ints]:
-    """Return the jobs of each link group of two or more, rising; groups by their first job."""
-    d = demand
-    share = d.busy_s / d.send_s[d.job]
-    fills = np.bincount(d.link, weights=share, minlength=d.links) > 1 + 1e-9
-    keep = fills[d.link]
-    size = d.jobs + d.links
-    graph = coo_matrix((np.ones(keep.sum()), (d.job[keep], d.jobs + d.link[keep])), (size, size))
-    _, label = connected_components(graph, directed=False)
-    order = np.argsort(label[: d.jobs], kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(label[order])) + 1)
-    return sorted((p for p in parts if len(p) > 1), key=lambda p: int(p[0]))
-
-
 def swapped(
     demand: Demand, order: Ints, *, most_jobs: int = 8, moves: Moves = Moves.INSERTION,
     window: Window | None = None,
@@ -126,7 +110,7 @@ def swapped(
     rank = np.empty(demand.jobs, dtype=np.int64)
     rank[order] = np.arange(demand.jobs)
     found, window = order.copy(), window or Window()
-    groups = [group for group in link_groups(demand) if len(group) <= most_jobs]
+    groups = [group for group in meetings(demand) if len(group) <= most_jobs]
     effort = Effort(len(groups))
     for group in cheapest_first(groups, demand):
         places = np.sort(rank[group])
@@ -146,7 +130,7 @@ def releveled(
     be taken from what is returned (``by_level``).
     """
     found, window = level.copy(), window or Window()
-    groups = [group for group in link_groups(demand) if least_jobs <= len(group) <= most_jobs]
+    groups = [group for group in meetings(demand) if least_jobs <= len(group) <= most_jobs]
     effort = Effort(len(groups))
     for group in cheapest_first(groups, demand):
         found[group] = _climbed(

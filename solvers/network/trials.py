@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from formulation.network.contention import Contention, demand_of
-from formulation.tables import Ints, ranges
+from formulation.tables import Ints, ranges, starts
 from solvers.network.fluid import works
 from solvers.network.swaps import (
     GAIN,
@@ -86,10 +86,10 @@ def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
     part = Contention(
         jobs=tuple(c.jobs[job] for job in jobs.tolist()), work_flop=c.work_flop[jobs],
         compute_s=c.compute_s[jobs], start_s=c.start_s[jobs], gpus=c.gpus[jobs],
-        fixed_start=_starts(fixed_counts), fixed_link=c.fixed_link[fixed],
+        fixed_start=starts(fixed_counts), fixed_link=c.fixed_link[fixed],
         fixed_bytes=c.fixed_bytes[fixed], fixed_delay_s=c.fixed_delay_s[jobs],
-        bundle_start=_starts(bundle_counts), bundle_bytes=c.bundle_bytes[bundles],
-        bundle_messages=c.bundle_messages[bundles], candidate_start=_starts(counts),
+        bundle_start=starts(bundle_counts), bundle_bytes=c.bundle_bytes[bundles],
+        bundle_messages=c.bundle_messages[bundles], candidate_start=starts(counts),
         candidate=c.candidate[ranges(c.candidate_start[bundles], counts)],
         path_start=c.path_start, path_link=c.path_link, path_delay_s=c.path_delay_s,
         link_bytes_per_s=c.link_bytes_per_s,
@@ -166,7 +166,3 @@ def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
         if found.work > best.work * (1 + GAIN):
             best = found
     return best.chosen, np.argsort(-best.level, kind="stable")
-
-
-def _starts(counts: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])

@@ -146,3 +146,11 @@ def test_a_job_without_a_part_in_the_network_says_why(
     shown = tessera("job", "one").stdout
     assert "no part: what its Cell sends is not known" in shown
     assert "what its Cell sends is not known" in tessera("network").stdout
+
+
+def test_a_job_is_shown_by_its_full_name_whatever_the_cluster_of_the_command(
+    tessera: Tessera, described: Path
+) -> None:
+    submit(tessera, "mine")
+    shown = tessera("job", "clusters/c/jobs/mine", "-c", "absent")
+    assert "mine" in shown.stdout

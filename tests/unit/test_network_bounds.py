@@ -28,9 +28,9 @@ from formulation.topologies.shapes import SHAPES
 from solvers.network import floor, swaps
 from solvers.network.factors import Clip, factors
 from solvers.network.floor import floored
-from solvers.network.fluid import Run, simulate, works
+from solvers.network.fluid import Run, meetings, simulate, works
 from solvers.network.replan import replan
-from solvers.network.swaps import Effort, Window, link_groups, swapped
+from solvers.network.swaps import Effort, Window, swapped
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -98,7 +98,7 @@ def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
     monkeypatch.setattr(swaps.Effort.__init__, "__defaults__", (20_000.0,))
     even, uneven = a_demand(*_uneven(1.0)), a_demand(*_uneven(1e6))
     order = np.arange(3)
-    assert link_groups(uneven)
+    assert meetings(uneven)
     assert swapped(uneven, order).tolist() == [0, 1, 2]
     assert sum(played) == 0
     swapped(even, order)

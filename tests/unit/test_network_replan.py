@@ -12,7 +12,7 @@ from formulation.network.check import network_violations
 from formulation.network.contention import Demand, demand_of
 from formulation.tables import Floats, Ints
 from solvers.network.floor import floored
-from solvers.network.fluid import simulate, works
+from solvers.network.fluid import meetings, simulate, works
 from solvers.network.paths import select
 from solvers.network.replan import Options, Variant, joint, replan, replanned
 from solvers.network.rivals.ecmp import hashed
@@ -21,7 +21,6 @@ from solvers.network.swaps import (
     Window,
     by_level,
     compact,
-    link_groups,
     releveled,
     swapped,
 )  # fmt: skip
@@ -64,7 +63,7 @@ def test_jobs_form_a_group_only_through_links_that_they_can_fill() -> None:
         FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1, 2: 0.4}), FluidJob(busy_s={0: 2, 3: 1}),
         FluidJob(busy_s={2: 0.5, 4: 1}), FluidJob(),
     )  # fmt: skip
-    assert [group.tolist() for group in link_groups(demand)] == [[0, 2]]
+    assert [group.tolist() for group in meetings(demand)] == [[0, 2]]
 
 
 def test_all_moves_find_the_best_order_and_others_one_that_no_neighbour_betters() -> None:

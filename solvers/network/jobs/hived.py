@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from formulation.placement import Gang
-from formulation.tables import Bools, Ints
+from formulation.tables import Bools, Ints, starts
 from formulation.topologies.topology import Topology
 from solvers.network.jobs.cells import Level, cells
 from solvers.network.jobs.placers import Free, positive
@@ -29,7 +29,7 @@ class HiveD:
         self._cell = cells(topology)
         self._waits = waits
         sizes = np.array([len(topology.gpus_of(h)) for h in range(len(topology.hosts))])
-        self._begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each host
+        self._begin = starts(sizes)  # of each host
         self._gpu = [np.unique(cell, return_index=True)[1] for cell in self._cell]  # first of cells
         self._size = np.bincount(self._cell[Level.HOST])
 
