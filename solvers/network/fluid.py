@@ -18,6 +18,7 @@ from formulation.network.contention import Demand
 from formulation.tables import Floats, Ints
 from solvers.kernels.jit import fixed
 from solvers.network.kernels import fluid as kernel
+from solvers.network.kernels import groups
 
 MOMENT = 1e-9
 """Events closer than this share of the shortest iteration come at one moment."""
@@ -111,7 +112,7 @@ class _Prepared:
     """A demand as the loops want it."""
 
     times: kernel.Times
-    uses: kernel.Uses
+    uses: groups.Uses
     groups: kernel.Groups
 
 
@@ -121,9 +122,9 @@ def _prepared(demand: Demand) -> _Prepared:
     np.maximum.at(send_s, d.job, d.busy_s)
     link, use_start = fixed(d.link), fixed(d.link_start)
     share = d.busy_s / send_s[d.job]
-    keep = kernel.tight((use_start, link, fixed(share)), d.links)
+    keep = groups.tight((use_start, link, fixed(share)), d.links)
     kept_start = np.concatenate([[0], np.cumsum(keep)])[d.link_start]
-    group_start, member, first_link, renamed = kernel.grouped(
+    group_start, member, first_link, renamed = groups.grouped(
         fixed(kept_start), fixed(d.link[keep]), d.links
     )
     times = fixed(d.compute_s), fixed(d.start_s), fixed(d.delay_s), fixed(send_s)
@@ -142,7 +143,7 @@ def _window(demand: Demand, horizon_s: float, warm_s: float) -> kernel.Window:
     return float(warm_s), end_s, max(apart_s, 4 * float(np.spacing(end_s)))
 
 
-def _pairs(uses: kernel.Uses, jobs: Ints) -> tuple[Ints, Ints]:
+def _pairs(uses: groups.Uses, jobs: Ints) -> tuple[Ints, Ints]:
     """Return the places in ``jobs`` of each two that meet on a link; none where they are too many to name."""
     use_start, link, _ = uses
     if len(jobs) * (len(jobs) - 1) // 2 > _MOST_CODED:
