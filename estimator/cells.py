@@ -125,6 +125,11 @@ def coarsened(graph: Graph, most: int) -> Graph:
     return merged(graph, most)
 
 
+def coarse_for(graph: Graph, stages: int) -> Graph:
+    """Return the graph in :data:`COARSE_LAYERS`, or in as many layers as a deeper pipeline has stages."""
+    return coarsened(graph, max(COARSE_LAYERS, stages))
+
+
 def degrees_of(gpus: int) -> list[int]:
     """Return the usual pipeline degrees, 1, 2, 4 ... up to the GPUs and the coarse layers.
 
@@ -149,7 +154,7 @@ def cells(
     asked = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
     if asked and asked[0] < 1:
         raise InvalidInput("degrees", f"must be at least 1, not {asked[0]}")
-    coarse = replace(setting, graph=coarsened(setting.graph, max(COARSE_LAYERS, asked[-1])))
+    coarse = replace(setting, graph=coarse_for(setting.graph, asked[-1]))
     best: dict[int, Plan] = {}
     for count, some in counts_of(asked, setting.training, micro_batches).items():
         training = setting.training.within(count)

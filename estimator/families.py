@@ -18,7 +18,7 @@ from typing import Final
 from estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find
 from estimator.architectures.resnet import WideResNet, wide_resnet
 from estimator.architectures.transformer import Transformer, transformer
-from estimator.cells import COARSE_LAYERS, coarsened, on_sheets
+from estimator.cells import coarse_for, on_sheets
 from estimator.graph import Graph, balanced_ends
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.memory import States
@@ -182,7 +182,7 @@ def _planned(
     are compute's here, and only what crosses hosts is left as traffic.
     """
     setting = on_sheets(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
-    coarse = coarsened(graph, max(COARSE_LAYERS, stages))
+    coarse = coarse_for(graph, stages)
     ends = balanced_ends(coarse.flops, stages).tolist()
     dp = gpus // (tp * stages)
     plan = Plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from estimator.cells import COARSE_LAYERS, MicroBatches, Setting, coarsened, counts_of, priced
+from estimator.cells import MicroBatches, Setting, coarse_for, counts_of, priced
 from estimator.memory import Overflow, in_flight, overflow
 from estimator.planning.tightest import tightest_plan
 from estimator.plans import StageCosts
@@ -24,7 +24,7 @@ def misses(
     ``cells`` was asked for, ``known`` what it answered.
     """
     asked = sorted(set(degrees))
-    coarse = coarsened(setting.graph, max(COARSE_LAYERS, asked[-1]))
+    coarse = coarse_for(setting.graph, asked[-1])
     found: dict[int, Overflow | None] = {s: None for s in asked if s not in known}
     for count, some in counts_of(list(found), setting.training, rule).items():
         if not some:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from estimator.calibration import Parameter, Subject
-from estimator.cells import COARSE_LAYERS, Setting, chosen, coarsened
+from estimator.cells import Setting, chosen, coarse_for
 from estimator.costs import candidates_of, stage_costs
 from estimator.planning.options import options_of
 from estimator.planning.search import latency_of
@@ -151,7 +151,8 @@ class CellTimes:
         """Return what the times of a subject are made of; kept, as it does not depend on the parameters."""
         if subject not in self._parts:
             setting = self._setting_of(subject)
-            coarse = replace(setting, graph=coarsened(setting.graph, COARSE_LAYERS))
+            deepest = max(self._degrees_of(subject))
+            coarse = replace(setting, graph=coarse_for(setting.graph, deepest))
             self._parts[subject] = parts_of(coarse, self._rates, self._chooser.candidates(coarse))
         return self._parts[subject]
 

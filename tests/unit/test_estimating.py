@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from estimator.cells import COARSE_LAYERS
 from estimator.hardware import GIB
 from estimator.plans import shape_of
 from formulation.errors import InvalidInput
@@ -76,6 +77,13 @@ def test_what_fits_nowhere_is_infeasible_and_no_error() -> None:
 def test_degrees_above_the_gpus_are_left_out() -> None:
     found = an_estimator().cells(BERT, "a100", 2, [1, 2, 4])
     assert [c.record.pipeline_degree for c in found] == [1, 2]
+
+
+def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
+    usual, deep = an_estimator().cells(BERT, "a100", 24, [8, COARSE_LAYERS + 8])
+    assert deep.plan is not None
+    assert len(deep.plan.stages) == COARSE_LAYERS + 8
+    assert 0.5 < deep.record.iter_time_s / usual.record.iter_time_s < 4
 
 
 def test_a_measured_cell_corrects_like_ones_and_makes_them_surer() -> None:
