@@ -129,7 +129,7 @@ class Deriving:
         specs = {(spec.model, spec.params): spec for spec in known.models}
         models = known_models((w.workload for w in known.wanted if not w.derived_from), ())
         reasons: dict[Workload, Reason] = {}
-        tasks: list[_Task] = []
+        hardware, tasks = self._of(known), list[_Task]()
         for wanted in known.wanted:
             workload = wanted.workload
             spec = specs.get((workload.model, workload.params))
@@ -141,7 +141,7 @@ class Deriving:
                 if not wanted.derived_from:
                     reasons[workload] = self._nowhere(known, wanted)
                 continue
-            hardware, profiles = self._of(known), _profiles(known, workload)
+            profiles = _profiles(known, workload)
             key = fingerprint(workload, spec, asked, hardware, measurements, profiles)
             if key != wanted.derived_from:
                 tasks.append(_Task(wanted=wanted, asked=asked, key=key))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from formulation.errors import InvalidInput
-from service.agent import replay_job
 from service.agent.gangs import Gang
-from service.agent.process import Process
 from service.agent.replay import ReplayHandle
 from service.agent.runtime import NOTHING, Handle, Runtime
 
@@ -47,24 +44,15 @@ class ProfilerRuntime:
             "job": gang.job, "gpu_type": gang.gpu_type,
             "node": gang.leader, "cluster": self.cluster, "servers": self.servers,
         }  # fmt: skip
-        process = Process.spawn(
-            [sys.executable, "-m", MODULE],
-            json.dumps(spec),
-            identity=directory / "process.json",
-            errors=directory / "errors.log",
-            blocked=replay_job.STOP,
-            environment={
-                **self.environment,
-                **environment,
-                **{n: self._device(n, gpu) for n in VISIBLE},
-            },
-        )
-        return ReplayHandle(process, directory)
+        visible = {name: self._device(name, gpu) for name in VISIBLE}
+        return ReplayHandle.spawn(
+            [sys.executable, "-m", MODULE], spec, directory,
+            {**self.environment, **environment, **visible},
+        )  # fmt: skip
 
     def adopt(self, directory: Path) -> Handle | None:
         """Return the handle of the process that an earlier agent started there, dead or alive."""
-        process = Process.adopt(directory / "process.json")
-        return ReplayHandle(process, directory) if process else None
+        return ReplayHandle.adopt(directory)
 
     def _device(self, name: str, gpu: int) -> str:
         """Return what the variable ``name`` is to say: a GPU among those that the agent itself may see."""

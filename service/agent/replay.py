@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from formulation.errors import InvalidInput
 from service.agent import replay_job
@@ -45,20 +46,12 @@ class ReplayRuntime:
             "restart_s": gang.restart_s, "fail_at": fail_at(gang.command),
             "clock_factor": self.clock_factor, "checkpoint_s": self.checkpoint_s,
         }  # fmt: skip
-        process = Process.spawn(
-            python_argv(Path(replay_job.__file__)),
-            json.dumps(spec),
-            identity=directory / "process.json",
-            errors=directory / "errors.log",
-            blocked=replay_job.STOP,
-            environment=environment,
-        )
-        return ReplayHandle(process, directory)
+        argv = python_argv(Path(replay_job.__file__))
+        return ReplayHandle.spawn(argv, spec, directory, environment)
 
     def adopt(self, directory: Path) -> Handle | None:
         """Return the handle of the process that an earlier agent started there, dead or alive."""
-        process = Process.adopt(directory / "process.json")
-        return ReplayHandle(process, directory) if process else None
+        return ReplayHandle.adopt(directory)
 
 
 class ReplayHandle:
@@ -67,6 +60,24 @@ class ReplayHandle:
     def __init__(self, process: Process, directory: Path) -> None:
         self._process = process
         self._directory = directory
+
+    @classmethod
+    def spawn(
+        cls, argv: list[str], spec: Mapping[str, object], directory: Path,
+        environment: Mapping[str, str],
+    ) -> Self:  # fmt: skip
+        """Start the process, which reads ``spec``. Raises OSError."""
+        process = Process.spawn(
+            argv, json.dumps(spec), identity=directory / "process.json",
+            errors=directory / "errors.log", blocked=replay_job.STOP, environment=environment,
+        )  # fmt: skip
+        return cls(process, directory)
+
+    @classmethod
+    def adopt(cls, directory: Path) -> Self | None:
+        """Return the process that an earlier agent started there, dead or alive; None: there is none."""
+        process = Process.adopt(directory / "process.json")
+        return cls(process, directory) if process else None
 
     async def begun(self) -> None:
         """Return once it says that it runs, or is dead; of an adopted process: once it is dead."""
