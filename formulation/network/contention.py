@@ -211,6 +211,9 @@ def joined(parts: Sequence[Contention]) -> Contention:
     arrays["candidate"] = np.concatenate(
         [p.candidate + n for p, n in zip(parts, paths, strict=True)]
     )
+    told = all(len(p.bundle_source) == len(p.bundle_bytes) for p in parts)
+    for name in ("bundle_source", "bundle_target"):
+        arrays[name] = np.concatenate([getattr(p, name) for p in parts]) if told else _nobody()
     return replace(first, jobs=tuple(name for part in parts for name in part.jobs), **arrays)
 
 

@@ -180,7 +180,7 @@ def cell_traffic(text: str) -> CellTraffic:
         plain = json.loads(text)
         stages = tuple(StageTraffic(**_stage(stage)) for stage in plain.pop("stages"))
         return CellTraffic(**{key: float(plain[key]) for key in plain}, stages=stages)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise InvalidInput("traffic", f"is not the traffic of a Cell: {error}") from error
 
 

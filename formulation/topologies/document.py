@@ -14,7 +14,7 @@ import numpy as np
 from formulation.errors import InvalidInput
 from formulation.topologies import builders
 from formulation.topologies.drafts import Draft
-from formulation.topologies.fields import Fields, items, near, shown, text
+from formulation.topologies.fields import Fields, items, near, real, shown, text
 from formulation.topologies.shapes import SHAPES, HostShape
 from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
@@ -259,10 +259,11 @@ def _columns(document: object) -> Topology:
 
 
 def _numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    values = [value for _, value in f.items(key)]
-    for i, value in enumerate(values):
+    values = []
+    for where, value in f.items(key):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput(f"{f.at(key)}[{i}]", f"must be a number, not {shown(value)}")
+            raise InvalidInput(where, f"must be a number, not {shown(value)}")
+        values.append(real(value))
     return np.array(values, dtype=np.float64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Iterator
 from typing import Final
@@ -127,6 +128,14 @@ def whole(where: str, value: object, low: int, high: int) -> int:
     return value
 
 
+def real(value: float) -> float:
+    """Return the number as a float; infinite where a whole number has too many digits for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def near(value: object, allowed: Collection[str]) -> str:
     """Return a hint at the word that was meant, if one is alike."""
     found = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
@@ -154,7 +163,7 @@ def _amount(
     if match is not None and match[2] in units:
         found = float(match[1]) * units[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value)
+        found = real(value)
     if not low <= found <= high:
         raise InvalidInput(where, f"must be {wanted}, not {shown(value)}")
     return found

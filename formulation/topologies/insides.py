@@ -59,7 +59,6 @@ class Insides:
                 known[looks] = len(self._kinds)
                 self._kinds.append(_searched(v.tier[mine], is_port[mine], *ends))
             self._kind_of[host] = known[looks]
-        self._first = vertices[starts[:-1]] if len(vertices) and hosts else starts[:-1]
         self._vertices, self._starts = vertices, starts
 
     def port(self, gpus: Ints) -> Ints:

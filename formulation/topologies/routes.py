@@ -165,11 +165,13 @@ class Routes:
         )
 
     def _in_order(self, at: int, links: list[int]) -> tuple[int, ...]:
-        e = self.topology.links
-        leaves = {int(e.source[link]): link for link in links}
+        e, host = self.topology.links, self.topology.vertices.host
+        leaves: dict[int, list[int]] = {}
+        for link in sorted(links, key=lambda link: -int(host[e.target[link]])):
+            leaves.setdefault(int(e.source[link]), []).append(link)
         found = []
-        while at in leaves:
-            found.append(leaves[at])
+        while left := leaves.get(at):
+            found.append(left.pop())  # a port that is passed twice leads to its switch first
             at = int(e.target[found[-1]])
         return tuple(found)
 

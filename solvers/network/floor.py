@@ -114,9 +114,11 @@ def _raised(
     effort: Effort,
 ) -> Ints:  # fmt: skip
     """Return the levels of one group, (J,), after raising who is below the floor as long as it helps."""
-    meets, each = _meets(demand), _played(demand.alone_s, span)
+    each = _played(demand.alone_s, span)
     rounds = min(ROUNDS, int(effort.share() / each))
-    at_once = max(AT_ONCE, 1 / max(rounds, 1))
+    if rounds < 1:
+        return level  # before anything is held for each two of so many jobs
+    meets, at_once = _meets(demand), max(AT_ONCE, 1 / rounds)
     now, best, least = level, level, np.inf
     seen: set[bytes] = set()
     for _ in range(rounds):

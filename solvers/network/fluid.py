@@ -23,6 +23,9 @@ from solvers.network.kernels import groups
 MOMENT = 1e-9
 """Events closer than this share of the shortest iteration come at one moment."""
 
+MOST_NOISE = 5.0
+"""With much more some iterations last no time at all, and events never end."""
+
 _MOST_CODED = 39  # pairs of jobs, each above, below or beside, that an int64 can name: 3^39 < 2^63
 
 
@@ -53,8 +56,8 @@ def simulate(
     """
     if len(level) != demand.jobs:
         raise InvalidInput("level", f"has {len(level)} entries for {demand.jobs} jobs")
-    if not 0 <= noise < math.inf or seed < 0:
-        raise InvalidInput("noise", "and seed must be at least 0")
+    if not 0 <= noise <= MOST_NOISE or seed < 0:
+        raise InvalidInput("noise", f"must be 0 to {MOST_NOISE:g}, and seed at least 0")
     begin_s = np.zeros(demand.jobs) if offset_s is None else np.asarray(offset_s, np.float64)
     if len(begin_s) != demand.jobs or not ((begin_s >= 0) & np.isfinite(begin_s)).all():
         raise InvalidInput("offset_s", "must be a number of at least 0 for each job")
@@ -118,8 +121,7 @@ class _Prepared:
 
 def _prepared(demand: Demand) -> _Prepared:
     d = demand
-    send_s = np.zeros(d.jobs)
-    np.maximum.at(send_s, d.job, d.busy_s)
+    send_s = d.send_s
     link, use_start = fixed(d.link), fixed(d.link_start)
     share = d.busy_s / send_s[d.job]
     keep = groups.tight((use_start, link, fixed(share)), d.links)

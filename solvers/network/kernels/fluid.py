@@ -371,6 +371,7 @@ def fill(
                 at = users[0][seen[k]], users[0][seen[k] + 1]
                 rising -= stop(uses, users[1][at[0] : at[1]], who, first_link, height, first, end,
                                fresh, scratch)  # fmt: skip
+                weight[seen[k]] = 0.0  # nobody rises there; a rest of rounding would hold all
     for k in range(tight):
         weight[seen[k]] = 0.0
 

@@ -5,6 +5,8 @@ A job's coflow is one iteration's traffic, a port is a link. Paths are ECMP's: S
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from formulation.network.contention import Contention, Demand, demand_of
@@ -12,6 +14,9 @@ from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
 from solvers.network.rivals.ecmp import hashed
 from solvers.network.rivals.levels import alone_then_rest, contended_first
+
+_LEAST_S: Final = float(np.finfo(np.float64).tiny)
+"""A link that somebody waits for is busier than one that nobody does."""
 
 
 def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
@@ -42,9 +47,10 @@ def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
         left[there] = np.maximum(left[there] - worth[at] * time_s, 0)
         order[place], unplaced[last] = last, False
         gone = slice(*demand.link_start[last : last + 2])
-        waiting[demand.link[gone]] -= 1
-        load_s[demand.link[gone]] -= demand.busy_s[gone]
-        load_s[demand.link[gone]] *= waiting[demand.link[gone]] > 0  # no rounding stays behind
+        links = demand.link[gone]
+        waiting[links] -= 1
+        rest_s = np.maximum(load_s[links] - demand.busy_s[gone], _LEAST_S)
+        load_s[links] = np.where(waiting[links] > 0, rest_s, 0.0)  # whatever rounding makes of it
     return order
 
 

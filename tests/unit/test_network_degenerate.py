@@ -1,0 +1,134 @@
+"""Inputs at the edge of what is allowed: they are carried out or refused, and nothing hangs or breaks."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.network.contention import joined
+from formulation.network.traffic import cell_traffic
+from formulation.topologies.document import read
+from formulation.topologies.routes import Routes
+from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from solvers.network.floor import floored
+from solvers.network.fluid import simulate
+from solvers.network.rivals.sincronia import bssi
+from solvers.network.swaps import Window
+from tests.support.networks import FluidJob, a_demand
+from tests.unit.test_network_rivals import a_contention
+
+GPU, NIC, TOR = Tier.GPU, Tier.NIC, Tier.TOR
+DIGITS = 10**400
+
+
+def a_topology(vertices: dict[str, tuple[Tier, int]], cables: list[tuple[str, str]]) -> Topology:
+    """Return vertices of a tier in a host, and cables between them; two hosts."""
+    at = {name: i for i, name in enumerate(vertices)}
+    ends = np.array([(at[a], at[b]) for x, y in cables for a, b in ((x, y), (y, x))])
+    return Topology(
+        hosts=("left", "right"),
+        vertices=Vertices(
+            name=tuple(vertices), tier=np.array([tier for tier, _ in vertices.values()]),
+            host=np.array([host for _, host in vertices.values()]),
+        ),
+        links=Links(
+            source=ends[:, 0], target=ends[:, 1], bytes_per_s=np.full(len(ends), 1e9),
+            delay_s=np.zeros(len(ends)),
+        ),
+    )  # fmt: skip
+
+
+def test_thousands_of_senders_that_stop_at_one_link_leave_the_others_to_rise() -> None:
+    """Shares that are added and taken away again leave a rest that no sender has."""
+    shares = np.random.default_rng(2).random(2000).tolist()
+    crowd = [
+        FluidJob(compute_s=1e-3, start_s=0.0, busy_s={0: s, 2 + j: 1.0})
+        for j, s in enumerate(shares)
+    ]
+    crowd[0] = replace(crowd[0], busy_s={**crowd[0].busy_s, 1: 1e-3})
+    pair = [FluidJob(compute_s=1e-3, start_s=0.0, busy_s={1: 0.6}) for _ in range(2)]
+    demand = a_demand(*crowd, *pair)
+    run = simulate(demand, np.zeros(demand.jobs, np.int64), horizon_s=0.01)
+    assert run.comm[:-2] == pytest.approx(1 / sum(shares), rel=1e-9)
+    assert run.comm[-2:] == pytest.approx((1 - 1e-3 / sum(shares)) / 2, rel=1e-9)
+
+
+def test_noise_that_leaves_no_time_to_compute_is_refused() -> None:
+    demand = a_demand(FluidJob(busy_s={0: 1.0}), FluidJob(busy_s={0: 1.0}))
+    with pytest.raises(InvalidInput, match="noise"):
+        simulate(demand, np.array([0, 0]), horizon_s=10.0, noise=40.0)
+
+
+def test_sincronia_orders_jobs_whose_times_differ_by_more_than_a_sum_can_hold() -> None:
+    demand = a_demand(FluidJob(busy_s={1: 1e3}), FluidJob(busy_s={1: 1e-15}))
+    assert bssi(demand).tolist() == [1, 0]
+
+
+def test_a_group_too_large_to_be_played_keeps_its_levels_at_no_price_in_memory() -> None:
+    jobs = 3000
+    demand = a_demand(
+        *(FluidJob(compute_s=1e-3, start_s=0.0, busy_s={0: 1.0}) for _ in range(jobs))
+    )
+    level, order = np.zeros(jobs, np.int64), np.arange(jobs)
+    simulate(demand, level, horizon_s=1.0)  # compiled before it is measured
+    tracemalloc.start()
+    found = floored(demand, level, order, 8, 1.0, window=Window(horizon_s=18.0))
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.level.tolist() == level.tolist()
+    assert not found.met
+    assert most_bytes < jobs * jobs  # nothing for each two of them
+
+
+def test_joined_contentions_know_the_ends_of_all_bundles_or_of_none() -> None:
+    one, other = (
+        replace(
+            a_contention(fixed=[{}], bundles=[[[[0], [1]]]], names=[name]),
+            bundle_source=np.array([at]), bundle_target=np.array([at + 1]),
+        )
+        for name, at in (("a", 3), ("b", 5))
+    )  # fmt: skip
+    whole = joined([one, other])
+    assert whole.bundle_source.tolist() == [3, 5]
+    assert whole.bundle_target.tolist() == [4, 6]
+    unasked = a_contention(fixed=[{}], bundles=[[[[0], [1]]]], names=["c"])
+    assert joined([one, unasked]).bundle_source.size == 0
+
+
+def test_a_host_without_any_part_is_no_obstacle_to_the_ways_of_others() -> None:
+    topology = a_topology(
+        {"a": (GPU, 0), "b": (NIC, 0), "s": (TOR, NOWHERE)}, [("a", "b"), ("b", "s")]
+    )
+    assert len(Routes(topology).insides.ports) == 1
+
+
+def test_gpus_that_meet_only_outside_their_host_pass_its_port_twice() -> None:
+    topology = a_topology(
+        {"a": (GPU, 0), "b": (GPU, 0), "n": (NIC, 0), "s": (TOR, NOWHERE), "c": (GPU, 1)},
+        [("a", "n"), ("b", "n"), ("n", "s"), ("c", "s")],
+    )
+    (path,) = Routes(topology).between(0, 1)
+    assert [topology.link_name(link) for link in path] == ["a > n", "n > s", "s > n", "n > b"]
+
+
+def test_a_whole_number_of_hundreds_of_digits_is_refused_where_it_stands() -> None:
+    fabric = {"kind": "clos", "hosts": 2, "host": "a100", "tors": 1, "aggregations": 1}
+    with pytest.raises(InvalidInput, match="tor_bytes_per_s"):
+        read(fabric | {"tor_bytes_per_s": DIGITS})
+    links = {"source": [0], "target": [1], "bytes_per_s": [DIGITS], "delay_s": [0]}
+    vertices = {"name": ["a", "b"], "tier": [4, 4], "host": [-1, -1]}
+    for name in ("bytes_per_s", "delay_s"):
+        with pytest.raises(InvalidInput, match=f"links.{name}"):
+            read({"kind": "columns", "hosts": [], "vertices": vertices,
+                  "links": links | {"bytes_per_s": [1e9], name: [DIGITS]}})  # fmt: skip
+
+
+@pytest.mark.parametrize(("work", "dp"), [(str(DIGITS), "1"), ("1", "Infinity"), ("1", "NaN")])
+def test_traffic_with_numbers_that_do_not_fit_is_refused(work: str, dp: str) -> None:
+    text = f'{{"work_flop":{work},"compute_s":1,"start_s":0,"stages":[{{"dp":{dp},"tp":1}}]}}'
+    with pytest.raises(InvalidInput, match="traffic"):
+        cell_traffic(text)
