@@ -40,8 +40,7 @@ def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
     for job in range(len(contention.jobs)):
         for link in _links_of(contention, plan, job):
             users.setdefault(link, set()).add(job)
-    rank = np.empty(len(contention.jobs), dtype=np.int64)
-    rank[plan.order] = np.arange(len(contention.jobs))
+    rank = plan.rank
     found: dict[tuple[int, int], Violation] = {}
     for link, jobs in users.items():
         on_link = np.array(sorted(jobs, key=lambda j: int(rank[j])), dtype=np.int64)

@@ -85,12 +85,11 @@ def bisection_bytes_per_s(topology: Topology) -> float | None:
         room.setdefault(b, {}).setdefault(a, 0.0)
     source, sink, endless = -1, -2, float(e.bytes_per_s.sum())
     half = len(tors) // 2
-    room[source] = {tor: endless for tor in tors[:half]}
-    room[sink] = {}
-    for tor in tors:
-        room.setdefault(tor, {})[sink if tor in tors[half:] else source] = endless * (
-            tor in tors[half:]
-        )
+    room[source], room[sink] = dict.fromkeys(tors[:half], endless), {}
+    for tor in tors[:half]:
+        room.setdefault(tor, {})[source] = 0.0
+    for tor in tors[half:]:
+        room.setdefault(tor, {})[sink] = endless
     return _flow(room, source, sink)
 
 
