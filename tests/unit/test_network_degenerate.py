@@ -14,8 +14,10 @@ from formulation.network.traffic import cell_traffic
 from formulation.topologies.document import read
 from formulation.topologies.routes import Routes
 from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from solvers.network.compression import compression_of
 from solvers.network.floor import floored
 from solvers.network.fluid import simulate
+from solvers.network.rivals.circles import circle
 from solvers.network.rivals.sincronia import bssi
 from solvers.network.swaps import Window
 from tests.support.networks import FluidJob, a_demand
@@ -132,3 +134,18 @@ def test_traffic_with_numbers_that_do_not_fit_is_refused(work: str, dp: str) -> 
     text = f'{{"work_flop":{work},"compute_s":1,"start_s":0,"stages":[{{"dp":{dp},"tp":1}}]}}'
     with pytest.raises(InvalidInput, match="traffic"):
         cell_traffic(text)
+
+
+def test_levels_are_the_best_where_the_least_urgent_job_is_by_far_the_most_intense() -> None:
+    """Nothing is lost by it, so it must not take from the weights of the others."""
+    demand = a_demand(*(FluidJob(work=work, busy_s={0: 1.0}) for work in (3e5, 1e5, 1.0, 1e25)))
+    found = compression_of(demand, np.arange(4), 2)
+    assert found.level.tolist() == [1, 0, 0, 0]
+    assert found.lost == 2e5 + 1
+
+
+def test_iterations_of_a_nanosecond_and_of_years_have_a_rough_circle() -> None:
+    with np.errstate(invalid="raise"):
+        found = circle(np.array([1e-9, 1e9]))
+    assert found.counts.tolist() == [1, 128]
+    assert found.error == pytest.approx(1.0)

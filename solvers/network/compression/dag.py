@@ -135,10 +135,11 @@ def _edges(vertex: Ints, link: Ints, links: int, count: int) -> tuple[Ints, Narr
 
 def _integers(intensity: Floats, edges: Ints) -> Ints:
     """Return weights of the same ratios, rounded up; over all edges they sum to at most ``TOTAL``."""
-    top = float(intensity.max(initial=0.0))
+    counts = edges > 0  # however intense a vertex without edges is, it has no weight
+    top = float(intensity.max(initial=0.0, where=counts))
     if top == 0:
         return np.zeros(len(intensity), np.int64)
-    share = intensity / top
+    share = np.where(counts, intensity, 0.0) / top
     room = TOTAL - edges.sum()  # what rounding up may add
     found: Ints = np.ceil(share * (room / max(float(share @ edges), 1.0))).astype(np.int64)
     return found

@@ -47,7 +47,8 @@ def circle(period_s: Floats) -> Circle:
     shortest_s = float(period_s.min())
     best: Circle | None = None
     for parts in range(1, FINEST + 1):
-        counts = np.maximum(np.rint(period_s * parts / shortest_s), 1).astype(np.int64)
+        longest = LAPS * parts + 1  # and longer ones find no place either
+        counts = np.clip(np.rint(period_s * parts / shortest_s), 1, longest).astype(np.int64)
         around = math.lcm(*set(counts.tolist()))
         if around > LAPS * parts:
             continue
