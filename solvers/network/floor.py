@@ -19,6 +19,7 @@ from formulation.tables import Bools, Floats, Ints
 from solvers.network.fluid import meetings, simulate, works
 from solvers.network.swaps import (
     GAIN,
+    PERIODS,
     Effort,
     Window,
     by_level,
@@ -68,22 +69,20 @@ def floored(
     if demand.jobs == 0:
         return Floored(level=level, order=order, share=np.zeros(0), met=True, price=0.0)
     groups = meetings(demand)
-    span = (window or Window()).of(demand)
-    whole = sum(_played(demand.alone_s[group], span) for group in groups)
-    if (window or Window()).horizon_s is None and whole > AT_MOST / 10:
-        cut = max(SHORT, AT_MOST / 10 / whole)
-        span = span[0] * cut, span[1] * cut
-    before = _shares(demand, level, span)
+    spans = _spans(demand, groups, window or Window())
+    before = _shares_of(demand, level, groups, spans)
     found, share = level.copy(), before
-    groups = [g for g in groups if (before[g] < floor - CLOSE).any()]
-    effort = Effort(2 * len(groups), AT_MOST)
-    for group in sorted(groups, key=len):
+    short = [
+        each for each in zip(groups, spans, strict=True) if _below(before[each[0]], floor).any()
+    ]
+    effort = Effort(2 * len(short), AT_MOST)
+    for group, span in sorted(short, key=lambda each: len(each[0])):
         part = compact(demand, group)
         found[group] = _raised(part, level[group], levels, floor, span, effort)
         if len(group) <= most_jobs:
             found[group] = _cheapened(part, found[group], levels, floor, span, effort)
     if (found != level).any():
-        share = _shares(demand, found, span)
+        share = _shares_of(demand, found, groups, spans)
     rate = demand.work_flop / demand.alone_s
     work = float(rate @ before)
     return Floored(
@@ -91,6 +90,32 @@ def floored(
         met=not _below(share, floor).any(),
         price=1 - float(rate @ share) / work if work > 0 else 0.0,
     )  # fmt: skip
+
+
+def _spans(demand: Demand, groups: list[Ints], window: Window) -> list[tuple[float, float]]:
+    """Return the window of each group: that of all jobs, which can then be played at once, or its own where
+    fast jobs would end that one before the slowest has done its iterations."""
+    spans = [window.of(demand)] * len(groups)
+    if window.horizon_s is not None or not groups:
+        return spans
+    if spans[0][0] < PERIODS * float(demand.alone_s.max()):
+        spans = [window.of(demand.among(group)) for group in groups]
+    each = zip(groups, spans, strict=True)
+    whole = sum(_played(demand.alone_s[group], span) for group, span in each)
+    cut = max(SHORT, min(1.0, AT_MOST / 10 / whole))
+    return [(horizon_s * cut, warm_s * cut) for horizon_s, warm_s in spans]
+
+
+def _shares_of(
+    demand: Demand, level: Ints, groups: list[Ints], spans: list[tuple[float, float]]
+) -> Floats:
+    """Return rates over rates alone, (J,), of each group over its window; 1: meets nobody."""
+    if len(set(spans)) == 1:
+        return _shares(demand, level, spans[0])
+    found = np.ones(demand.jobs)
+    for group, span in zip(groups, spans, strict=True):
+        found[group] = _shares(demand.among(group), level[group], span)
+    return found
 
 
 def _shares(demand: Demand, level: Ints, span: tuple[float, float]) -> Floats:

@@ -149,3 +149,18 @@ def test_iterations_of_a_nanosecond_and_of_years_have_a_rough_circle() -> None:
         found = circle(np.array([1e-9, 1e9]))
     assert found.counts.tolist() == [1, 128]
     assert found.error == pytest.approx(1.0)
+
+
+def test_a_floor_holds_for_slow_jobs_beside_thousands_of_fast_ones() -> None:
+    """A window that is long enough for the slow ones is too long to play the fast ones over."""
+    fast = [FluidJob(compute_s=0.1, busy_s={1 + j // 2: 1e-3}) for j in range(3000)]
+    slow = [FluidJob(compute_s=400.0, busy_s={0: 400.0}) for _ in range(3)]
+    demand = a_demand(*fast, *slow)
+    level = [*np.tile([1, 0], 1500).tolist(), 2, 1, 0]
+    found = floored(demand, np.array(level), np.arange(demand.jobs), 3, 0.9)
+    assert (found.share < 1.1).all()
+    assert not found.met
+    apart = demand.among(np.arange(3000, 3003))
+    alone = floored(apart, np.array([2, 1, 0]), np.arange(3), 3, 0.9)
+    assert found.level[3000:].tolist() == alone.level.tolist()
+    assert found.share[3000:] == pytest.approx(alone.share, rel=0.1)
