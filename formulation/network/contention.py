@@ -74,6 +74,11 @@ class Contention:
         """Return the job of each bundle, (B,)."""
         return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.bundle_start))
 
+    @property
+    def fixed_job(self) -> Ints:
+        """Return the job of each fixed link, (F,)."""
+        return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.fixed_start))
+
     def with_background(self, share: Floats | float) -> Contention:
         """Return the same where other traffic (storage) takes ``share`` of each link, in [0, 1)."""
         taken = np.broadcast_to(np.asarray(share, dtype=np.float64), self.link_bytes_per_s.shape)
@@ -175,9 +180,7 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
         raise InvalidInput("chosen", "must name one candidate of each bundle, from 0")
     path = c.candidate[c.candidate_start[:-1] + chosen]
     hops = np.diff(c.path_start)[path]
-    job = np.concatenate(
-        [np.repeat(np.arange(len(c.jobs)), np.diff(c.fixed_start)), np.repeat(c.bundle_job, hops)]
-    )
+    job = np.concatenate([c.fixed_job, np.repeat(c.bundle_job, hops)])
     link = np.concatenate([c.fixed_link, c.path_link[ranges(c.path_start[path], hops)]])
     sent = np.concatenate([c.fixed_bytes, np.repeat(c.bundle_bytes, hops)])
     count = len(c.link_bytes_per_s)

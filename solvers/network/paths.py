@@ -48,7 +48,7 @@ def least_comm_s(contention: Contention) -> Floats:
     """
     c = contention
     inverse = 1 / c.link_bytes_per_s
-    key, which = np.unique(_owners(c) * len(inverse) + c.fixed_link, return_inverse=True)
+    key, which = np.unique(c.fixed_job * len(inverse) + c.fixed_link, return_inverse=True)
     sent = np.bincount(which, weights=c.fixed_bytes, minlength=len(key))
     found = np.zeros(len(c.jobs))
     np.maximum.at(found, key // len(inverse), sent * inverse[key % len(inverse)])
@@ -88,11 +88,6 @@ def _turns(c: Contention, order: Ints) -> Ints:
 
 
 def _fixed_load(c: Contention, period_s: Floats) -> Floats:
-    duty = c.fixed_bytes / c.link_bytes_per_s[c.fixed_link] / period_s[_owners(c)]
+    duty = c.fixed_bytes / c.link_bytes_per_s[c.fixed_link] / period_s[c.fixed_job]
     found = np.bincount(c.fixed_link, duty, minlength=len(c.link_bytes_per_s))
     return found.astype(np.float64)
-
-
-def _owners(c: Contention) -> Ints:
-    """Return the job of each fixed link, (F,)."""
-    return np.repeat(np.arange(len(c.jobs), dtype=np.int64), np.diff(c.fixed_start))

@@ -6,20 +6,14 @@ import numpy as np
 
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.network.plan import NetworkPlan
-from formulation.tables import Floats, Ints
+from formulation.tables import Ints
 from solvers.network.rivals.ecmp import hashed
 from solvers.network.rivals.levels import blocks, contended_first
 
 
-def bottleneck_s(demand: Demand) -> Floats:
-    """Return how long each job's slowest link needs for one iteration, alone, (J,)."""
-    found: Floats = demand.send_s
-    return found
-
-
 def sebf(demand: Demand) -> Ints:
     """Return the jobs by rising bottleneck, ties by index, (J,); jobs without traffic come last."""
-    slowest_s = bottleneck_s(demand)
+    slowest_s = demand.send_s
     return np.argsort(np.where(slowest_s > 0, slowest_s, np.inf), kind="stable")
 
 
@@ -28,7 +22,7 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     chosen = hashed(contention, seed)
     demand = demand_of(contention, chosen)
     order, ranked = contended_first(demand, sebf(demand))
-    slowest_s = bottleneck_s(demand)
+    slowest_s = demand.send_s
     priority = np.full(demand.jobs, np.inf)
     np.divide(1.0, slowest_s, out=priority, where=slowest_s > 0)
     return NetworkPlan(
