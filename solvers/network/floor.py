@@ -59,7 +59,8 @@ def floored(
     """Return levels under which each job has ``floor`` of its rate alone, if such are found.
 
     Where none are, those with the least sum of what jobs lack, and ``met`` says so. In link groups of at most
-    ``most_jobs`` single changes of levels are then tried to win work back.
+    ``most_jobs`` single changes of levels are then tried to win work back. Jobs on ``levels`` or above stay
+    there: others have levels below that.
 
     Raises:
         InvalidInput: the floor is not in [0, 1].
@@ -165,7 +166,7 @@ def _raised(
 
 def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> None:
     """Change ``level``: the job joins the next higher one that it meets, or else leaves its equals below."""
-    higher = level[meets & (level > level[job])]
+    higher = level[meets & (level > level[job]) & (level < levels)]
     if len(higher):
         level[job] = higher.min()
     elif level[job] + 1 < levels:
@@ -197,6 +198,7 @@ def _cheapened(
     work = float(works(demand, now[None], horizon_s=span[0], warm_s=span[1])[0])
     while True:
         rows = level_moves(now, levels)
+        rows = rows[(rows[:, now >= levels] == now[now >= levels]).all(axis=1)]
         cost = 2 * each * len(rows)  # played together, at worst each once more alone
         if cost > left:
             return now

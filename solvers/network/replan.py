@@ -68,7 +68,7 @@ class Replanned:
     plan: NetworkPlan
     demand: Demand
     holding: Ints  # unmeasured jobs that hold the highest level
-    floored: Floored | None  # of all other jobs, in order of index; None: not asked for
+    floored: Floored | None  # None: not asked for
 
 
 def replan(
@@ -111,22 +111,18 @@ def replanned(
     place = np.empty(demand.jobs, dtype=np.int64)
     place[rest] = np.arange(len(rest))
     part, order = demand.among(rest), place[order[~np.isin(order, holding)]]
-    below = count - (1 if full and len(holding) else 0)
-    level, order = _levels(part, priority[rest], order, below, options)
-    fair = None
+    below = count - (min(len(holding), 1) if full else len(holding))
+    level = np.empty(demand.jobs, dtype=np.int64)
+    level[rest], order = _levels(part, priority[rest], order, below, options)
+    level[holding] = below if full else np.arange(count - 1, below - 1, -1)
+    order, fair = np.concatenate([holding, rest[order]]), None
     if options.floor != 0:
         fair = floored(
-            part, level, order, below, options.floor, most_jobs=options.swap_jobs,
+            demand, level, order, below, options.floor, most_jobs=options.swap_jobs,
             window=options.window,
         )  # fmt: skip
         level, order = fair.level, fair.order
-    every = np.empty(demand.jobs, dtype=np.int64)
-    every[rest] = level
-    every[holding] = count - 1 if full else np.arange(count - 1, count - 1 - len(holding), -1)
-    plan = NetworkPlan(
-        chosen=chosen, priority=priority, order=np.concatenate([holding, rest[order]]),
-        level=every, levels=count,
-    )  # fmt: skip
+    plan = NetworkPlan(chosen=chosen, priority=priority, order=order, level=level, levels=count)
     return Replanned(plan=plan, demand=demand, holding=holding, floored=fair)
 
 

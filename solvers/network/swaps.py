@@ -7,6 +7,7 @@ batch, the best of them is gone on from, until none is better.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ import numpy as np
 
 from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
-from formulation.tables import Ints
+from formulation.tables import Floats, Ints
 from solvers.network.fluid import meetings, works
 
 GAIN: Final = 1e-6
@@ -38,7 +39,7 @@ class Moves(StrEnum):
 
     ADJACENT = "adjacent"  # two jobs next to each other change places
     INSERTION = "insertion"  # a job goes to another place
-    ALL = "all"  # any: the best order
+    ALL = "all"  # any: the best order; where there are too many to try, as INSERTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +49,23 @@ class Window:
     horizon_s: float | None = None
     warm_s: float = 0.0
 
-    def of(self, demand: Demand) -> tuple[float, float]:
-        """Return horizon_s and warm_s."""
+    def of(self, demand: Demand, least_s: Floats | None = None) -> tuple[float, float]:
+        """Return horizon_s and warm_s; ``least_s``, (J,): iterations alone where they can be shorter."""
         if self.horizon_s is not None:
             return self.horizon_s, self.warm_s
-        slowest_s = float(demand.alone_s.max())
-        whole = 1.25 * PERIODS * float((slowest_s / demand.alone_s).sum())
+        slowest_s, alone_s = float(demand.alone_s.max()), _or(least_s, demand)
+        whole = 1.25 * PERIODS * float((slowest_s / alone_s).sum())
         part = min(1.0, LONGEST / whole)
         return PERIODS * slowest_s * part, PERIODS / 4 * slowest_s * part
 
-    def played(self, demand: Demand) -> float:
+    def played(self, demand: Demand, least_s: Floats | None = None) -> float:
         """Return how many iterations all jobs would do in the window alone: what it costs to play it."""
-        horizon_s, warm_s = self.of(demand)
-        return float(((horizon_s + warm_s) / demand.alone_s).sum())
+        horizon_s, warm_s = self.of(demand, least_s)
+        return float(((horizon_s + warm_s) / _or(least_s, demand)).sum())
+
+
+def _or(least_s: Floats | None, demand: Demand) -> Floats:
+    return demand.alone_s if least_s is None else least_s
 
 
 class Effort:
@@ -135,7 +140,7 @@ def releveled(
     for group in cheapest_first(groups, demand):
         found[group] = _climbed(
             compact(demand, group), level[group], lambda now: level_moves(now, levels), window,
-            effort,
+            effort.share(), effort,
         )  # fmt: skip
     return found
 
@@ -159,26 +164,29 @@ def compact(demand: Demand, jobs: Ints) -> Demand:
 
 def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) -> Ints:
     """Return the jobs, given most urgent first, in the best order found."""
-    count = demand.jobs
+    count, left = demand.jobs, effort.share()
     start = np.arange(count - 1, -1, -1)
-    if moves is Moves.ALL:
+    if moves is Moves.ALL and window.played(demand) * math.factorial(count) <= left:
+        effort.spend(window.played(demand) * math.factorial(count))
         orders = np.array(list(permutations(range(count))), dtype=np.int64)
         horizon_s, warm_s = window.of(demand)
         work = works(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
         # the order given is the first; another must be better
         best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
         return best
-    level = _climbed(demand, start, lambda now: order_moves(now, moves), window, effort)
+    moves = Moves.INSERTION if moves is Moves.ALL else moves
+    level = _climbed(demand, start, lambda now: order_moves(now, moves), window, left, effort)
     return np.argsort(-level, kind="stable")
 
 
 def _climbed(
-    demand: Demand, level: Ints, neighbours: Callable[[Ints], Ints], window: Window, effort: Effort
-) -> Ints:
-    """Return levels that none of their neighbours betters, from these on, as far as the effort allows; of
-    equals the first."""
+    demand: Demand, level: Ints, neighbours: Callable[[Ints], Ints], window: Window, left: float,
+    effort: Effort,
+) -> Ints:  # fmt: skip
+    """Return levels that none of their neighbours betters, from these on, as far as the share ``left`` of the
+    effort allows; of equals the first."""
     horizon_s, warm_s = window.of(demand)
-    each, left = window.played(demand), effort.share()
+    each = window.played(demand)
     now, rows = level, neighbours(level)
     if not len(rows) or each * (1 + len(rows)) > left:
         return now
@@ -212,7 +220,7 @@ def order_moves(level: Ints, moves: Moves) -> Ints:
             if near or moves is Moves.INSERTION:
                 rest = order[:source] + order[source + 1 :]
                 found.append([*rest[:target], order[source], *rest[target:]])
-    return _levels_of(np.array(found, dtype=np.int64))
+    return _levels_of(np.array(found, dtype=np.int64).reshape(-1, count))
 
 
 def level_moves(level: Ints, levels: int) -> Ints:

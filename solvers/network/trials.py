@@ -19,6 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from formulation.network.contention import Contention, demand_of
 from formulation.tables import Ints, ranges, starts
 from solvers.network.fluid import works
+from solvers.network.paths import least_comm_s
 from solvers.network.swaps import (
     GAIN,
     Effort,
@@ -68,7 +69,7 @@ def possible_groups(contention: Contention) -> list[Ints]:
     hops = np.diff(c.path_start)[c.candidate]
     owner = np.repeat(np.repeat(c.bundle_job, np.diff(c.candidate_start)), hops)
     link = np.concatenate([c.fixed_link, c.path_link[ranges(c.path_start[c.candidate], hops)]])
-    owner = np.concatenate([np.repeat(np.arange(jobs), np.diff(c.fixed_start)), owner])
+    owner = np.concatenate([c.fixed_job, owner])
     graph = coo_matrix((np.ones(len(link)), (owner, jobs + link)), (jobs + links, jobs + links))
     _, label = connected_components(graph, directed=False)
     by_label = np.argsort(label[:jobs], kind="stable")
@@ -112,8 +113,9 @@ class _Search:
     def __init__(self, part: Contention, trials: int, share: float, window: Window) -> None:
         self.part, self.played = part, 0.0
         demand = demand_of(part, np.zeros(len(part.bundle_bytes), dtype=np.int64))
-        self.span = window.of(demand)
-        self.each = window.played(demand) * demand.jobs  # iterations of a trial: so many orders
+        least_s = np.maximum(part.compute_s, part.start_s + least_comm_s(part))  # on the best paths
+        self.span = window.of(demand, least_s)
+        self.each = window.played(demand, least_s) * demand.jobs  # of a trial: so many orders
         self.left = int(min(trials, share / self.each))
         most = np.diff(part.candidate_start)
         largest_first = np.argsort(-part.bundle_bytes, kind="stable").tolist()

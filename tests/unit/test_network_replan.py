@@ -9,14 +9,16 @@ import pytest
 
 from formulation.errors import InvalidInput
 from formulation.network.check import network_violations
-from formulation.network.contention import Demand, demand_of
+from formulation.network.contention import Contention, Demand, demand_of
 from formulation.tables import Floats, Ints
+from solvers.network import trials
 from solvers.network.floor import floored
 from solvers.network.fluid import meetings, simulate, works
 from solvers.network.paths import select
 from solvers.network.replan import Options, Variant, joint, replan, replanned
 from solvers.network.rivals.ecmp import hashed
 from solvers.network.swaps import (
+    PLAYED,
     Moves,
     Window,
     by_level,
@@ -26,6 +28,7 @@ from solvers.network.swaps import (
 )  # fmt: skip
 from solvers.network.trials import among, possible_groups, tried
 from tests.support.contentions import a_contention
+from tests.support.demands import a_contention as fixed_contention
 from tests.support.networks import FluidJob, a_demand
 
 WINDOW = Window(horizon_s=200.0)
@@ -289,3 +292,58 @@ def test_of_several_placements_the_one_with_most_work_is_taken() -> None:
     assert plan.order.tolist() == replan(spread, options=options).order.tolist()
     with pytest.raises(InvalidInput, match="candidates"):
         joint([])
+
+
+def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
+    jobs = a_demand(
+        FluidJob(work=5, compute_s=3, busy_s={0: 3}),
+        FluidJob(work=4, compute_s=1, busy_s={0: 1}),
+        FluidJob(work=3, compute_s=1, busy_s={0: 1}),
+    )
+    case, options = fixed_contention(jobs), Options(floor=0.2)
+    found = replanned(case, levels=4, options=options, unmeasured=case.jobs[:1])
+    share = _shares(found.demand, found.plan.level)
+    assert found.holding.tolist() == [0]
+    assert found.plan.level[0] == 3
+    assert max(found.plan.level[1:]) < 3
+    assert found.floored is not None
+    assert found.floored.share.tolist() == pytest.approx(share.tolist(), abs=0.02)
+    assert found.floored.met == (share.min() >= 0.2)
+    assert network_violations(case, found.plan) == []
+
+
+def test_trials_cost_what_they_may_where_other_paths_make_jobs_far_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, played = _slow_or_fast(), list[float]()
+
+    def counted(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float) -> Floats:
+        each = ((horizon_s + warm_s) / demand.alone_s).sum()
+        played.append(float(each) * len(levels))
+        return np.zeros(len(levels))
+
+    monkeypatch.setattr(trials, "works", counted)
+    tried(case, np.zeros(3, np.int64), np.arange(3))
+    assert 0 < sum(played) <= PLAYED
+
+
+def _slow_or_fast() -> Contention:
+    """Return three jobs that may all take a very slow link or a very fast one."""
+    step, ones = np.arange(4), np.ones(3)
+    return Contention(
+        jobs=("a", "b", "c"), work_flop=ones, compute_s=1e-6 * ones, start_s=np.zeros(3),
+        gpus=np.ones(3, np.int64), fixed_start=0 * step, fixed_link=step[:0],
+        fixed_bytes=np.zeros(0), fixed_delay_s=np.zeros(3), bundle_start=step, bundle_bytes=ones,
+        bundle_messages=step[:3], candidate_start=2 * step,
+        candidate=np.array([0, 1] * 3), path_start=step[:3], path_link=step[:2],
+        path_delay_s=np.zeros(2), link_bytes_per_s=np.array([1e-4, 1e6]),
+    )  # fmt: skip
+
+
+def test_orders_too_many_to_try_all_are_climbed() -> None:
+    jobs = [FluidJob(work=9 - j, compute_s=1 + j, busy_s={0: 1.0}) for j in range(9)]
+    demand, order = a_demand(*jobs), np.arange(9)
+    window = Window(horizon_s=2_000.0)  # 9! orders would play 1e9 iterations
+    found = swapped(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
+    assert found.tolist() == swapped(demand, order, most_jobs=9, window=window).tolist()
+    assert found.tolist() != order.tolist()
