@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -144,9 +145,11 @@ def _hosts(f: Fields) -> list[str]:
     key = "hosts" if "hosts" in f else "nodes"
     if isinstance(f.raw(key), int):
         return [f"host-{i}" for i in range(f.whole(key, 1, MAX_HOSTS))]
-    names = [name for at, item in f.items(key) for name in _named(at, item)]
+    every = (name for at, item in f.items(key) for name in _named(at, item))
+    names = list(islice(every, MAX_HOSTS + 1))  # entries may have so many each
     if not 1 <= len(names) <= MAX_HOSTS:
-        raise InvalidInput(f.at(key), f"has {len(names):,} hosts; there must be 1 to {MAX_HOSTS:,}")
+        have = "no hosts" if not names else f"more than {MAX_HOSTS:,} hosts"
+        raise InvalidInput(f.at(key), f"has {have}; there must be 1 to {MAX_HOSTS:,}")
     return names
 
 
