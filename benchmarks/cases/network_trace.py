@@ -56,8 +56,11 @@ def network_trace(
     schedulers: Annotated[str, typer.Option(help="Job schedulers, on the first network.")] = (
         "hived,muri"
     ),
+    beside: Annotated[
+        str, typer.Option(help="Judged on the jobs of plain Crux at each time.")
+    ] = f"ecmp,{UNCOMPRESSED}",
     noises: Annotated[
-        str, typer.Option(help="Errors of t, on the first network.")
+        str, typer.Option(help="Errors of t, so judged on the first network.")
     ] = "0.05,0.1,0.2",
     background: Annotated[
         float, typer.Option(help="Share of links beyond hosts that storage takes.", min=0.0)
@@ -87,11 +90,16 @@ def network_trace(
     that ever shared a link, their share of GPUs asked for, and GPU time in which they did. ``stale`` is the
     share of time that planning took, in which the plan before would still be in force.
 
+    Whoever ends a little earlier changes who runs beside whom, so two runs differ by chance, too. So under
+    plain Crux other plans are judged at each time on the very jobs that then run: those of ``beside``, and
+    its own where t is off by a factor that each job keeps all its life (``noises``: the standard deviation of
+    its logarithm).
+
     Figures: gains of plain Crux (``crux``) and of ours (``ours``: paths and orders of small groups tried on
     the engine) over ECMP and over the best other mechanism, by network; points of ``of_held``, as the paper
-    counts; the gain under each job scheduler. ``compression_loss`` (at most 0.005) is the largest share of
-    flop lost to ``levels`` against a level for each job. ``noise_*_loss``: flop lost by plain Crux on t that
-    is off by so much (standard deviation of the logarithm, each job its own, all its life).
+    counts; the gain under each job scheduler. On the same jobs at the same times: ``compression_loss`` (at
+    most 0.005), the largest share of flop lost to ``levels`` against a level for each job; ``noise_*_loss``;
+    ``*_beside_ecmp_gain`` of plain Crux.
     """
     workload = Workload(
         days=days, jobs_a_day=jobs_a_day, gpus=gpus, demand=demand, largest=largest, seed=seed
@@ -99,16 +107,18 @@ def network_trace(
     alone, under = listed(mechanisms, names()), listed(stacked, names())
     nets, stack = listed(fabrics, tuple(FABRICS)), listed(schedulers, SCHEDULERS)
     errors = [n for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "in [0, 1)") if n > 0]
+    judged = tuple(listed(beside, names()))
 
-    def asked(fabric: str, name: str, scheduler: str = ALONE, noise: float = 0.0) -> Played:
+    def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:
+        plain = name == PLAIN and scheduler == ALONE
         return Played(
-            fabric=fabric, mechanism=name, scheduler=scheduler, noise=noise, levels=levels,
+            fabric=fabric, mechanism=name, scheduler=scheduler, beside=judged if plain else (),
+            noises=tuple(errors) if plain and fabric == nets[0] else (), levels=levels,
             background=background, speed=speed, window=window, workload=workload,
         )  # fmt: skip
 
     wanted = [asked(net, name) for net in nets for name in alone]
     wanted += [asked(nets[0], name, scheduler=way) for way in stack for name in under]
-    wanted += [asked(nets[0], PLAIN, noise=noise) for noise in errors if PLAIN in alone]
     found = sweep.run([one.task() for one in wanted])
     runs = {one: found[one.name] for one in wanted}
     return Report(seed=seed, figures=figures(runs), table=rows(runs))
@@ -120,7 +130,7 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
     return [
         {
             "network": one.fabric, "scheduler": one.scheduler, "mechanism": one.mechanism,
-            "noise": one.noise, **{key: run[key] for key in _SHOWN}, "gain": _over_ecmp(runs, one),
+            **{key: run[key] for key in _SHOWN}, "gain": _over_ecmp(runs, one),
             "jct_mean_s": float(jct_s[one].mean()) if len(jct_s[one]) else np.nan,
             "jct_p95_s": float(np.quantile(jct_s[one], 0.95)) if len(jct_s[one]) else np.nan,
             "stale": run["plan_s"] / (one.workload.days * DAY_S),
@@ -132,37 +142,44 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
 
 def figures(runs: Runs) -> dict[str, Figure]:
     """Return the gains, the price of compression, and what noise costs."""
-    done = {(o.fabric, o.scheduler, o.mechanism, o.noise): run for o, run in runs.items()}
+    done = {(o.fabric, o.scheduler, o.mechanism): run for o, run in runs.items()}
     found: dict[str, Figure] = {}
     losses = []
     for fabric in dict.fromkeys(one.fabric for one in runs):
-        key = fabric.replace("-", "_")
-        flop = {m: r["flop"] for (f, s, m, n), r in done.items() if (f, s, n) == (fabric, ALONE, 0)}
+        key = _key(fabric)
+        flop = {m: r["flop"] for (f, s, m), r in done.items() if (f, s) == (fabric, ALONE)}
         others = {m: x for m, x in flop.items() if not m.startswith("crux")}
         for label, name in (("crux", PLAIN), ("ours", OURS)):
             if name in flop and others:
                 found[f"{key}_{label}_gain_over_best_other"] = flop[name] / max(others.values()) - 1
             if name in flop and "ecmp" in flop:
-                run, ecmp = done[fabric, ALONE, name, 0.0], done[fabric, ALONE, "ecmp", 0.0]
+                run, ecmp = done[fabric, ALONE, name], done[fabric, ALONE, "ecmp"]
                 found[f"{key}_{label}_gain"] = flop[name] / flop["ecmp"] - 1
                 found[f"{key}_{label}_points"] = 100 * (run["of_held"] - ecmp["of_held"])
-        if {PLAIN, UNCOMPRESSED} <= flop.keys():
-            losses.append(1 - flop[PLAIN] / flop[UNCOMPRESSED])
+        beside = done[fabric, ALONE, PLAIN]["beside_flop"] if PLAIN in flop else {}
+        for name, other in beside.items():
+            if name == UNCOMPRESSED:
+                losses.append(1 - flop[PLAIN] / other)
+            elif name in names():
+                found[f"{key}_beside_{_key(name)}_gain"] = flop[PLAIN] / other - 1
+            else:
+                found[f"{name.replace(' ', '_')}_loss"] = 1 - other / flop[PLAIN]
     if losses:
         found["compression_loss"] = max(losses)
-    for (fabric, scheduler, name, noise), run in done.items():
+    for (fabric, scheduler, name), run in done.items():
         label = {PLAIN: "crux", OURS: "ours"}.get(name, "")
-        if label and scheduler != ALONE and (fabric, scheduler, "ecmp", 0.0) in done:
-            over = run["flop"] / done[fabric, scheduler, "ecmp", 0.0]["flop"] - 1
+        if label and scheduler != ALONE and (fabric, scheduler, "ecmp") in done:
+            over = run["flop"] / done[fabric, scheduler, "ecmp"]["flop"] - 1
             found[f"{scheduler}_{label}_gain"] = over
-        if noise > 0:
-            loss = 1 - run["flop"] / done[fabric, scheduler, name, 0.0]["flop"]
-            found[f"noise_{noise:g}_loss"] = loss
-    ours = [run for (_, _, name, _), run in done.items() if name == OURS]
+    ours = [run for (_, _, name), run in done.items() if name == OURS]
     if ours:
         found["replan_worst_s"] = max(run["slowest_plan_s"] for run in ours)
     found["jobs"] = max(run["statistics"]["jobs"] for run in runs.values())
     return found
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_").rstrip("*")
 
 
 def _over_ecmp(runs: Runs, one: Played) -> float:

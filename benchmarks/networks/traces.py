@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 from zlib import crc32
@@ -37,10 +37,11 @@ SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
 class Played:
     """What is played: a workload on a network, and who decides.
 
-    ``speed``: of links between switches, as a share of the speeds of ``fabrics``. ``noise``: standard
-    deviation of the logarithm of the factor by which a job's traffic is mismeasured, the same all its life.
-    ``background``: the share of links beyond hosts that storage takes, known to planners. ``window``: for
-    how many iterations of their longest jobs that meet are played for their rates.
+    ``beside``: mechanisms that are judged on the same jobs at the same times. ``noises``: so is the mechanism
+    itself where it is told traffic that is off by a factor that each job keeps all its life, with this
+    standard deviation of its logarithm. ``speed``: of links between switches, as a share of the speeds of
+    ``fabrics``. ``background``: the share of links beyond hosts that storage takes, known to planners.
+    ``window``: for how many iterations of their longest jobs that meet are played for their rates.
     """
 
     fabric: str
@@ -48,7 +49,8 @@ class Played:
     scheduler: str = "first-fit"
     levels: int = 8
     speed: float = 1.0
-    noise: float = 0.0
+    beside: tuple[str, ...] = ()
+    noises: tuple[float, ...] = ()
     background: float = 0.0
     window: float = 20.0
     workload: Workload = field(default_factory=Workload)
@@ -56,8 +58,7 @@ class Played:
     @property
     def name(self) -> str:
         """Return what it is called among the runs of a sweep."""
-        extra = [f"noise {self.noise:g}"] if self.noise else []
-        return ", ".join([self.fabric, self.scheduler, self.mechanism, *extra])
+        return f"{self.fabric}, {self.scheduler}, {self.mechanism}"
 
     def task(self) -> Task:
         """Return it as a task."""
@@ -84,20 +85,27 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
     muri = None
     if asked.scheduler == "muri":
         muri = MuriPlaces(book, lambda name, gang: network.part(name, traffic[name], gang))
-    planner = mechanism(asked.mechanism)
 
-    def plan(seen: Contention) -> NetworkPlan:
-        told = mismeasured(seen, asked.noise, w.seed)
-        return planner.plan(told, levels=asked.levels, seed=w.seed)
+    def planner(name: str, noise: float = 0.0) -> Callable[[Contention], NetworkPlan]:
+        plan = mechanism(name).plan
+        return lambda seen: plan(mismeasured(seen, noise, w.seed), levels=asked.levels, seed=w.seed)
 
+    beside = {name: planner(name) for name in asked.beside}
+    beside |= {noisy(noise): planner(asked.mechanism, noise) for noise in asked.noises}
     cluster = Cluster(
         gpus=w.gpus if muri is None else 2 * w.gpus, places=book if muri is None else muri,
-        met=lambda job, gang: network.part(job.name, job.traffic, gang), plan=plan,
-        clock=time.perf_counter, changed=None if muri is None else muri.changed,
+        met=lambda job, gang: network.part(job.name, job.traffic, gang),
+        plan=planner(asked.mechanism), clock=time.perf_counter,
+        changed=None if muri is None else muri.changed, beside=beside,
     )  # fmt: skip
     rates = Rates(Window(iterations=asked.window))
     result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
     return result, {} if muri is None else muri.owner
+
+
+def noisy(noise: float) -> str:
+    """Return what a plan on mismeasured traffic is called among those beside."""
+    return f"noise {noise:g}"
 
 
 def _placer(scheduler: str, topology: Topology, seed: int) -> Placer:
@@ -158,7 +166,8 @@ def summary(
     slowdown = ran_s / result.alone_s[ended]
     used = result.link_use[result.link_use > 0]
     return {
-        "flop": result.flop, "of_all": peak / total_gpu_s, "of_held": peak / held_gpu_s,
+        "flop": result.flop, "beside_flop": result.beside_flop, "of_all": peak / total_gpu_s,
+        "of_held": peak / held_gpu_s,
         "computing_of_all": result.computing_gpu_s / total_gpu_s,
         "computing_of_held": result.computing_gpu_s / held_gpu_s,
         "held_share": held_gpu_s / total_gpu_s, "ended": int(ended.sum()),

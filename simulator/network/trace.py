@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -61,6 +61,8 @@ class Cluster:
     before and after planning, and decides nothing. Jobs are tried in the order in which they came; a job that
     fits may pass one that does not, unless ``in_turn``. ``changed`` is asked before each plan for the parts
     of running jobs that are others than before, by name (jobs that share GPUs slow each other down).
+    ``beside`` are plans, by name, that are judged on the jobs that run at each time, and never carried out:
+    whoever ends a little earlier changes who runs beside whom, so that two runs differ by chance, too.
     """
 
     gpus: int
@@ -70,6 +72,7 @@ class Cluster:
     clock: Callable[[], float]
     in_turn: bool = False
     changed: Callable[[], Mapping[str, Contention]] | None = None
+    beside: Mapping[str, Callable[[Contention], NetworkPlan]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,6 +89,9 @@ class TraceResult:
     ever_contended: Bools  # (J,)
     ended_s: float
     flop: float  # done: U_T (Crux, eq. 1)
+    beside_flop: dict[
+        str, float
+    ]  # what jobs would have done while they ran, had it been so planned
     held_gpu_s: float
     computing_gpu_s: float  # of those held, in which compute went on
     contended_gpu_s: float
@@ -129,6 +135,7 @@ class _Sums:
     computing_gpu_s: float = 0.0
     contended_gpu_s: float = 0.0
     contended_job_s: float = 0.0
+    beside_flop: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -141,11 +148,13 @@ class _Running:
     rate: Floats = field(default_factory=lambda: np.zeros(0))
     contended: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     link_rate: Floats | None = None  # share of each link that is used
+    beside: dict[str, float] = field(default_factory=dict)  # flop a second
 
 
 class _Trace:
     def __init__(self, jobs: Sequence[TraceJob], cluster: Cluster, rates: Rates) -> None:
         self.jobs, self.cluster, self.rates = jobs, cluster, rates
+        self.beside_rates = {name: Rates(rates.window) for name in cluster.beside}
         count = len(jobs)
         self.gpus = np.array([job.gpus for job in jobs], dtype=np.int64)
         self.compute_s = np.array([job.traffic.compute_s for job in jobs])
@@ -192,6 +201,8 @@ class _Trace:
         s.computing_gpu_s += float((gpus * self.compute_s[jobs]) @ done)
         s.contended_gpu_s += float(gpus[run.contended].sum()) * for_s
         s.contended_job_s += float(run.contended.sum()) * for_s
+        for name, flop_per_s in run.beside.items():
+            s.beside_flop[name] += flop_per_s * for_s
         if run.link_rate is not None:
             if self.link_s is None:
                 self.link_s = np.zeros_like(run.link_rate)
@@ -255,6 +266,16 @@ class _Trace:
         new = np.isnan(self.alone_s[run.jobs])
         started = np.array(run.jobs)[new]
         self.alone_s[started] = demand.alone_s[new] * self.iterations[started]
+        run.beside = {
+            name: self._would_do(plan(contention), contention, self.beside_rates[name])
+            for name, plan in cluster.beside.items()
+        }
+
+    def _would_do(self, plan: NetworkPlan, contention: Contention, rates: Rates) -> float:
+        """Return the flop a second that the jobs would do."""
+        demand = demand_of(contention, plan.chosen)
+        rate = rates(contention.jobs, demand, plan.level, plan.offset_s)
+        return float(contention.work_flop @ rate)
 
     def result(self) -> TraceResult:
         s = self.sums
@@ -262,7 +283,7 @@ class _Trace:
         return TraceResult(
             start_s=self.start_s, end_s=self.end_s, alone_s=self.alone_s,
             jct_s=self.end_s - self.arrival_s, ever_contended=self.ever, ended_s=self.now_s,
-            flop=s.flop, held_gpu_s=s.held_gpu_s,
+            flop=s.flop, beside_flop=dict(s.beside_flop), held_gpu_s=s.held_gpu_s,
             computing_gpu_s=s.computing_gpu_s, contended_gpu_s=s.contended_gpu_s,
             contended_job_s=s.contended_job_s,
             link_use=links_s / max(self.now_s, 1e-300), plans=self.plans.plans,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -78,12 +80,13 @@ def a_job(name: str, at_s: float = 0.0, gpus: int = 1, iterations: float = 100.0
 def ran(
     jobs: Sequence[TraceJob], link: Mapping[str, int], comm_s: float = 1.0, gpus: int = 4,
     in_turn: bool = False, horizon_s: float = np.inf, window: Window | None = None,
+    beside: Mapping[str, Callable[[Contention], NetworkPlan]] = MappingProxyType({}),
 ) -> TraceResult:  # fmt: skip
     ticks = count()
     cluster = Cluster(
         gpus=gpus, places=Book(gpus), in_turn=in_turn, plan=first_paths,
         met=lambda job, gang: a_part(job.name, link[job.name], comm_s, gpus=gang.gpus),
-        clock=lambda: float(next(ticks)),
+        clock=lambda: float(next(ticks)), beside=beside,
     )  # fmt: skip
     return run_trace(jobs, cluster, Rates(window), horizon_s)
 
@@ -123,6 +126,27 @@ def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
     assert result.ever_contended.all()
     assert result.contended_gpu_s == pytest.approx(600.0)
     assert result.contended_job_s == pytest.approx(600.0)
+
+
+def test_plans_beside_are_judged_on_the_same_jobs_at_the_same_times_and_change_nothing() -> None:
+    jobs = [a_job("a"), a_job("b")]
+    links = {"a": 0, "b": 0}
+    window = Window(of_few=600)
+    plain = ran(jobs, links, comm_s=2.0, window=window)
+    found = ran(
+        jobs, links, comm_s=2.0, window=window, beside={"same": first_paths, "apart": apart}
+    )
+    assert found.end_s.tolist() == plain.end_s.tolist()
+    assert found.flop == pytest.approx(2000.0)
+    assert found.beside_flop["same"] == pytest.approx(found.flop)
+    both_s, alone_s = found.end_s[0], found.end_s[1] - found.end_s[0]
+    assert found.beside_flop["apart"] == pytest.approx(2 * 10 * both_s / 3 + 10 * alone_s / 3)
+
+
+def apart(contention: Contention) -> NetworkPlan:
+    """Return each second job on its other path."""
+    plan = first_paths(contention)
+    return replace(plan, chosen=np.arange(len(plan.chosen)) % 2)
 
 
 def test_a_job_that_does_not_fit_waits_and_smaller_ones_pass_it_unless_in_turn() -> None:

@@ -196,17 +196,19 @@ def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
         replace(asked, mechanism="ecmp"): a_run(100.0, [5.0, 9.0, None]),
         replace(asked, mechanism="taccl*"): a_run(110.0, [5.0, 6.0, 7.0]),
         replace(asked, mechanism="crux-ps-pa"): a_run(121.0, [4.0, None, 7.0]),
-        replace(asked, mechanism="crux-paper"): a_run(120.0, [4.0, 6.0, 7.0]),
-        replace(asked, mechanism="crux-paper", noise=0.1): a_run(114.0, [4.0, 6.0, 7.0]),
+        replace(asked, mechanism="crux-paper"): a_run(120.0, [4.0, 6.0, 7.0])
+        | {"beside_flop": {"ecmp": 96.0, "taccl*": 100.0, "crux-ps-pa": 125.0, "noise 0.1": 114.0}},
     }
     found = figures(runs)
     assert found["clos_crux_gain"] == pytest.approx(0.2)
     assert found["clos_crux_gain_over_best_other"] == pytest.approx(120 / 110 - 1)
     assert found["clos_crux_points"] == pytest.approx(2.0)
-    assert found["compression_loss"] == pytest.approx(1 / 121)
+    assert found["compression_loss"] == pytest.approx(0.04)
+    assert found["clos_beside_ecmp_gain"] == pytest.approx(0.25)
+    assert found["clos_beside_taccl_gain"] == pytest.approx(0.2)
     assert found["noise_0.1_loss"] == pytest.approx(0.05)
     table = rows(runs)
-    assert [row["jct_mean_s"] for row in table] == [5.0, 5.0, 4.0, 4.0, 4.0]  # of the first alone
+    assert [row["jct_mean_s"] for row in table] == [5.0, 5.0, 4.0, 4.0]  # of the first alone
     assert table[1]["gain"] == pytest.approx(0.1)
 
 
