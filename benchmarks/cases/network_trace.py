@@ -53,11 +53,11 @@ def network_trace(
     mechanisms: Annotated[str, typer.Option(help="With commas.")] = ",".join(names()),
     stacked: Annotated[str, typer.Option(help="Those under job schedulers.")] = STACKED,
     fabrics: Annotated[str, typer.Option(help="Networks.")] = ",".join(FABRICS),
-    schedulers: Annotated[str, typer.Option(help="Job schedulers, on the first network.")] = (
-        "hived,muri"
-    ),
+    schedulers: Annotated[
+        str, typer.Option(help="Job schedulers, on the first network; empty: none.")
+    ] = ("hived,muri"),
     beside: Annotated[
-        str, typer.Option(help="Judged on the jobs of plain Crux at each time.")
+        str, typer.Option(help="Judged on the jobs of plain Crux at each time; empty: none.")
     ] = f"ecmp,{UNCOMPRESSED}",
     noises: Annotated[
         str, typer.Option(help="Errors of t, so judged on the first network.")
@@ -105,9 +105,10 @@ def network_trace(
         days=days, jobs_a_day=jobs_a_day, gpus=gpus, demand=demand, largest=largest, seed=seed
     )
     alone, under = listed(mechanisms, names()), listed(stacked, names())
-    nets, stack = listed(fabrics, tuple(FABRICS)), listed(schedulers, SCHEDULERS)
+    nets = listed(fabrics, tuple(FABRICS))
+    stack = listed(schedulers, SCHEDULERS) if schedulers else []
     errors = [n for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "in [0, 1)") if n > 0]
-    judged = tuple(listed(beside, names()))
+    judged = tuple(listed(beside, names())) if beside else ()
 
     def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:
         plain = name == PLAIN and scheduler == ALONE
