@@ -120,7 +120,7 @@ def set_topology(
 def drop_topology(connection: sa.Connection, cluster: str) -> None:
     """Forget the network and its plans; jobs go on as they are. Raises NotFound."""
     turn = Turn.take(connection, cluster)
-    for statement in _DROP:
+    for statement in _DROP:  # the network itself comes last
         found = connection.execute(statement, {"cluster": turn.cluster})
     if not found.rowcount:
         raise NotFound(f"clusters/{cluster}/topology")

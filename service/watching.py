@@ -91,9 +91,8 @@ class Watching:
             await self.look(None if every else woken)
             left_s = max(0.0, next_s - self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    left_s
-                ):  # wait_for may lose a cancellation beside a wake-up
+                # asyncio.wait_for may lose a cancellation beside a wake-up
+                async with asyncio.timeout(left_s):
                     await self._wake.wait()
 
     async def look(self, woken: set[str] | None) -> None:

@@ -67,7 +67,7 @@ def contention(
     placed, notes = _placed(topology, jobs)
     flows = flows_of(placed, topology.vertices.host)
     ways = routes.ways(flows.source, flows.target)
-    if gaps := _gaps(jobs, flows, ways, routes):
+    if gaps := _gaps(flows, ways, routes):
         notes += [(jobs[number].name, note) for number, note in gaps.items()]
         flows = flows_of([p for p in placed if p.job not in gaps], topology.vertices.host)
         ways = routes.ways(flows.source, flows.target)
@@ -129,13 +129,14 @@ def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed
     return placed, notes
 
 
-def _gaps(jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, routes: Routes) -> dict[int, str]:
+def _gaps(flows: Flows, ways: Ways, routes: Routes) -> dict[int, str]:
     """Return a note on each job of which a flow has no way."""
-    found: dict[int, str] = {}
-    for flow in np.flatnonzero(ways.total == 0)[::-1].tolist():  # the first of a job is said
-        gap = routes.gap(int(flows.source[flow]), int(flows.target[flow]))
-        found[int(flows.job[flow])] = f"{gap}; {_APART}"
-    return dict(sorted(found.items()))
+    lost = np.flatnonzero(ways.total == 0)
+    numbers, first = np.unique(flows.job[lost], return_index=True)
+    return {
+        number: f"{routes.gap(int(flows.source[flow]), int(flows.target[flow]))}; {_APART}"
+        for number, flow in zip(numbers.tolist(), lost[first].tolist(), strict=True)
+    }
 
 
 def _missing(job: NetworkJob, host_of: dict[str, int], counts: list[int]) -> str | None:

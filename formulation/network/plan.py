@@ -18,9 +18,8 @@ class NetworkPlan:
     order: Ints  # (J,) jobs, the most urgent first
     level: Ints  # (J,)
     levels: int
-    offset_s: Floats | None = (
-        None  # (J,) how long each job's first iteration is held back (CASSINI)
-    )
+    offset_s: Floats | None = None
+    """(J,) how long each job's first iteration is held back (CASSINI)."""
 
     @property
     def rank(self) -> Ints:

@@ -89,9 +89,7 @@ class TraceResult:
     ever_contended: Bools  # (J,)
     ended_s: float
     flop: float  # done: U_T (Crux, eq. 1)
-    beside_flop: dict[
-        str, float
-    ]  # what jobs would have done while they ran, had it been so planned
+    beside_flop: dict[str, float]  # what jobs would have done while they ran, so planned
     held_gpu_s: float
     computing_gpu_s: float  # of those held, in which compute went on
     contended_gpu_s: float
