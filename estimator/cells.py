@@ -34,6 +34,7 @@ from estimator.plans import (
     powers_of_two,
 )
 from estimator.rooflines import RooflineCompute
+from formulation.cancelling import never, require_caller
 from formulation.errors import InvalidInput
 from formulation.tables import Ints
 
@@ -120,14 +121,22 @@ def on_sheets(
 
 
 @lru_cache(maxsize=64)
-def coarsened(graph: Graph, most: int) -> Graph:
-    """Return :func:`estimator.graph.merged`; a job's graph is the same on all its GPUs."""
-    return merged(graph, most)
+def _remembered(graph: Graph, most: int) -> list[Graph]:
+    """Return a list for the graph in ``most`` layers, empty at first; a job's is the same on all its GPUs."""
+    return []
 
 
-def coarse_for(graph: Graph, stages: int) -> Graph:
+def coarsened(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
+    """Return :func:`estimator.graph.merged`, once for each graph."""
+    known = _remembered(graph, most)
+    if not known:
+        known.append(merged(graph, most, cancelled))
+    return known[0]
+
+
+def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never) -> Graph:
     """Return the graph in :data:`COARSE_LAYERS`, or in as many layers as a deeper pipeline has stages."""
-    return coarsened(graph, max(COARSE_LAYERS, stages))
+    return coarsened(graph, max(COARSE_LAYERS, stages), cancelled)
 
 
 def degrees_of(gpus: int) -> list[int]:
@@ -143,6 +152,7 @@ def cells(
     degrees: Iterable[int] | None = None,
     micro_batches: MicroBatches | None = None,
     planner: Planner = Planner.EXACT,
+    cancelled: Callable[[], bool] = never,
 ) -> dict[int, Plan]:
     """Return the planner's plan of each pipeline degree; a degree for which it finds none is absent.
 
@@ -150,15 +160,17 @@ def cells(
 
     Raises:
         InvalidInput: a degree below 1.
+        DeadlineTooShort: it was cancelled.
     """
     asked = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
     if asked and asked[0] < 1:
         raise InvalidInput("degrees", f"must be at least 1, not {asked[0]}")
-    coarse = replace(setting, graph=coarse_for(setting.graph, asked[-1]))
+    coarse = replace(setting, graph=coarse_for(setting.graph, asked[-1], cancelled))
     best: dict[int, Plan] = {}
     for count, some in counts_of(asked, setting.training, micro_batches).items():
         training = setting.training.within(count)
-        for stages, plan in _planned(replace(coarse, training=training), some, planner).items():
+        within = replace(coarse, training=training)
+        for stages, plan in _planned(within, some, planner, cancelled).items():
             if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
                 best[stages] = plan
     return dict(sorted(best.items()))
@@ -187,12 +199,14 @@ def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training)
     return min(wanted, training.global_batch)
 
 
-def _planned(setting: Setting, degrees: Sequence[int], planner: Planner) -> dict[int, Plan]:
+def _planned(
+    setting: Setting, degrees: Sequence[int], planner: Planner, cancelled: Callable[[], bool]
+) -> dict[int, Plan]:
     """Return the plans of a coarse setting at its number of micro-batches."""
     costs, options = priced(setting)
     if not len(options):
         return {}
-    found = PLANNERS[planner](setting, costs, options, degrees)
+    found = PLANNERS[planner](setting, costs, options, degrees, cancelled)
     training, room = setting.training, setting.runtime.room
     return {stages: plan_of(f, costs, training, room) for stages, f in found.items()}
 
@@ -205,12 +219,13 @@ def priced(setting: Setting) -> tuple[StageCosts, Options]:
 
 
 def chosen(
-    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int]
-) -> dict[int, Found]:
+    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int],
+    cancelled: Callable[[], bool] = never,
+) -> dict[int, Found]:  # fmt: skip
     """Return the plan that the runtime's search takes for each degree, at the latency that it has."""
     runtime, count = setting.runtime, setting.training.micro_batches
     searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-    found = best_plans(options, searched, setting.shape.gpus, degrees)
+    found = best_plans(options, searched, setting.shape.gpus, degrees, cancelled)
     if runtime.planned_as is None:
         return found
     real = latency_of(costs, count, runtime.overlap)
@@ -221,8 +236,9 @@ def chosen(
 
 
 def proxy_plans(
-    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int]
-) -> dict[int, Found]:
+    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int],
+    cancelled: Callable[[], bool] = never,
+) -> dict[int, Found]:  # fmt: skip
     """Return Arena's proxy plan of each degree (section 3.3), at the latency that it has.
 
     A layer's load is its computation on one GPU, which shares GPUs out; nothing that the planner looks at
@@ -237,6 +253,7 @@ def proxy_plans(
     comm_s = comm_each(costs, training.micro_batches)
     found: dict[int, Found] = {}
     for stages in degrees:
+        require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
             whole = frontier(options, load_s, comm_s, gpus, stages, training.micro_batches)
             found[stages] = _as_run(setting, costs, whole.proxy.rows)
@@ -244,8 +261,9 @@ def proxy_plans(
 
 
 def assembled_plans(
-    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int]
-) -> dict[int, Found]:
+    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int],
+    cancelled: Callable[[], bool] = never,
+) -> dict[int, Found]:  # fmt: skip
     """Return Crius' plan of each degree, at the latency that it has: the model is cut before memory is looked
     at (section 4.2), then stages are data or tensor parallel, whatever is fastest and fits (section 5.1)."""
     graph, training, gpus = setting.graph, setting.training, setting.shape.gpus
@@ -254,6 +272,7 @@ def assembled_plans(
     handed_bytes = graph.element_bytes * training.micro_batch * graph.boundary
     found: dict[int, Found] = {}
     for stages in degrees:
+        require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
             whole = Stages(ends=(len(graph),), gpus=(gpus,), bias=0.0)
             cut = whole if stages == 1 else least_cut(graph.flops, graph.boundary, gpus, stages)
@@ -271,7 +290,7 @@ def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:
     return Found(rows=tuple(rows), latency_s=latency.of(rows))
 
 
-Way = Callable[[Setting, StageCosts, Options, Iterable[int]], dict[int, Found]]
+Way = Callable[[Setting, StageCosts, Options, Iterable[int], Callable[[], bool]], dict[int, Found]]
 
 PLANNERS: Final[Mapping[Planner, Way]] = MappingProxyType(
     {Planner.EXACT: chosen, Planner.ARENA: proxy_plans, Planner.CRIUS: assembled_plans}

@@ -5,11 +5,12 @@ Whatever the model came from (a configuration, a JAX function, a PyTorch module)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
+from formulation.cancelling import never, require_caller
 from formulation.errors import TesseraError
 from formulation.tables import Floats, Ints
 
@@ -112,15 +113,18 @@ def layer_of(graph: Graph, index: int) -> Layer:
     return Layer(kind=graph.kind[index], **{f: float(getattr(graph, f)[index]) for f in _AMOUNTS})
 
 
-def merged(graph: Graph, most: int) -> Graph:
+def merged(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
     """Return the graph with neighbours joined until at most ``most`` layers are left, of about equal work.
 
     Planners work on a bounded number of coarse layers (Alpa, section 5; the Arena artifact uses 16). The
     cut, by dynamic programming, is the one that makes the heaviest coarse layer lightest.
+
+    Raises:
+        DeadlineTooShort: it was cancelled.
     """
     if len(graph) <= most:
         return graph
-    ends = balanced_ends(graph.flops + 1e-9 * graph.flops.sum(), most)
+    ends = balanced_ends(graph.flops + 1e-9 * graph.flops.sum(), most, cancelled)
     starts = np.concatenate([[0], ends[:-1]])
     joined = [_joined(graph, int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
     return graph_of(graph.name, graph.dtype, joined)
@@ -142,11 +146,12 @@ def _joined(graph: Graph, start: int, end: int) -> Layer:
     return Layer(kind="+".join(graph.kind[start:end]), **amounts)
 
 
-def balanced_ends(load: Floats, parts: int) -> Ints:
+def balanced_ends(load: Floats, parts: int, cancelled: Callable[[], bool] = never) -> Ints:
     """Return the ends, shape (parts,), of contiguous non-empty parts whose heaviest is lightest.
 
     Raises:
         Untraceable: fewer layers than parts.
+        DeadlineTooShort: it was cancelled.
     """
     count = len(load)
     if parts > count:
@@ -157,6 +162,7 @@ def balanced_ends(load: Floats, parts: int) -> Ints:
     best[0, 0] = 0.0
     for k in range(1, parts + 1):
         for end in range(k, count - (parts - k) + 1):
+            require_caller(cancelled)
             starts = np.arange(k - 1, end)
             worst = np.maximum(best[k - 1, starts], total[end] - total[starts])
             cut[k, end] = starts[int(worst.argmin())]

@@ -14,7 +14,6 @@ say nothing and are left out, and a term that stands alone has weight 1 whatever
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +28,9 @@ LEXICOGRAPHIC: Final = ("finish-time-fairness", "max-min", "makespan")
 """Objectives that compare the worst-off job, then the next."""
 
 OBJECTIVES: Final = (*LINEAR, *LEXICOGRAPHIC)
+
+LARGEST_WEIGHT: Final = 1e9
+"""No term may weigh more, not even in a recorded round: nothing else in its stage would count."""
 
 _WITHIN = re.compile(r"^(?P<sum>.*?)(?:\s+within\s+(?P<percent>[0-9.]+)\s*%)?$", re.DOTALL)
 _TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)$")
@@ -61,6 +63,33 @@ class Stage:
         return " + ".join(
             t.objective if t.weight == 1.0 else f"{t.weight:g}*{t.objective}" for t in self.terms
         )
+
+
+MAX_STAGES: Final = 8
+"""Stages that a caller may ask for: each is solved in turn. There are that many objectives."""
+
+MIN_WEIGHT: Final = 1e-6
+MAX_WEIGHT: Final = 1e6
+"""Weights of terms that a caller may ask for: beyond them the lighter term is lost in rounding."""
+
+
+def require_bounded(stages: tuple[Stage, ...]) -> None:
+    """Refuse objectives that multiply a round's work. For callers: recorded rounds may have more.
+
+    Raises:
+        InvalidInput: there are too many stages, or a weight is too small or too large.
+    """
+    if len(stages) > MAX_STAGES:
+        raise InvalidInput(
+            "objective", f"has {len(stages)} stages; name at most {MAX_STAGES}, joined by 'then'"
+        )
+    for term in (term for stage in stages for term in stage.terms):
+        if not MIN_WEIGHT <= term.weight <= MAX_WEIGHT:
+            raise InvalidInput(
+                "objective",
+                f"the weight {term.weight:g} of {term.objective} must lie in"
+                f" [{MIN_WEIGHT:g}, {MAX_WEIGHT:,.0f}]",
+            )
 
 
 @lru_cache(maxsize=256)
@@ -106,8 +135,10 @@ def _term(text: str) -> Term:
     if found is None or found["name"] not in OBJECTIVES:
         raise _wrong(text)
     weight = _number(found["weight"] or "1")
-    if not (math.isfinite(weight) and weight >= 0):
-        raise InvalidInput("objective", f"{text!r}: a weight must be a number of at least 0")
+    if not 0 <= weight <= LARGEST_WEIGHT:
+        raise InvalidInput(
+            "objective", f"{text!r}: a weight must be a number from 0 to {LARGEST_WEIGHT:,.0f}"
+        )
     return Term(objective=found["name"], weight=weight)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from formulation.errors import InvalidInput
 
@@ -16,6 +16,33 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 
 _NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+MOST: Final[Mapping[str, int]] = {
+    "hidden": 2**20, "heads": 2**16, "kv_heads": 2**16, "head_dim": 2**16, "intermediate": 2**24,
+    "sequence": 10**7, "decoder_sequence": 10**7, "max_positions": 10**7, "position_buckets": 2**20,
+    "vocabulary": 10**8, "token_types": 2**20, "classes": 10**8, "image": 2**16, "patch": 2**16,
+    "channels": 2**20, "experts": 2**16, "top_k": 2**16, "expert_intermediate": 2**24, "group": 10**7,
+    "width": 2**10,
+}  # fmt: skip
+"""Dimensions, at most: ten times the largest that anybody has trained, or more. Beyond, one is a mistake."""
+
+MAX_NAME: Final = 1000
+"""Characters of a model's name."""
+
+
+def check_sizes(config: DataclassInstance) -> None:
+    """Refuse dimensions that no model has.
+
+    Raises:
+        InvalidInput: names the field.
+    """
+    for name in (f.name for f in fields(config)):
+        value = getattr(config, name)
+        if name in MOST and value > MOST[name]:
+            raise InvalidInput(name, f"must be at most {MOST[name]:,}")
+        if name == "name" and len(value) > MAX_NAME:
+            raise InvalidInput(name, f"must be at most {MAX_NAME:,} characters")
 
 
 def build(config: type[Config], values: Mapping[str, Any]) -> Config:
@@ -39,7 +66,7 @@ def build(config: type[Config], values: Mapping[str, Any]) -> Config:
 def check_type(name: str, value: object, hint: object) -> None:
     """Raise InvalidInput if the value is not of the type that the field's annotation names."""
     if not _fits(value, hint):
-        raise InvalidInput(name, f"must be {wanted(hint)}, not {value!r}")
+        raise InvalidInput(name, f"must be {wanted(hint)}, not {repr(value)[:200]}")
 
 
 def _fits(value: object, hint: object) -> bool:

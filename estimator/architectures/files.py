@@ -15,19 +15,19 @@ Our own names an ``architecture`` and its fields, those of the dataclass of that
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from estimator.architectures.fields import build
 from estimator.architectures.huggingface import read
 from estimator.architectures.moe import MixtureOfExperts, mixture
 from estimator.architectures.resnet import WideResNet, wide_resnet
 from estimator.architectures.transformer import Transformer, transformer
+from estimator.documents import read_document
 from estimator.graph import Graph
+from formulation.cancelling import never
+from formulation.documents import ARCHITECTURE
 from formulation.errors import InvalidInput
 
 Architecture = Transformer | MixtureOfExperts | WideResNet
@@ -50,7 +50,8 @@ def load(
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(str(path), f"cannot be read: {error}") from error
     try:
-        found = parse(_mapping(text), name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
+        values = read_values("", text)
+        found = parse(values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
     except InvalidInput as error:
         field = f"{path.name}: {error.field}" if error.field else path.name
         raise InvalidInput(field, error.problem) from error
@@ -63,16 +64,18 @@ def _name(path: Path) -> str:
     return stem or path.stem
 
 
-def _mapping(text: str) -> Mapping[str, Any]:
-    """Return the mapping in a JSON or YAML text (the one is almost a part of the other)."""
-    try:
-        values = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InvalidInput(
-            "", f"is neither JSON nor YAML: {' '.join(str(error).split())}"
-        ) from error
+def read_values(field: str, text: str, cancelled: Callable[[], bool] = never) -> Mapping[str, Any]:
+    """Return the fields that a text in YAML or JSON gives.
+
+    Raises:
+        InvalidInput: the text is no such mapping, or too large; names ``field``.
+        DeadlineTooShort: it was cancelled.
+    """
+    values = read_document(field, text, ARCHITECTURE, cancelled)
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InvalidInput("", "must be a mapping of fields to values")
+        raise InvalidInput(
+            field, "must map fields to values, e.g. {architecture: transformer, ...}"
+        )
     return values
 
 

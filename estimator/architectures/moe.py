@@ -18,6 +18,8 @@ from estimator.architectures.transformer import (
 from estimator.graph import Graph, Layer, graph_of
 from formulation.errors import InvalidInput
 
+MAX_CAPACITY = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts(Transformer):
@@ -51,8 +53,10 @@ class MixtureOfExperts(Transformer):
             raise InvalidInput("first", f"must lie in [0, {self.layers})")
         if self.expert_intermediate < 0:
             raise InvalidInput("expert_intermediate", "must not be negative")
-        if not 0 <= self.capacity_factor < float("inf"):
-            raise InvalidInput("capacity_factor", "must be 0 (no capacity) or a number")
+        if not 0 <= self.capacity_factor <= MAX_CAPACITY:
+            raise InvalidInput(
+                "capacity_factor", f"must be a number from 0 (no capacity) to {MAX_CAPACITY:,}"
+            )
         if self.decoder_layers or self.image:
             raise InvalidInput(
                 "experts", "go with one stack of tokens: no decoder_layers, no image"

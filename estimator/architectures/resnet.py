@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from estimator.architectures.fields import check_sizes
 from estimator.architectures.parts import Part, linear, loss
 from estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
 from formulation.errors import InvalidInput
@@ -27,6 +28,7 @@ class WideResNet:
 
     def __post_init__(self) -> None:
         """Refuse dimensions that make no model."""
+        check_sizes(self)
         if self.depth not in DEPTHS:
             raise InvalidInput("depth", f"must be one of {', '.join(map(str, DEPTHS))}")
         for field in ("channels", "width", "classes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from estimator.architectures.fields import check_sizes
 from estimator.architectures.parts import (
     Activation,
     Attention,
@@ -115,6 +116,7 @@ def check(c: Transformer) -> None:
     Raises:
         InvalidInput: names the field.
     """
+    check_sizes(c)
     for field in ("hidden", "heads"):
         if getattr(c, field) < 1:
             raise InvalidInput(field, "must be at least 1")

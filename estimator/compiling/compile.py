@@ -19,6 +19,7 @@ from typing import Any
 from estimator.compiling.cache import default_folder
 from estimator.compiling.compiled import Compiled, Uncompilable, from_json
 from formulation.errors import Unavailable
+from formulation.release import install_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,7 @@ def compile_step(
         Unavailable: JAX is not installed.
     """
     if find_spec("jax") is None:
-        raise Unavailable(
-            "JAX cannot be imported; install it with pip install 'tessera[estimator]'"
-        )
+        raise Unavailable(f"JAX cannot be imported; install it with {install_hint('estimator')}")
     if request.dp < 1 or request.tp < 1:
         raise Uncompilable(f"dp {request.dp} and tp {request.tp} must be at least 1")
     given = json.dumps(asdict(request) | {"folder": str(folder or default_folder())})

@@ -18,6 +18,7 @@ from estimator.graph import Graph, Untraceable, graph_of, layer_of
 from estimator.programs.layers import Layered, layered
 from estimator.programs.targets import check_call, function_of, takes
 from formulation.errors import Unavailable
+from formulation.release import install_hint
 
 SAMPLES: Final = (2, 4)
 """Numbers of samples that a function which takes ``samples`` is asked for."""
@@ -55,7 +56,7 @@ def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
 
 def _reading() -> Any:
     if importlib.util.find_spec("torch") is None:
-        raise Unavailable("torch cannot be imported; install it with pip install 'tessera[torch]'")
+        raise Unavailable(f"torch cannot be imported; install it with {install_hint('torch')}")
     return importlib.import_module("estimator.exporting.reading")
 
 

@@ -25,10 +25,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from estimator.documents import read_document
 from estimator.hardware.catalogue import CATALOGUE
 from estimator.hardware.types import GIB, Hardware, Link
+from formulation.documents import HARDWARE
 from formulation.errors import InvalidInput
 
 _LIMITS: Final = {
@@ -70,13 +70,10 @@ def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Ha
 
 def _entries(path: Path) -> list[Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(path.name, f"cannot be read: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise InvalidInput(
-            path.name, f"is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
+    document = read_document(path.name, text, HARDWARE)
     _check_mapping(path.name, document, ("hardware",))
     entries = document.get("hardware")
     if not isinstance(entries, list) or not entries:

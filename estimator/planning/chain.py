@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from estimator.planning.options import NoPlan, Options
+from formulation.cancelling import never, require_caller
 from formulation.tables import Floats, Ints
 
 Fold = Callable[[Floats, Floats], Floats]
@@ -33,7 +34,10 @@ def dense(options: Options, value: Floats, sizes: Ints) -> Floats:
     return out.reshape(columns, len(sizes), layers, layers + 1)
 
 
-def suffixes(options: Options, value: Floats, fold: Fold, stages: int, gpus: int) -> Floats:
+def suffixes(
+    options: Options, value: Floats, fold: Fold, stages: int, gpus: int,
+    cancelled: Callable[[], bool] = never,
+) -> Floats:  # fmt: skip
     """Return the least that the rest costs, shape (C, stages + 1, layers + 1, gpus + 1).
 
     ``value`` has shape (C, K). A stage with j stages from it to the end is made of options with depth >= j.
@@ -46,6 +50,7 @@ def suffixes(options: Options, value: Floats, fold: Fold, stages: int, gpus: int
     bound_by_memory = bool((usable.depth < stages).any())
     table = dense(usable, column, sizes)
     for j in range(1, min(stages, options.layers) + 1):
+        require_caller(cancelled)
         if bound_by_memory:
             fits = usable.depth >= j
             table = dense(usable.only(fits), column[:, fits], sizes)

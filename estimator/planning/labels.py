@@ -13,6 +13,7 @@ import numpy as np
 
 from estimator.planning.chain import suffixes
 from estimator.planning.options import Options
+from formulation.cancelling import never, require_caller
 from formulation.tables import Bools, Floats, Ints, ranges
 
 _LOOK_BACK = 12
@@ -65,17 +66,20 @@ Judge = Callable[[Floats, Floats], Floats]
 ``inf`` is given up."""
 
 
-def rest_of(options: Options, criteria: Criteria, stages: int, gpus: int) -> Rest:
+def rest_of(
+    options: Options, criteria: Criteria, stages: int, gpus: int,
+    cancelled: Callable[[], bool] = never,
+) -> Rest:  # fmt: skip
     """Return bounds for plans of up to ``stages`` stages on up to ``gpus`` GPUs."""
     return Rest(
-        added=suffixes(options, criteria.added, np.add, stages, gpus),
-        worst=suffixes(options, criteria.worst, np.maximum, stages, gpus),
+        added=suffixes(options, criteria.added, np.add, stages, gpus, cancelled),
+        worst=suffixes(options, criteria.worst, np.maximum, stages, gpus, cancelled),
     )
 
 
 def complete(
     options: Options, criteria: Criteria, rest: Rest, stages: int, gpus: int,
-    judge: Judge, most: int,
+    judge: Judge, most: int, cancelled: Callable[[], bool] = never,
 ) -> tuple[Labels, bool]:  # fmt: skip
     """Return whole plans that ``judge`` keeps, and whether none was left out.
 
@@ -85,6 +89,7 @@ def complete(
     labels, all_kept = _none_yet(criteria, gpus), True
     first = np.searchsorted(options.start, np.arange(options.layers + 2))
     for left in range(stages - 1, -1, -1):
+        require_caller(cancelled)
         labels = _extended(labels, options, criteria, rest, first, left + 1)
         added, worst = totals(labels, rest, left)
         score = judge(added, worst)

@@ -8,7 +8,7 @@ one, which leaves few stages and few fronts of plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from estimator.planning.chain import suffixes, walk
 from estimator.planning.labels import Criteria, Rest, complete, rest_of
 from estimator.planning.options import NoPlan, Options, least_in_each, stages_at
 from estimator.plans import Plan, StageCosts, Training
+from formulation.cancelling import never
 from formulation.tables import Bools, Floats, Ints
 
 _LIMITS = np.array([0.0, 0.04, 0.15])
@@ -66,12 +67,16 @@ class Found:
 
 
 def best_plans(
-    options: Options, latency: Latency, gpus: int, degrees: Iterable[int]
-) -> dict[int, Found]:
+    options: Options, latency: Latency, gpus: int, degrees: Iterable[int],
+    cancelled: Callable[[], bool] = never,
+) -> dict[int, Found]:  # fmt: skip
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs; degrees without one
     are absent.
 
     Exact to a part in 1e9. Bounds on what is left of a plan are shared by all degrees.
+
+    Raises:
+        DeadlineTooShort: it was cancelled.
     """
     wanted = sorted({s for s in degrees if 1 <= s <= min(gpus, options.layers)})
     if not wanted:
@@ -80,11 +85,11 @@ def best_plans(
     counts = latency.weight > 0
     weight, worst_s = latency.weight[counts], latency.worst_s[counts]
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
-    rest = rest_of(usable, criteria, wanted[-1], gpus)
+    rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
     found: dict[int, Found] = {}
     for stages in wanted:
         if np.isfinite(rest.added[0, stages, 0, gpus]):
-            found[stages] = _best(usable, criteria, weight, rest, stages, gpus)
+            found[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
     return found
 
 
@@ -114,27 +119,31 @@ def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | No
 
 
 def _best(
-    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int
-) -> Found:
+    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
+    cancelled: Callable[[], bool],
+) -> Found:  # fmt: skip
     """Return the best plan: a first good one leaves few stages, and bounds made of those few plans."""
-    best = _first(options, criteria, weight, rest, stages, gpus)
+    best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
     kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
     options, criteria = options.only(kept), criteria.only(kept)
     width, exact = _NARROW, False
     while not exact:
-        better, exact = _below(options, criteria, weight, rest, stages, gpus, best.latency_s, width)
+        better, exact = _below(
+            options, criteria, weight, rest, stages, gpus, best.latency_s, width, cancelled
+        )
         best = better or best
         if not exact and width == _NARROW:
             kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
             options, criteria = options.only(kept), criteria.only(kept)
-            rest = rest_of(options, criteria, stages, gpus)
+            rest = rest_of(options, criteria, stages, gpus, cancelled)
         width *= 8
     return best
 
 
 def _first(
-    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int
-) -> Found:
+    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
+    cancelled: Callable[[], bool],
+) -> Found:  # fmt: skip
     """Return a good plan: the best of those with the least sum within limits on the heaviest maximum.
 
     The other maxima count as their mean over stages, which is a sum.
@@ -144,7 +153,7 @@ def _first(
     others = np.delete(weight[:, None] * criteria.worst, heaviest, axis=0).sum(axis=0) / stages
     limit = rest.worst[heaviest, stages, 0, gpus] * (1 + _TIE + _LIMITS)
     value = np.where(pace <= limit[:, None], criteria.added[0] + others, np.inf)
-    table = suffixes(options, value, np.add, stages, gpus)
+    table = suffixes(options, value, np.add, stages, gpus, cancelled)
     plans = [walk(options, v, t, stages, gpus) for v, t in zip(value, table, strict=True)]
     latency = [
         float(criteria.added[0, p].sum() + weight @ criteria.worst[:, p].max(axis=1)) for p in plans
@@ -155,7 +164,7 @@ def _first(
 
 def _below(
     options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
-    limit_s: float, width: int,
+    limit_s: float, width: int, cancelled: Callable[[], bool],
 ) -> tuple[Found | None, bool]:  # fmt: skip
     """Return the best plan found that is faster than ``limit_s``, and whether there is no faster one."""
 
@@ -163,7 +172,7 @@ def _below(
         bound = added[0] + weight @ worst
         return np.where(bound < limit_s * (1 - _TIE), bound, np.inf)
 
-    labels, exact = complete(options, criteria, rest, stages, gpus, judge, width)
+    labels, exact = complete(options, criteria, rest, stages, gpus, judge, width, cancelled)
     if not len(labels):
         return None, exact
     total = labels.added[0] + weight @ labels.worst

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from formulation.documents import TABLE_ROW, NotJson, read_json
 from formulation.errors import InvalidInput
 
 Key = tuple[str, float, int, str]
@@ -122,9 +123,9 @@ def check(
 
 def _record(line: str, where: str) -> ProfileRecord:
     try:
-        raw: Any = json.loads(line)
-    except ValueError as error:
-        raise InvalidInput(where, f"no JSON ({error}); delete the line or profile again") from error
+        raw: Any = read_json(where, line, TABLE_ROW)
+    except NotJson as error:
+        raise InvalidInput(where, f"{error.problem}; delete the line or profile again") from error
     names = {f.name for f in fields(ProfileRecord)}
     if not isinstance(raw, dict) or set(raw) != names:
         raise InvalidInput(where, f"no profile record; it must have {', '.join(sorted(names))}")

@@ -1,10 +1,11 @@
-"""Models as JAX functions, traced without allocating anything. Needs the extra ``tessera[estimator]``."""
+"""Models as JAX functions, traced without allocating anything. Needs the extra ``estimator``."""
 
 from importlib.util import find_spec
 
 from formulation.errors import Unavailable
+from formulation.release import install_hint
 
 if missing := [name for name in ("jax", "equinox") if find_spec(name) is None]:
     raise Unavailable(
-        f"{' and '.join(missing)} cannot be imported; install them with pip install 'tessera[estimator]'"
+        f"{' and '.join(missing)} cannot be imported; install them with {install_hint('estimator')}"
     )

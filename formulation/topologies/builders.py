@@ -7,9 +7,10 @@ chosen here is said at each function.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
+from formulation.cancelling import never
 from formulation.errors import InvalidInput
 from formulation.topologies.drafts import Draft
 from formulation.topologies.shapes import A100_HOST, GBIT_BYTES, HostShape
@@ -19,6 +20,7 @@ from formulation.topologies.topology import Tier, Topology
 def clos(
     hosts: Sequence[str], shape: HostShape, *, tors: int, aggregations: int,
     tor_bytes_per_s: float, tor_delay_s: float = 0.0, cables: int = 1, adaptive: bool = False,
+    cancelled: Callable[[], bool] = never,
 ) -> Topology:  # fmt: skip
     """Return a two-layer Clos: hosts on ToRs in equal blocks, in order; each ToR to each aggregation switch.
 
@@ -26,7 +28,7 @@ def clos(
         tor_bytes_per_s: of one cable between a ToR and an aggregation switch; there are ``cables`` to each.
     """
     _at_least_one(tors=tors, aggregations=aggregations, cables=cables)
-    draft = Draft()
+    draft = Draft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
     low = draft.switches("tor", tors, Tier.TOR)
     high = draft.switches("agg", aggregations, Tier.AGGREGATION)
@@ -41,6 +43,7 @@ def double_sided(
     hosts: Sequence[str], shape: HostShape, *, tors: int, aggregations: int, cores: int,
     tor_bytes_per_s: float, aggregation_bytes_per_s: float, tor_delay_s: float = 0.0,
     aggregation_delay_s: float = 0.0, pods: int | None = None, adaptive: bool = False,
+    cancelled: Callable[[], bool] = never,
 ) -> Topology:  # fmt: skip
     """Return three layers where each host is on both ToRs of a pair, each NIC by a port of half its speed.
 
@@ -65,7 +68,7 @@ def double_sided(
             "cores",
             f"is {cores}; it must be a multiple of the {planes} aggregation switches of a pod",
         )
-    draft = Draft()
+    draft = Draft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
     low = draft.switches("tor", tors, Tier.TOR)
     middle = draft.switches("agg", aggregations, Tier.AGGREGATION)
@@ -88,6 +91,7 @@ def double_sided(
 def torus(
     hosts: Sequence[str], shape: HostShape, *, sizes: Sequence[int], link_bytes_per_s: float,
     link_delay_s: float = 0.0, adaptive: bool = False,
+    cancelled: Callable[[], bool] = never,
 ) -> Topology:  # fmt: skip
     """Return a torus of 2 or 3 dimensions: each host's NICs on its own router, routers joined to neighbours.
 
@@ -99,7 +103,7 @@ def torus(
         raise InvalidInput(
             "sizes", f"{' x '.join(map(str, sizes))} is {math.prod(sizes)}, not {len(hosts)} hosts"
         )
-    draft = Draft()
+    draft = Draft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
     routers = [draft.vertex(f"router-{name}", Tier.TOR) for name in hosts]
     for ports, router in zip(nics, routers, strict=True):
@@ -119,6 +123,7 @@ def lingjun(
     rows: Sequence[tuple[str, str, str, str]], shape: HostShape, *, ports_per_nic: int,
     asw_cables: int, psw_cables: int, asw_bytes_per_s: float, psw_bytes_per_s: float,
     asw_delay_s: float = 0.0, psw_delay_s: float = 0.0, adaptive: bool = False,
+    cancelled: Callable[[], bool] = never,
 ) -> Topology:  # fmt: skip
     """Return the network of hosts in groups of switches (Lingjun 2023), a group drawn as one switch.
 
@@ -138,7 +143,7 @@ def lingjun(
             raise InvalidInput(
                 "rows", f"{host}: psw {psw} is under dsw {dsw} and under {above[psw]}"
             )
-    draft = Draft()
+    draft = Draft(cancelled)
     nics = [shape.build(draft, host) for host, *_ in rows]
     low = {key: draft.vertex("/".join(key), Tier.TOR)
            for key in dict.fromkeys((psw, asw) for _, _, psw, asw in rows)}  # fmt: skip

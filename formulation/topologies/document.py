@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from formulation.cancelling import never, require_caller
 from formulation.errors import InvalidInput
 from formulation.topologies import builders
-from formulation.topologies.drafts import Draft
+from formulation.topologies.drafts import MAX_NAME, Draft
 from formulation.topologies.fields import Fields, items, near, real, shown, text
 from formulation.topologies.shapes import SHAPES, HostShape
 from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
@@ -44,11 +45,12 @@ _SHAPE: Final = (
 _LINK: Final = ("from", "to", "bytes_per_s", "delay_s", "cables", "one_way")
 
 
-def read(document: object) -> Topology:
+def read(document: object, cancelled: Callable[[], bool] = never) -> Topology:
     """Return the topology that a document describes.
 
     Raises:
         InvalidInput: names the field by its path and says what is allowed.
+        DeadlineTooShort: it was cancelled.
     """
     if not isinstance(document, dict):
         raise InvalidInput(
@@ -58,7 +60,7 @@ def read(document: object) -> Topology:
     if not isinstance(kind, str) or kind not in KINDS:
         said = "is needed" if kind is None else f"{shown(kind)} is no kind{near(kind, KINDS)}"
         raise InvalidInput("kind", f"{said}; there are {', '.join(KINDS)}")
-    return KINDS[kind](document)
+    return KINDS[kind](document, cancelled)
 
 
 def write(topology: Topology) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def assumptions(document: object) -> list[str]:
     return list(_ASSUMED.get(str(kind), ()))
 
 
-def _clos(document: object) -> Topology:
+def _clos(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, *_NAMES, "tors", "hosts_per_tor", "aggregations", "cables",
                               "tor_bytes_per_s", "tor_delay_s"))  # fmt: skip
     hosts = _hosts(f)
@@ -90,11 +92,11 @@ def _clos(document: object) -> Topology:
     return builders.clos(
         hosts, _shape(f), tors=tors, aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
         tor_bytes_per_s=f.speed("tor_bytes_per_s"), tor_delay_s=f.delay("tor_delay_s"),
-        cables=f.whole("cables", 1, MAX_CABLES, 1), adaptive=f.flag("adaptive"),
+        cables=f.whole("cables", 1, MAX_CABLES, 1), adaptive=f.flag("adaptive"), cancelled=cancelled,
     )  # fmt: skip
 
 
-def _double_sided(document: object) -> Topology:
+def _double_sided(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, *_NAMES, "tors", "aggregations", "cores", "pods", "tor_bytes_per_s",
                               "tor_delay_s", "aggregation_bytes_per_s", "aggregation_delay_s"))  # fmt: skip
     return builders.double_sided(
@@ -104,21 +106,21 @@ def _double_sided(document: object) -> Topology:
         pods=f.whole("pods", 1, MAX_SWITCHES) if "pods" in f else None,
         tor_bytes_per_s=f.speed("tor_bytes_per_s"), tor_delay_s=f.delay("tor_delay_s"),
         aggregation_bytes_per_s=f.speed("aggregation_bytes_per_s"),
-        aggregation_delay_s=f.delay("aggregation_delay_s"), adaptive=f.flag("adaptive"),
+        aggregation_delay_s=f.delay("aggregation_delay_s"), adaptive=f.flag("adaptive"), cancelled=cancelled,
     )  # fmt: skip
 
 
-def _torus(document: object) -> Topology:
+def _torus(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, *_NAMES, "sizes", "link_bytes_per_s", "link_delay_s"))
     f.raw("sizes")
     return builders.torus(
         _hosts(f), _shape(f), sizes=f.wholes("sizes", 1, MAX_HOSTS),
         link_bytes_per_s=f.speed("link_bytes_per_s"), link_delay_s=f.delay("link_delay_s"),
-        adaptive=f.flag("adaptive"),
+        adaptive=f.flag("adaptive"), cancelled=cancelled,
     )  # fmt: skip
 
 
-def _lingjun(document: object) -> Topology:
+def _lingjun(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, "host", "rows", "ports_per_nic", "asw_cables", "asw_bytes_per_s",
                               "asw_delay_s", "psw_cables", "psw_bytes_per_s", "psw_delay_s"))  # fmt: skip
     return builders.lingjun(
@@ -126,7 +128,7 @@ def _lingjun(document: object) -> Topology:
         asw_cables=f.whole("asw_cables", 1, MAX_CABLES), psw_cables=f.whole("psw_cables", 1, MAX_CABLES),
         asw_bytes_per_s=f.speed("asw_bytes_per_s"), psw_bytes_per_s=f.speed("psw_bytes_per_s"),
         asw_delay_s=f.delay("asw_delay_s"), psw_delay_s=f.delay("psw_delay_s"),
-        adaptive=f.flag("adaptive"),
+        adaptive=f.flag("adaptive"), cancelled=cancelled,
     )  # fmt: skip
 
 
@@ -161,6 +163,8 @@ def _named(where: str, item: object) -> list[str]:
     name, count = entry.text("name"), entry.whole("count", 1, MAX_HOSTS, 1)
     if count > 1 and "{}" not in name:
         raise InvalidInput(entry.at("name"), f"must hold {{}} for the number, e.g. '{name}-{{}}'")
+    if len(name.replace("{}", str(count))) > MAX_NAME:
+        raise InvalidInput(entry.at("name"), f"must make names of at most {MAX_NAME} characters")
     return [name.replace("{}", str(i)) for i in range(count)]
 
 
@@ -194,10 +198,10 @@ def _shape(f: Fields) -> HostShape:
         raise InvalidInput(s.at(wrong.field), wrong.problem) from wrong
 
 
-def _explicit(document: object) -> Topology:
+def _explicit(document: object, cancelled: Callable[[], bool]) -> Topology:
     """Return what is listed link by link; hosts have the insides of a shape."""
     f = Fields("", document, (*_ANY, *_NAMES, "switches", "links"))
-    draft = Draft()
+    draft = Draft(cancelled)
     shape = _shape(f)
     nics = {name: shape.build(draft, name) for name in _hosts(f)}
     for where, item in f.items("switches"):
@@ -240,11 +244,11 @@ def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
 _COLUMNS: Final = ("source", "target", "bytes_per_s", "delay_s")
 
 
-def _columns(document: object) -> Topology:
+def _columns(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, "hosts", "vertices", "links"))
     v = Fields("vertices", f.raw("vertices"), ("name", "tier", "host"))
     e = Fields("links", f.raw("links"), _COLUMNS)
-    speed = _numbers(e, "bytes_per_s")
+    speed = _numbers(e, "bytes_per_s", cancelled)
     if len(wrong := np.flatnonzero(~((speed >= 1e6) & (speed <= 1e14)))):
         raise InvalidInput(f"links.bytes_per_s[{wrong[0]}]", "must lie in 1e6 to 1e14")
     return Topology(
@@ -255,15 +259,18 @@ def _columns(document: object) -> Topology:
         ),
         links=Links(
             source=_whole_numbers(e, "source"), target=_whole_numbers(e, "target"), bytes_per_s=speed,
-            delay_s=_numbers(e, "delay_s"),
+            delay_s=_numbers(e, "delay_s", cancelled),
         ),
         adaptive=f.flag("adaptive"),
     )  # fmt: skip
 
 
-def _numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _numbers(
+    f: Fields, key: str, cancelled: Callable[[], bool]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     values = []
     for where, value in f.items(key):
+        require_caller(cancelled)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidInput(where, f"must be a number, not {shown(value)}")
         values.append(real(value))
@@ -274,7 +281,7 @@ def _whole_numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.in
     return np.array(f.wholes(key, NOWHERE, 2**53), dtype=np.int64)
 
 
-KINDS: Final[dict[str, Callable[[object], Topology]]] = {
+KINDS: Final[dict[str, Callable[[object, Callable[[], bool]], Topology]]] = {
     "clos": _clos, "double-sided": _double_sided, "torus": _torus, "lingjun": _lingjun,
     "explicit": _explicit, "columns": _columns,
 }  # fmt: skip

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Final
 
 import numpy as np
 
+from formulation.cancelling import never, require_caller
 from formulation.errors import InvalidInput
 from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_LINKS: Final = 4_000_000
 """Directed; about what 100,000 hosts have. Beyond, a count is a slip of the pen."""
 
+MAX_NAME: Final = 128
+"""Characters of a host's or switch's name. Nodes have shorter names, and each part of a host repeats it."""
+
 
 class Draft:
-    """Vertices and links so far; changed in place, then made into a topology."""
+    """Vertices and links so far; changed in place, then made into a topology.
 
-    def __init__(self) -> None:
+    ``cancelled`` is asked before each link; then ``DeadlineTooShort`` is raised.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool] = never) -> None:
+        self._cancelled = cancelled
         self._hosts: list[str] = []
         self._names: list[str] = []
         self._tiers: list[int] = []
@@ -27,11 +36,19 @@ class Draft:
 
     def host(self, name: str) -> int:
         """Add a host and return its number."""
+        if len(name) > MAX_NAME:
+            raise InvalidInput(
+                "hosts", f"the name {name[:20]}... has more than {MAX_NAME} characters"
+            )
         self._hosts.append(name)
         return len(self._hosts) - 1
 
     def vertex(self, name: str, tier: Tier, host: int = NOWHERE) -> int:
         """Add a vertex and return its number."""
+        if host == NOWHERE and len(name) > 2 * MAX_NAME + 1:  # of two parts at most
+            raise InvalidInput(
+                "switches", f"the name {name[:20]}... has more than {2 * MAX_NAME + 1} characters"
+            )
         self._names.append(name)
         self._tiers.append(tier)
         self._host.append(host)
@@ -74,6 +91,7 @@ class Draft:
             self.cable(one, other, bytes_per_s, delay_s, cables)
 
     def _expect(self, links: int) -> None:
+        require_caller(self._cancelled)
         if len(self._ends) + links > MAX_LINKS:
             raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
 

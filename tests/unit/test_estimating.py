@@ -126,7 +126,7 @@ def test_the_latest_run_of_a_cell_moves_it_to_the_end() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
-        ({"architecture": "layers: [1"}, "m.architecture", "is neither YAML nor JSON"),
+        ({"architecture": "layers: [1"}, "m.architecture", "is neither JSON nor YAML"),
         ({"architecture": "just words"}, "m.architecture", "must map fields to values"),
         ({"architecture": "{layers: 2}"}, "m.architecture.architecture", "is missing"),
         ({"architecture": MINE.architecture.replace("4, hidden", "0, hidden")},

@@ -386,7 +386,10 @@ def test_inputs_that_do_not_begin_with_the_samples_are_refused(leading: set[int 
     ("arguments", "says"),
     [
         (["--torch", "a:b", "--step", "c:d"], "--step, --torch: are each a model of its own"),
-        (["--torch", "a:b"], "this needs torch; install it with: pip install 'tessera[torch]'"),
+        (
+            ["--torch", "a:b"],
+            "this needs torch; install it with: pip install 'tessera-scheduler[torch]'",
+        ),
     ],
 )
 def test_the_command_refuses_what_it_cannot_export(
@@ -403,5 +406,5 @@ def test_the_command_refuses_what_it_cannot_export(
 
 def test_without_pytorch_exporting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match=r"tessera\[torch\]"):
+    with pytest.raises(Unavailable, match=r"tessera-scheduler\[torch\]"):
         export("some.module:function")

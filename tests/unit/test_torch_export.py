@@ -12,7 +12,9 @@ from estimator.exporting.graphs import export
 from estimator.graph import Graph, Untraceable
 from service.cli import main
 
-pytest.importorskip("torch", reason="needs PyTorch, an extra: pip install 'tessera[torch]'")
+pytest.importorskip(
+    "torch", reason="needs PyTorch, an extra: pip install 'tessera-scheduler[torch]'"
+)
 
 MODULES = "tests.support.torch_modules:"
 SMALL = {"hidden": 128, "layers": 4, "heads": 4, "vocabulary": 1000, "sequence": 64}

@@ -313,5 +313,5 @@ def test_layers_are_read_back_one_by_one() -> None:
 
 def test_without_jax_tracing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match=r"tessera\[estimator\]"):
+    with pytest.raises(Unavailable, match=r"tessera-scheduler\[estimator\]"):
         importlib.reload(estimator.tracing)

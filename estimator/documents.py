@@ -1,0 +1,186 @@
+"""YAML and JSON of users, within the limits of ``formulation.documents``.
+
+Every field and file that takes YAML is read here. A document is one plain value: aliases, anchors, tags
+and merge keys are refused, since by them a short text can stand for a huge one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import yaml
+
+from formulation.cancelling import never, require_caller
+from formulation.documents import (
+    Limits,
+    NotJson,
+    check_counts,
+    check_number,
+    check_scalar,
+    read_json,
+    to_utf8,
+)
+from formulation.errors import InvalidInput
+
+_Parser: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one of libyaml, where PyYAML was built with it: it is ten times as fast."""
+
+_PREFIX: Final = "tag:yaml.org,2002:"
+_SCALARS: Final = frozenset({"bool", "float", "int", "null", "timestamp"})
+_NO_KEY: Final = object()
+
+
+class NotYaml(InvalidInput):
+    """The text is not YAML."""
+
+
+def read_document(
+    field: str, text: str, limits: Limits, cancelled: Callable[[], bool] = never
+) -> Any:
+    """Return the one value of a text in YAML or JSON; None: the text is empty.
+
+    JSON is YAML but for tabs between its values, so what is not JSON is read as YAML.
+
+    Raises:
+        InvalidInput: it is neither, or beyond the limits; names ``field``.
+        DeadlineTooShort: it was cancelled.
+    """
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return read_json(field, text, limits)
+        except NotJson:
+            pass
+    try:
+        found = read_yaml(field, text, limits, cancelled)
+    except NotYaml as wrong:
+        said = wrong.problem.removeprefix("is not valid YAML: ")
+        raise InvalidInput(field, f"is neither JSON nor YAML: {said}") from wrong
+    if len(found) > 1:
+        raise InvalidInput(field, f"holds {len(found)} documents; give one")
+    return found[0] if found else None
+
+
+def read_yaml(
+    field: str, text: str, limits: Limits, cancelled: Callable[[], bool] = never
+) -> list[Any]:
+    """Return the values of the documents in a YAML text; empty documents are left out.
+
+    Raises:
+        NotYaml: it is not YAML, or has a date that does not exist.
+        InvalidInput: it is beyond the limits, or a mapping names a key twice; names ``field`` and the line.
+        DeadlineTooShort: it was cancelled.
+    """
+    raw = to_utf8(field, text, limits)
+    if len(raw) > limits.yaml_bytes:
+        raise InvalidInput(
+            field, f"as YAML may have at most {limits.yaml_bytes:,} bytes; write it as JSON"
+        )
+    try:
+        return [value for value in _values(field, raw, limits, cancelled) if value is not None]
+    except (yaml.YAMLError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise NotYaml(field, f"is not valid YAML: {said}") from error
+
+
+def _values(field: str, raw: bytes, limits: Limits, cancelled: Callable[[], bool]) -> Iterator[Any]:
+    """Yield the value of each document, built event by event."""
+    builder = _Builder(field, limits)
+    for event in yaml.parse(raw, Loader=_Parser):
+        require_caller(cancelled)
+        if isinstance(event, yaml.DocumentEndEvent):
+            yield builder.take()
+        elif isinstance(event, yaml.CollectionEndEvent):
+            builder.close()
+        elif isinstance(event, yaml.NodeEvent):
+            builder.add(event)
+
+
+class _Builder:
+    """A value in the making: the lists and mappings that are still open, and what they have so far."""
+
+    def __init__(self, field: str, limits: Limits) -> None:
+        self._field, self._limits = field, limits
+        self._scalars = yaml.SafeLoader("")
+        self._document: Any = None
+        self._open: list[list[Any] | dict[Any, Any]] = []
+        self._keys: list[Any] = []  # of each open mapping, the key that waits for its value
+        self._nodes = 0
+
+    def take(self) -> Any:
+        """Return the finished document, and begin the next."""
+        document, self._document = self._document, None
+        return document
+
+    def close(self) -> None:
+        """End the innermost list or mapping."""
+        self._open.pop()
+        self._keys.pop()
+
+    def add(self, event: yaml.NodeEvent) -> None:
+        """Put the value of an event in its place."""
+        place = f"line {event.start_mark.line + 1}" if event.start_mark else "a line"
+        if self._open and self._keys[-1] is not _NO_KEY:
+            place += f": {str(self._keys[-1])[:80]}"
+        self._refuse_references(place, event)
+        self._nodes += 1
+        if isinstance(event, yaml.ScalarEvent):
+            check_counts(self._field, len(self._open), self._nodes, self._limits)
+            self._place(place, self._scalar(place, event))
+            return
+        value: list[Any] | dict[Any, Any] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
+        check_counts(self._field, len(self._open) + 1, self._nodes, self._limits)
+        self._place(place, value)
+        self._open.append(value)
+        self._keys.append(_NO_KEY)
+
+    def _place(self, place: str, value: Any) -> None:
+        if not self._open:
+            self._document = value
+            return
+        inside, key = self._open[-1], self._keys[-1]
+        if isinstance(inside, list):
+            inside.append(value)
+        elif key is not _NO_KEY:
+            inside[key] = value
+            self._keys[-1] = _NO_KEY
+        elif isinstance(value, list | dict):
+            raise InvalidInput(self._field, f"{place}: a key must be a text or a number")
+        elif value in inside:
+            raise InvalidInput(
+                self._field, f"{place}: the key {str(value)[:80]!r} occurs twice; name it once"
+            )
+        else:
+            self._keys[-1] = value
+
+    def _refuse_references(self, place: str, event: yaml.NodeEvent) -> None:
+        """Refuse aliases, anchors and tags."""
+        if isinstance(event, yaml.AliasEvent):
+            problem = f"the alias *{event.anchor} is not allowed; write the value out"
+        elif event.anchor:
+            problem = f"the anchor &{event.anchor} is not allowed; remove it"
+        elif tag := getattr(event, "tag", None):
+            problem = f"the tag {tag} is not allowed; remove it"
+        else:
+            return
+        raise InvalidInput(self._field, f"{place}: {problem}")
+
+    def _scalar(self, place: str, event: yaml.ScalarEvent) -> Any:
+        """Return a text, a number, true or false, a date, or None."""
+        check_scalar(self._field, place, event.value, self._limits)
+        tag: str = self._scalars.resolve(  # type: ignore[no-untyped-call]
+            yaml.ScalarNode, event.value, event.implicit
+        )
+        kind = tag.removeprefix(_PREFIX)
+        if kind == "merge":
+            raise InvalidInput(
+                self._field, f"{place}: the key << is not allowed; write its values out"
+            )
+        if kind not in _SCALARS:
+            return event.value
+        if kind in ("int", "float"):
+            check_number(self._field, place, event.value)
+        node = yaml.ScalarNode(tag, event.value)
+        value = self._scalars.yaml_constructors[tag](self._scalars, node)
+        check_scalar(self._field, place, value, self._limits)
+        return value

@@ -1,0 +1,182 @@
+"""Texts from outside that describe something: limits of each kind, checked before anything is built.
+
+JSON is read here; ``estimator.documents`` reads YAML within the same limits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from formulation.errors import InvalidInput
+
+MAX_NUMBER: Final = 40
+"""Characters of one number. Nothing here counts or measures with more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Sizes that a document of one kind may have."""
+
+    size_bytes: int
+    depth: int
+    """Lists and mappings inside each other."""
+    nodes: int
+    """Keys and values together; lists and mappings are values, too."""
+    text: int = 65_536
+    """Characters of one key or value."""
+    yaml_bytes: int = 2**31
+    """Of a text in YAML, which takes fifty times as long to read as JSON."""
+
+
+ARCHITECTURE: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
+"""A model. Configurations of image classifiers name tens of thousands of labels."""
+TOPOLOGY: Final = Limits(
+    size_bytes=16 * 2**20, depth=8, nodes=2_000_000, text=1000, yaml_bytes=2**20
+)
+"""A network: a hundred thousand links written one by one."""
+POLICY: Final = Limits(size_bytes=65_536, depth=4, nodes=1000)
+"""The options of a round."""
+CLUSTER_FILE: Final = Limits(size_bytes=16 * 2**20, depth=16, nodes=1_000_000)
+"""A cluster, jobs or tenants: ten thousand jobs."""
+HARDWARE: Final = Limits(size_bytes=2**20, depth=8, nodes=20_000, text=1000)
+"""The user's own GPU types."""
+TABLE_ROW: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
+"""A line of a file of records, such as measured layers."""
+NODE_LIST: Final = Limits(size_bytes=2**20, depth=4, nodes=100_000, text=1000)
+"""The nodes of an agent, or what its network is to be set to."""
+CELL_TRAFFIC: Final = Limits(size_bytes=2**20, depth=8, nodes=100_000, text=1000)
+"""What a Cell sends: a thousand stages."""
+SNAPSHOT: Final = Limits(size_bytes=2**31, depth=32, nodes=2**31, text=2**31)
+"""A stored round. It is large by its nature, so only its depth and its numbers are limited."""
+
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_LONG_NUMBER: Final = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER + 1))
+_SUSPECT: Final = re.compile(rb"\\u|N|I|[eE]\+?0*[1-9][0-9]{2}")
+"""Outside of this there is no NUL, no surrogate and no number that is not finite."""
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_NO_CHARACTER: Final = re.compile("[\0\ud800-\udfff]")
+
+
+class NotJson(InvalidInput):
+    """The text is not JSON; it may be something else."""
+
+
+def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        NotJson: it is not JSON.
+        InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not finite or
+            half a character; names ``field``.
+    """
+    raw = to_utf8(field, text, limits)
+    longest = _check_structure(field, raw, limits)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) == len(pairs):
+            return found
+        keys = [key for key, _ in pairs]
+        repeated = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise InvalidInput(field, f"the key {repeated[:80]!r} occurs twice; name it once")
+
+    try:
+        value = json.loads(raw, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(field, f"is not JSON: {error}") from error
+    if longest > limits.text or _SUSPECT.search(raw):
+        for path, scalar in _scalars(value):
+            check_scalar(field, path, scalar, limits)
+    return value
+
+
+def to_utf8(field: str, text: str | bytes, limits: Limits) -> bytes:
+    """Return the text in UTF-8.
+
+    Raises:
+        InvalidInput: it is too long, or not UTF-8.
+    """
+    if len(text) <= limits.size_bytes:
+        try:
+            raw = text.encode() if isinstance(text, str) else text.decode().encode()
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(field, f"is not UTF-8 text: {error.reason}") from error
+        if len(raw) <= limits.size_bytes:
+            return raw
+    raise InvalidInput(field, f"must be at most {limits.size_bytes:,} bytes")
+
+
+def check_scalar(field: str, place: str, value: object, limits: Limits) -> None:
+    """Refuse a text that is too long or has NUL or half a character, and a number that is not finite."""
+    at = f"{place}: " if place else ""
+    if isinstance(value, str):
+        if len(value) > limits.text:
+            raise InvalidInput(field, f"{at}a text may have at most {limits.text:,} characters")
+        if _NO_CHARACTER.search(value):
+            raise InvalidInput(
+                field, f"{at}has a NUL or half of a character (a surrogate); remove it"
+            )
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(field, f"{at}must be a finite number, not {value}")
+
+
+def check_number(field: str, place: str, written: str) -> None:
+    """Refuse a number by its length, before it is read."""
+    if len(written) > MAX_NUMBER:
+        at = f"{place}: " if place else ""
+        raise InvalidInput(
+            field, f"{at}the number {written[:20]}... has more than {MAX_NUMBER} characters"
+        )
+
+
+def check_counts(field: str, depth: int, nodes: int, limits: Limits) -> None:
+    """Refuse a document that is nested too deep or has too many values."""
+    if depth > limits.depth:
+        raise InvalidInput(
+            field, f"has lists and mappings inside each other on more than {limits.depth} levels"
+        )
+    if nodes > limits.nodes:
+        raise InvalidInput(field, f"has more than {limits.nodes:,} keys and values")
+
+
+def _check_structure(field: str, raw: bytes, limits: Limits) -> int:
+    """Check depth, counts and lengths before anything is built; exact up to where the text is JSON.
+
+    Return the bytes of the longest text as it is written; 0: none can be too long.
+    """
+    longest = 0
+    if len(raw) > limits.text:
+        longest = max((m.end() - m.start() - 2 for m in _STRING.finditer(raw)), default=0)
+        if longest > 6 * limits.text:  # a character is written with up to six
+            raise InvalidInput(field, f"a text may have at most {limits.text:,} characters")
+    bare = _STRING.sub(b'"', raw)
+    if match := _LONG_NUMBER.search(bare):
+        check_number(field, "", match[0].decode())
+    brackets = bare.translate(None, _NOT_BRACKETS)
+    nodes = bare.count(b",") + bare.count(b":") + len(brackets) // 2 + 1
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > limits.depth:
+            break
+    check_counts(field, depth, nodes, limits)
+    return longest
+
+
+def _scalars(value: object) -> Iterator[tuple[str, object]]:
+    """Yield (path, value) of keys, and of values that hold no others."""
+    left = [("", value)]
+    while left:
+        path, found = left.pop()
+        if isinstance(found, dict):
+            for key, item in found.items():
+                yield path, key
+                left.append((f"{path}.{key}" if path else key, item))
+        elif isinstance(found, list):
+            left.extend((f"{path}[{i}]", item) for i, item in enumerate(found))
+        else:
+            yield path, found

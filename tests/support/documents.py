@@ -1,0 +1,87 @@
+"""Code blocks of a Markdown file as a reader meets them: commands, transcripts, files, and what they show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FENCE = re.compile(r"^\s*(```|~~~)(\w*)")
+INDENT = "    "
+PROMPT = "$ "
+SHOWN_FILE = re.compile(r"cat (\S+)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block. ``line``: where it starts in the file, from 1."""
+
+    line: int
+    lines: tuple[str, ...]
+
+    @property
+    def first(self) -> str:
+        """Return the first line without its comment: the block's name in the test's conventions."""
+        return without_comment(next(text for text in self.lines if text.strip()))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a block and the output that the document shows; "": none."""
+
+    command: str
+    shown: str = ""
+
+    @property
+    def made_file(self) -> str:
+        """Return the file whose text the document shows by ``cat``; "": the command is another one."""
+        match = SHOWN_FILE.fullmatch(without_comment(self.command))
+        return match[1] if match and self.shown else ""
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the fenced and the indented code blocks of a Markdown text, in order."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        if match := FENCE.match(lines[at]):
+            end = next(
+                (k for k in range(at + 1, len(lines)) if lines[k].strip() == match[1]), len(lines)
+            )
+            if any(text.strip() for text in lines[at + 1 : end]):
+                yield Block(at + 1, tuple(lines[at + 1 : end]))
+            at = end + 1
+        elif lines[at].startswith(INDENT) and (at == 0 or not lines[at - 1].strip()):
+            end = at
+            while end < len(lines) and (lines[end].startswith(INDENT) or not lines[end].strip()):
+                end += 1
+            body = [text[len(INDENT) :] for text in lines[at:end]]
+            while not body[-1].strip():
+                body.pop()
+            yield Block(at + 1, tuple(body))
+            at = end
+        else:
+            at += 1
+
+
+def steps(block: Block) -> list[Step]:
+    """Return the commands of a block: its lines after ``$``, or all lines where there is no ``$``."""
+    if not any(text.startswith(PROMPT) for text in block.lines):
+        whole = "\n".join(block.lines).replace("\\\n", " ")
+        return [Step(text) for text in whole.splitlines() if without_comment(text)]
+    found: list[Step] = []
+    shown: list[str] = []
+    for text in [*block.lines, PROMPT]:
+        if text.startswith(PROMPT):
+            if found:
+                found[-1] = Step(found[-1].command, "\n".join(shown).strip("\n"))
+            found.append(Step(text.removeprefix(PROMPT)))
+            shown = []
+        else:
+            shown.append(text)
+    return found[:-1]
+
+
+def without_comment(command: str) -> str:
+    """Return a shell command without the comment after it, if it has one."""
+    return re.sub(r"(^|\s+)#\s.*$", "", command).strip()
