@@ -119,17 +119,31 @@ def undominated(cells: Cells) -> Bools:
     A Cell is beaten by one with no more GPUs and no lower rate; of equals the first in table order
     stays. GPUs are all that a Cell uses so far; with CPUs and memory the rule compares those too.
     """
-    if len(cells) == 0:
+    return _unbeaten(cells, np.arange(len(cells), dtype=np.int64))
+
+
+def undominated_from(cells: Cells, workload: int, least: int) -> Ints:
+    """Return the Cells of ``workload`` on ``least`` or more GPUs that no other of these beats, indices."""
+    first, last = np.searchsorted(cells.workload, [workload, workload + 1]).tolist()
+    large = first + np.flatnonzero(cells.gpus[first:last] >= least)
+    found: Ints = large[_unbeaten(cells, large)]
+    return found
+
+
+def _unbeaten(cells: Cells, among: Ints) -> Bools:
+    """Return, bool[among], which of the Cells ``among`` (rising indices) no other of them beats."""
+    if len(among) == 0:
         return np.ones(0, dtype=np.bool_)
-    group = np.ones(len(cells), dtype=np.bool_)
-    group[1:] = (np.diff(cells.workload) != 0) | (np.diff(cells.gpu_type) != 0)
+    workload, gpu_type, rate = cells.workload[among], cells.gpu_type[among], cells.rate[among]
+    group = np.ones(len(among), dtype=np.bool_)
+    group[1:] = (np.diff(workload) != 0) | (np.diff(gpu_type) != 0)
     # The running maximum restarts in each group: ranks are offset so that later groups rank higher.
-    order = np.argsort(cells.rate, kind="stable")
-    rank = np.empty(len(cells), dtype=np.int64)
-    rank[order] = np.unique(cells.rate[order], return_inverse=True)[1]
-    rank += np.cumsum(group) * len(cells)
+    order = np.argsort(rate, kind="stable")
+    rank = np.empty(len(among), dtype=np.int64)
+    rank[order] = np.unique(rate[order], return_inverse=True)[1]
+    rank += np.cumsum(group) * len(among)
     so_far = np.maximum.accumulate(rank)
-    keep = np.ones(len(cells), dtype=np.bool_)
+    keep = np.ones(len(among), dtype=np.bool_)
     keep[1:] = rank[1:] > so_far[:-1]
     return keep
 

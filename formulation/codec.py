@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from formulation.cells import Cells, Shapes
+from formulation.documents import SNAPSHOT, NotJson, read_json
 from formulation.errors import InvalidInput
 from formulation.network.facts import Measured, Standing, Traffics
 from formulation.problem import Problem, Row
@@ -57,9 +58,13 @@ def _unknown(value: Any) -> frozenset[str]:
     """Return the fields that say nothing: without them what is written is as before there were any."""
     if isinstance(value, Estimates) and bool(np.isnan(value.sd).all()):
         return frozenset({"sd"})
+    if isinstance(value, Jobs):
+        columns = ("min_gpus", "max_gpus", "failures", "retry_s")
+        return frozenset(name for name in columns if not getattr(value, name).any())
     if isinstance(value, Snapshot):
         network = ("topology", "traffic", "standing", "measured")
-        return frozenset(name for name in network if not len(getattr(value, name)))
+        real_time = {"clock_factor"} if value.clock_factor == 1.0 else set()
+        return frozenset(real_time.union(n for n in network if not len(getattr(value, n))))
     return frozenset()
 
 
@@ -134,8 +139,8 @@ def decode(text: bytes) -> Snapshot | Problem | Solution:
         InvalidInput: not JSON, another format, or a body that breaks its type's rules.
     """
     try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        plain = read_json("", text, SNAPSHOT)
+    except NotJson as error:
         raise InvalidInput("", f"not JSON: {error}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise InvalidInput("format", f"expected {FORMAT}")

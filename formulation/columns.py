@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from formulation.admission import Admission
-from formulation.cells import Cells, cells_of
+from formulation.cells import Cells, cells_of, undominated_from
 from formulation.draft import Draft
 from formulation.information import cautious
 from formulation.lifecycle import SCHEDULABLE
@@ -31,7 +31,7 @@ def first_draft(
     """
     snapshot = cautious(snapshot, policy.caution)
     cells, best = cells_of(snapshot)
-    kept = np.ones(len(cells), np.bool_) if every_cell else best
+    kept = np.ones(len(cells), np.bool_) if every_cell else _with_bounded(snapshot, cells, best)
     job_start, cell, current = _columns(snapshot, cells, kept)
     count = len(snapshot.jobs)
     return Draft(
@@ -39,6 +39,22 @@ def first_draft(
         current=current, must_run=np.zeros(count, np.bool_), least_rate=np.zeros(count),
         waived=waived, movable=snapshot.jobs.movable, opportunistic=np.zeros(count, np.bool_),
     )  # fmt: skip
+
+
+def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:
+    """Return ``best`` with the Cells that a job's least GPU count makes worth having, bool[cells].
+
+    A Cell that a smaller one beats is the best choice of a job that may not run on the smaller one.
+    """
+    jobs = snapshot.jobs
+    bounded = jobs.min_gpus > 1
+    if not bounded.any():
+        return best
+    kept = best.copy()
+    pairs = np.unique(np.stack([jobs.workload[bounded], jobs.min_gpus[bounded]]), axis=1)
+    for workload, least in pairs.T.tolist():
+        kept[undominated_from(cells, workload, least)] = True
+    return kept
 
 
 def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints, Ints, Ints]:

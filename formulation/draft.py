@@ -7,7 +7,7 @@ runs them in order and turns the last draft into arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,12 +16,22 @@ import numpy as np
 from formulation.admission import Admission
 from formulation.cells import Cells
 from formulation.policy import Policy
-from formulation.rates import effective_weight, reference_rate, restart_share
+from formulation.rates import (
+    effective_weight,
+    expected_rate,
+    requested_rate,
+    restart_share,
+    unit_rate,
+)
 from formulation.reasons import Reason
 from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Floats, Ints
 
 _NONE = np.zeros(0, np.int64)
+
+
+def go_on() -> None:
+    """Do nothing: the answer is still wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,6 +77,8 @@ class Draft:
     """Jobs whose deadlines were promised and cannot be met any more."""
     witness: Ints | None = None
     """int64[jobs], a column or -1: an answer in which every job marked so far runs; None: none is known."""
+    check: Callable[[], None] = go_on
+    """Raises where nobody waits for the statement any more. Loops that take long call it."""
 
     @cached_property
     def job(self) -> Ints:
@@ -96,14 +108,24 @@ class Draft:
         return self.cells.gpu_type[self.cell]
 
     @cached_property
-    def reference(self) -> Floats:
-        """Return the reference rate R_j (Eq. 6), float64[jobs]; NaN where a job has no Cell."""
-        return reference_rate(self.snapshot, self.cells)
+    def unit_rate(self) -> Floats:
+        """Return the rate u_j of one effective GPU (Eq. 6), float64[jobs]; NaN for a job without Cells."""
+        return unit_rate(self.snapshot, self.cells)
+
+    @cached_property
+    def expected_rate(self) -> Floats:
+        """Return the rate g_j of an equal share (Eq. 6b), float64[jobs]; NaN for a job without Cells."""
+        return expected_rate(self.snapshot, self.cells, self.weight)
+
+    @cached_property
+    def requested_rate(self) -> Floats:
+        """Return the rate R_j of the request (Eq. 6c), float64[jobs]; NaN for a job without Cells."""
+        return requested_rate(self.snapshot, self.cells)
 
     @cached_property
     def restart_share(self) -> Floats:
         """Return the restart share s_j (Eq. 7), float64[jobs]."""
-        return restart_share(self.snapshot, self.reference, self.policy)
+        return restart_share(self.snapshot, self.expected_rate, self.policy)
 
     @cached_property
     def weight(self) -> Floats:

@@ -10,14 +10,20 @@
     │   ├── StaleEtag           the etag does not match
     │   └── RoundSuperseded     another replica committed this round
     ├── NotAllowed              the resource's state does not allow this
+    │   └── InUse               the resource cannot be deleted while others use it
+    ├── LimitReached            the server holds as many of these as it may
     ├── Unavailable             something Tessera stands on cannot be reached
     │   └── NotMigrated         the database's schema is not the one this release needs
+    ├── TooBusy                 the server has taken on as much as it may; try again later
     └── DeadlineTooShort        the caller's deadline leaves no time to decide
 
 Each class is one name and one sentence; what happened is in the message and the attributes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class TesseraError(Exception):
@@ -113,6 +119,45 @@ class NotAllowed(TesseraError):
     reason = "NOT_ALLOWED"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """The users of a resource of one kind: their number and the names of the first few."""
+
+    kind: str  # for machines, e.g. "jobs"
+    one: str  # for people, e.g. "live job", and in the plural
+    many: str
+    count: int
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the users in words, e.g. ``12 live jobs (a, b, c, ...)``."""
+        more = ["..."] if self.count > len(self.names) else []
+        noun = self.one if self.count == 1 else self.many
+        return f"{self.count:,} {noun} ({', '.join([*self.names, *more])})"
+
+
+class InUse(NotAllowed):
+    """The resource cannot be deleted while others use it."""
+
+    reason = "IN_USE"
+
+    def __init__(self, resource: str, uses: Sequence[Use], advice: str) -> None:
+        *first, last = map(str, uses)
+        users = f"{', '.join(first)} and {last}" if first else last
+        super().__init__(f"{resource} is in use by {users}; {advice}")
+        self.resource, self.uses = resource, tuple(uses)
+
+    def metadata(self) -> dict[str, str]:
+        """Name the resource, and how many users of each kind it has."""
+        return {"resource": self.resource} | {use.kind: str(use.count) for use in self.uses}
+
+
+class LimitReached(TesseraError):
+    """The server or the cluster holds as many of these as it may."""
+
+    reason = "LIMIT_REACHED"
+
+
 class Unavailable(TesseraError):
     """Something that Tessera stands on cannot be reached."""
 
@@ -123,6 +168,12 @@ class NotMigrated(Unavailable):
     """The database's schema is not the one that this release needs."""
 
     reason = "NOT_MIGRATED"
+
+
+class TooBusy(TesseraError):
+    """The server has taken on as much work of this kind as it may; the same call may succeed later."""
+
+    reason = "TOO_BUSY"
 
 
 class DeadlineTooShort(TesseraError):

@@ -11,7 +11,7 @@ import numpy as np
 from formulation.lifecycle import SCHEDULABLE, JobState
 from formulation.offers import lost_out
 from formulation.problem import Problem
-from formulation.reasons import Reason, ReasonCode
+from formulation.reasons import Reason, ReasonCode, is_held, is_leaving
 from formulation.snapshot import STATES, Snapshot
 from formulation.solution import Solution
 
@@ -44,7 +44,7 @@ def explain(
         has_columns.tolist(), strict=True,
     ):  # fmt: skip
         if not may:
-            found[job] = _not_schedulable(STATES[snapshot.jobs.state[job]])
+            found[job] = _not_schedulable(STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job])
         elif not runs:
             found[job] = _no_cell(snapshot, workload, tried=bool(tried[workload]))
         elif job in absent:
@@ -71,16 +71,8 @@ _GIVEN_UP: Final = Reason(
 )
 
 
-def _not_schedulable(state: JobState) -> Reason:
-    if state is JobState.HELD:
-        return Reason(
-            code=ReasonCode.HELD, message="the job is on hold", next_step="release the job"
-        )
-    return Reason(
-        code=ReasonCode.LEAVING,
-        message=f"the job is {state}; its GPUs are being given back",
-        next_step="wait until its agents have reported it gone",
-    )
+def _not_schedulable(state: JobState, name: str) -> Reason:
+    return is_held(state, name) if state is JobState.HELD else is_leaving(state)
 
 
 def _no_cell(snapshot: Snapshot, workload: int, *, tried: bool) -> Reason:

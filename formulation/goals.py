@@ -66,6 +66,8 @@ class GoalResult:
 
     ``bound`` is the best that any answer could reach once the goals before it are kept: above
     ``objective`` for sums, below it for levels with ``sign`` 1. ``gap`` is relative, 0: proven.
+    ``bound_is_trivial``: no solver looked for a bound, so it only says what every job would reach if it
+    had the cluster to itself. It is true, but the gap says nothing about the answer.
     """
 
     name: str
@@ -73,6 +75,7 @@ class GoalResult:
     objective: float
     bound: float
     gap: float
+    bound_is_trivial: bool = False
 
 
 def _freeze(goal: object, **dtypes: type[np.generic]) -> None:

@@ -7,16 +7,34 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from formulation.errors import InvalidInput
-from formulation.grammar import Stage, parse
+from formulation.grammar import Stage, parse, require_bounded
 
-DeadlineMode = Literal["ignore", "myopic", "look-ahead", "planned"]
-DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = ("ignore", "myopic", "look-ahead", "planned")
+DeadlineMode = Literal["ignore", "keep", "myopic", "look-ahead", "planned"]
+DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = (
+    "ignore",
+    "keep",
+    "myopic",
+    "look-ahead",
+    "planned",
+)
+KEEP: Final = "keep"
+"""Keeps the deadlines that earlier rounds promised, as look-ahead does, and promises no others."""
 PLANNED: Final = "planned"
 """Plans as look-ahead does, anew each round, and promises nothing."""
-LOOKS_AHEAD: Final = ("look-ahead", PLANNED)
+LOOKS_AHEAD: Final = (KEEP, "look-ahead", PLANNED)
+PROMISES_NONE: Final = ("ignore", KEEP)
+"""Modes under which a deadline that is not promised yet is not looked at."""
 
 NETWORK_LEVELS: Final = 8
 """Priorities that NICs and switches have (IEEE 802.1Q); Crux section 4.3."""
+
+MAX_QUEUE_WEIGHTS: Final = 64
+MAX_QUEUE_WEIGHT: Final = 1e6
+"""Queues that a caller may give a weight, and the largest, which is that of a job."""
+
+MAX_FAIRNESS_LEVELS: Final = 64
+"""Places that a caller may have settled one by one. Each takes up to 20 solves and adds a row to all later
+problems; beyond the worst 64 jobs the sums of the next stage order the others well enough."""
 
 MAX_CAUTION: Final = 10.0
 """More standard deviations than anyone means."""
@@ -42,7 +60,7 @@ class Policy:
     """Seconds to the next round: a job that waits now is taken to wait so long; the first slot of plans."""
 
     deadlines: str = ""
-    """One of ``DEADLINE_MODES``; empty: look-ahead if the objective names deadline, else ignore."""
+    """One of ``DEADLINE_MODES``. Default: look-ahead if the objective names deadline, else keep."""
     run_to_completion: bool = False
     """No launched job is suspended (Arena section 3.5)."""
     min_run_s: float = 0.0
@@ -60,7 +78,7 @@ class Policy:
     cost_of: str = "dollars"
     """What ``cost`` counts: ``dollars`` an hour or ``watts``."""
     rate_floor: float = 0.5
-    """``cost`` runs no job below this share of its reference rate."""
+    """``cost`` runs no job below this share of its rate at the requested GPUs."""
     fairness_levels: int = 4
     """How many of the worst-off jobs a lexicographic objective settles before the next objective."""
     network_levels: int = NETWORK_LEVELS
@@ -109,6 +127,23 @@ class Policy:
             raise InvalidInput("opportunistic", "has a meaning only with queue_order")
         _ = self.stages, self.weight_of_queue
 
+    def require_bounded(self) -> None:
+        """Refuse what multiplies a round's work. For callers: recorded rounds may have more.
+
+        Raises:
+            InvalidInput: a value is beyond its limit.
+        """
+        require_bounded(self.stages)
+        if self.fairness_levels > MAX_FAIRNESS_LEVELS:
+            raise InvalidInput("fairness_levels", f"must lie in [1, {MAX_FAIRNESS_LEVELS}]")
+        weights = self.weight_of_queue
+        if len(weights) > MAX_QUEUE_WEIGHTS:
+            raise InvalidInput(
+                "queue_weights", f"names {len(weights)} queues; name at most {MAX_QUEUE_WEIGHTS}"
+            )
+        if max(weights.values(), default=0.0) > MAX_QUEUE_WEIGHT:
+            raise InvalidInput("queue_weights", f"a factor is above {MAX_QUEUE_WEIGHT:,.0f}")
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the objective's stages, in order. Raises InvalidInput."""
@@ -121,7 +156,7 @@ class Policy:
             if self.deadlines == mode:
                 return mode
         named = any(term.objective == "deadline" for stage in self.stages for term in stage.terms)
-        return "look-ahead" if named else "ignore"
+        return "look-ahead" if named else KEEP
 
     @property
     def weight_of_queue(self) -> dict[int, float]:

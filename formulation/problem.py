@@ -21,10 +21,16 @@ from formulation.errors import InvalidInput, ProblemTooLarge
 from formulation.tables import Bools, Floats, Ints, frozen, ranges
 
 VALUE_SCALE: Final = 1_000_000
-"""Solver integers in one unit of normalised throughput: rounding is below a thousandth of any gap."""
+"""Solver integers in one effective GPU: rounding is below a thousandth of any gap."""
 
 MAX_TOTAL: Final = 2**53
 """No objective or row may exceed this: exact in float64, far inside int64."""
+
+MAX_WORTH: Final = MAX_TOTAL / 8
+"""The worth of all jobs together stays below this."""
+
+_FINITE: Final = 1e280
+"""A sum of this over all jobs is still finite."""
 
 
 CHANGES_ROW: Final = "changes"
@@ -58,7 +64,7 @@ class Problem:
     value: Ints  # int64[columns], what the column is worth, restart price already taken off
     restart_price: Ints  # int64[columns], what was taken off
     scale: float  # solver integers in one unit of the objective
-    unit: str  # of the objective: "normalised throughput" or "samples/s"
+    unit: str  # of the objective, e.g. "effective GPUs" or "samples/s"
     rows: tuple[Row, ...]
     usage_start: Ints  # int64[columns + 1]
     row: Ints  # int64[nonzeros]
@@ -238,6 +244,27 @@ def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
     if len(some):
         out[some] = op.reduceat(values, job_start[:-1][some])
     return out
+
+
+def bounded_worth(
+    gross: Floats, price: Floats, scale: float, job_start: Ints
+) -> tuple[Floats, Floats]:
+    """Return what columns are worth and their prices, such that all jobs together fit in integers.
+
+    One job of an absurd worth must not make every round of its cluster fail, nor round the worth of others
+    away: where the greatest worths together exceed ``MAX_WORTH``, those above a common limit count as that
+    limit, and all others stay as they are. ``job_start`` has shape (jobs + 1,).
+    """
+    gross, price = (np.clip(v, -_FINITE, _FINITE) for v in (gross, price))
+    size = np.abs(gross) + np.abs(price)
+    greatest = np.sort(jobwise(np.maximum, size, job_start)) * scale
+    if greatest.sum() <= MAX_WORTH:
+        return gross, price
+    below = np.append(0.0, np.cumsum(greatest)[:-1])
+    limits = (MAX_WORTH - below) / (len(greatest) - np.arange(len(greatest)))
+    limit = limits[np.argmax(limits < greatest)] / scale
+    factor = limit / np.maximum(size, limit)
+    return gross * factor, price * factor
 
 
 def scaled(values: Floats, scale: float) -> Ints:

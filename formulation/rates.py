@@ -1,4 +1,4 @@
-"""What jobs are measured against: reference rates, restart shares, weights. All float64[jobs]."""
+"""Measures of jobs: effective GPUs, expected and requested rates, restart shares, weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from formulation.cells import Cells
 from formulation.errors import ProblemTooLarge
+from formulation.lifecycle import SCHEDULABLE
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from formulation.tables import Floats
@@ -37,11 +38,51 @@ def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
     return weight
 
 
-def reference_rate(snapshot: Snapshot, cells: Cells) -> Floats:
-    """Return what each job's rate is measured against, samples/s, float64[jobs] (Eq. 6).
+def unit_rate(snapshot: Snapshot, cells: Cells) -> Floats:
+    """Return the rate of one effective GPU of each job, samples/s, float64[jobs] (Eq. 6).
 
-    The best rate at its requested count on any type; its best of all where no Cell has that count;
-    NaN where it has no Cell.
+        u_j = max { r_c / n_c : c a Cell of j's workload }
+
+    A rate of ``n * u_j`` is what ``n`` GPUs give at the workload's most efficient Cell. It depends on the
+    workload alone, never on what the job asks for. It is NaN for a job without Cells. Sia (SOSP'23,
+    section 3.4) normalises rates by the GPU for the same reason.
+    """
+    best = np.zeros(len(snapshot.workloads))
+    np.maximum.at(best, cells.workload, cells.rate / cells.gpus)
+    return _by_job(snapshot, best)
+
+
+def expected_rate(snapshot: Snapshot, cells: Cells, weight: Floats) -> Floats:
+    """Return the rate that each job may expect, samples/s, float64[jobs] (Eq. 6b).
+
+        g_j = max { r_c : c a Cell of j's workload, n_c <= max(1, G / J) }
+
+    ``G`` is the number of schedulable GPUs and ``J`` the number of jobs that may run and have a ``weight``
+    (float64[jobs], Eq. 9). A workload without a Cell that small has the best rate of its smallest GPU
+    count. It is NaN for a job without Cells.
+    """
+    may_run = snapshot.jobs.among(SCHEDULABLE) & ~snapshot.profiling() & (weight > 0)
+    share = max(1, int(snapshot.schedulable_gpus().sum()) // max(1, int(may_run.sum())))
+    smallest = np.full(len(snapshot.workloads), np.iinfo(np.int64).max)
+    np.minimum.at(smallest, cells.workload, cells.gpus)
+    fits = cells.gpus <= np.maximum(share, smallest)[cells.workload]
+    best = np.zeros(len(snapshot.workloads))
+    np.maximum.at(best, cells.workload[fits], cells.rate[fits])
+    return _by_job(snapshot, best)
+
+
+def _by_job(snapshot: Snapshot, of_workload: Floats) -> Floats:
+    """Return the workload's number for each job, NaN where it is 0."""
+    found = of_workload[snapshot.jobs.workload] if len(snapshot.jobs) else np.zeros(0)
+    return np.where(found > 0, found, np.nan)
+
+
+def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
+    """Return the best rate that each job's request could give it, samples/s, float64[jobs] (Eq. 6c).
+
+    It is the best rate at the requested GPU count on any type, or the best rate of all if no Cell has
+    that count. It is NaN for a job without Cells. Published schedulers and metrics measure against it; a
+    job's worth never does, because then asking for less would make a job worth more.
     """
     jobs = snapshot.jobs
     stride = 1 + max(cells.gpus.max(initial=0), jobs.requested_gpus.max(initial=0))
@@ -63,14 +104,15 @@ def reference_rate(snapshot: Snapshot, cells: Cells) -> Floats:
     return np.where(found > 0, found, np.nan)
 
 
-def restart_share(snapshot: Snapshot, reference: Floats, policy: Policy) -> Floats:
+def restart_share(snapshot: Snapshot, expected: Floats, policy: Policy) -> Floats:
     """Return the share of a Cell's value that a start, move or resize costs, float64[jobs] (Eq. 7).
 
-    Restart seconds over the horizon: the lesser of the policy's and the job's remaining time at its
-    reference rate. One horizon a job, so that a faster Cell is never worth less for finishing sooner.
+    The share is the restart seconds divided by a horizon: the policy's, or the job's remaining time at
+    the rate ``expected`` (float64[jobs], samples/s) if that is shorter. Each job has one horizon, so that
+    a faster Cell is never worth less because it finishes sooner.
     """
     jobs = snapshot.jobs
-    remaining_s = work_left(snapshot) / reference
+    remaining_s = work_left(snapshot) / expected
     horizon_s = np.minimum(policy.restart_horizon_s, np.nan_to_num(remaining_s, nan=np.inf))
     with np.errstate(divide="ignore"):
         return np.minimum(policy.max_restart_share, jobs.restart_s / np.maximum(horizon_s, 1e-9))

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from formulation.lifecycle import JobState
+from formulation.moments import rfc3339
+
 
 class ReasonCode(StrEnum):
     """The dominant reason; the first that applies wins."""
@@ -19,6 +22,7 @@ class ReasonCode(StrEnum):
     FITS_NOWHERE = "FITS_NOWHERE"
     NODES_AWAY = "NODES_AWAY"
     # a rule of the round leaves it no column
+    BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
     PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
     GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as what was requested
     DEADLINE_PAST = "DEADLINE_PAST"
@@ -48,3 +52,27 @@ class Reason:
     message: str
     next_step: str
     evidence: tuple[tuple[str, str], ...] = ()
+
+
+def is_held(state: JobState, name: str, since_s: float | None = None) -> Reason:
+    """Return the reason of a job that a user holds.
+
+    ``since_s`` is since when, in seconds since 1970; None where that is not known.
+    """
+    since = "" if since_s is None else rfc3339(since_s)
+    leaves = "; its GPUs are being given back" if state is JobState.HOLDING else ""
+    return Reason(
+        code=ReasonCode.HELD,
+        message=f"a user holds it{f' since {since}' if since else ''}{leaves}",
+        next_step=f"release it: `tessera release {name}`",
+        evidence=(("since", since),) if since else (),
+    )
+
+
+def is_leaving(state: JobState) -> Reason:
+    """Return the reason of a job whose GPUs are being given back."""
+    return Reason(
+        code=ReasonCode.LEAVING,
+        message=f"the job is {state}; its GPUs are being given back",
+        next_step="wait until its agents have reported it gone",
+    )

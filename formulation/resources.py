@@ -10,10 +10,8 @@ from formulation.goals import GoalResult
 from formulation.lifecycle import JobState
 from formulation.network.outcome import NetworkDecision, NetworkOutcome
 from formulation.reasons import Reason
+from formulation.runtimes import PROFILER
 from formulation.snapshot import NO_LEGS, PROFILING, GpuType, Legs, Snapshot, Source, Workload
-
-PROFILER = "profile"
-"""The runtime of profiling tasks; "" is the agent's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +35,9 @@ class ClusterRecord:
     gpus: int
     last_round: int  # 0: none
     epoch: int
+    last_round_s: float | None = None  # seconds since 1970; None: no round, or it was pruned
+    node_gpus: tuple[int, ...] = ()  # by GPU type: GPUs of its largest node; 0: it has no node
+    idle: bool = False  # it has no job that has not ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,14 @@ class NodeRecord:
     network_remarks: tuple[
         str, ...
     ] = ()  # what its agent says keeps network plans from having an effect
+    drain_reason: str = ""
+    drained_by: str = ""
+    drained_s: float | None = None  # since 1970; None: it is not drained, or the time is not known
+
+    @property
+    def drained(self) -> bool:
+        """Return whether the node is draining and no job holds a GPU there any more."""
+        return self.draining and self.free_gpus == self.spec.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +96,27 @@ class JobSpec:
     command: tuple[str, ...] = ()
     max_retries: int = 3
     profile: bool = False  # its workload's layers are to be measured, on one GPU of each type
+    min_gpus: int = 0  # it runs on no fewer GPUs; 0: no bound
+    max_gpus: int = 0  # it runs on no more GPUs; 0: no bound
 
     @property
     def runtime(self) -> str:
-        """Return what runs it: ``PROFILER`` for a profiling task."""
+        """Return what runs it: ``PROFILER`` for a profiling task; "": what agents run by default."""
         return PROFILER if self.workload.model == PROFILING else ""
+
+    def contradicted_bound(self) -> tuple[str, str] | None:
+        """Return the field and the problem of a bound on GPUs that contradicts the request, if one does."""
+        if not 0 <= self.min_gpus <= self.requested_gpus:
+            return "min_gpus", (
+                f"is {self.min_gpus}, but the job requests {self.requested_gpus} GPUs: give at most that,"
+                " or 0 for no bound"
+            )
+        if self.max_gpus and self.max_gpus < self.requested_gpus:
+            return "max_gpus", (
+                f"is {self.max_gpus}, but the job requests {self.requested_gpus} GPUs: give at least that,"
+                " or 0 for no bound"
+            )
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +178,7 @@ class JobRecord:
     opportunistic: bool = False
     service_gpu_s: float = 0.0
     queued_s: float = 0.0  # when it last began to wait
+    retry_s: float = 0.0  # it failed, and is not tried again before then, since 1970; 0: it may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +288,7 @@ class Wanted:
 
     workload: Workload
     requests: tuple[int, ...]  # GPU counts that its jobs ask for, rising
-    counts: tuple[int, ...]  # GPU counts that the service's own analytic estimates have, rising
+    counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
     derived_from: str  # digest of what its estimates were computed from; "": there are none
     profile: bool = False  # one of its jobs asks for profiling
 
@@ -312,6 +338,7 @@ class RoundSummary:
     samples_per_s: float
     unit: str
     versions: tuple[str, ...]
+    bound_is_trivial: bool = False  # nothing was proven: see GoalResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +375,38 @@ class RoundCommit:
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
     request: Request | None = None
     network: NetworkOutcome | None = None  # None: the network is not described
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Ages and counts up to which a store keeps what is over. Infinity: for ever."""
+
+    requests_s: float = math.inf
+    """Request ids: a call that is repeated later is carried out again."""
+    rounds_s: float = math.inf
+    """Rounds with their decisions, and network plans."""
+    least_rounds: int = 0
+    """Rounds of each cluster that stay, however old they are."""
+    most_rounds: float = math.inf
+    """Rounds of each cluster that stay, however young the others are."""
+    most_snapshots: float = math.inf
+    """Latest rounds of each cluster whose snapshots stay."""
+    jobs_s: float = math.inf
+    """Jobs since their end, with their histories; older entries of live jobs' histories; measurements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds on what users can create: clusters in all, and the rest for each cluster."""
+
+    clusters: int = 1000
+    nodes: int = 20_000
+    models: int = 1000
+    tenants: int = 10_000
+
+    def of(self, kind: str) -> int:
+        """Return the bound of a kind; a cluster has no more agents than nodes."""
+        return int(getattr(self, "nodes" if kind == "agents" else kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +451,7 @@ class DesiredGang:
     allocation: AllocationRecord
     iterations_done: float
     network: NetworkDecision | None = None  # its part in the plan in force; None: there is none yet
+    job_number: int = 0  # rises with each job that is submitted; 0: not known
 
     @property
     def leader(self) -> str:
@@ -406,6 +466,16 @@ class Desired:
     revision: int
     gangs: tuple[DesiredGang, ...]
     network_levels: int = 0  # of the plan in force; 0: there is none
+    deleted_nodes: tuple[str, ...] = ()  # of the agent's hello, since it started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFilter:
+    """The Cells to delete: those that match everything that is given."""
+
+    workload: Workload | None = None  # None: of all workloads
+    gpu_type: str = ""  # "": on all types
+    gpus: int = 0  # 0: with any number of GPUs
 
 
 def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -> DecisionRecord:

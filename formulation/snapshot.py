@@ -34,6 +34,10 @@ def _no_floats() -> Floats:
     return np.zeros(0)
 
 
+def _no_ints() -> Ints:
+    return np.zeros(0, np.int64)
+
+
 class Source(IntEnum):
     """Where an estimate comes from, best first."""
 
@@ -151,6 +155,22 @@ class Jobs(Table):
     current_gpus: Ints
     current_degree: Ints
     current_plan: Ints  # index into Snapshot.plans
+    min_gpus: Ints = field(default_factory=_no_ints)
+    """GPU counts below this are no columns of the job; 0: no bound. An absent column means no bounds."""
+    max_gpus: Ints = field(default_factory=_no_ints)
+    """GPU counts above this are no columns of the job; 0: no bound. An absent column means no bounds."""
+    failures: Ints = field(default_factory=_no_ints)
+    """Failures in a row. An absent column means that no job has failed."""
+    retry_s: Floats = field(default_factory=_no_floats)
+    """The job is not tried again before this time, seconds since 1970; 0: at once. Absent: all at once."""
+
+    def __post_init__(self) -> None:
+        """Fill the columns that may be absent with zeros: no bounds, and no failures."""
+        for name in ("min_gpus", "max_gpus", "failures", "retry_s"):
+            if len(np.atleast_1d(getattr(self, name))) == 0:
+                dtype = np.float64 if name == "retry_s" else np.int64
+                object.__setattr__(self, name, np.zeros(len(self.name), dtype))
+        Table.__post_init__(self)
 
     def among(self, states: Iterable[JobState]) -> Bools:
         """Return which jobs are in one of ``states``, bool[jobs]."""
@@ -263,9 +283,13 @@ class Snapshot:
     traffic: Traffics = NO_TRAFFIC
     standing: Standing = NO_STANDING
     measured: Measured = NO_MEASURED
+    clock_factor: float = 1.0
+    """Seconds of training that the cluster's agents replay in a second; 1 where jobs really train."""
 
     def __post_init__(self) -> None:
         """Check that every index points somewhere and every number has a meaning."""
+        if not 0 < self.clock_factor < np.inf:
+            raise InvalidInput("clock_factor", "must be above 0")
         types, works = len(self.gpu_types), len(self.workloads)
         for table, column, low, high in (
             ("nodes", "gpu_type", 0, types),
@@ -304,9 +328,13 @@ class Snapshot:
             ("jobs", "iterations", 0, True),
             ("jobs", "iterations_left", 0, True),
             ("jobs", "requested_gpus", 1, True),
+            ("jobs", "min_gpus", 0, True),
+            ("jobs", "max_gpus", 0, True),
             ("jobs", "weight", 0, True),
             ("jobs", "restart_s", 0, True),
             ("jobs", "service_gpu_s", 0, True),
+            ("jobs", "failures", 0, True),
+            ("jobs", "retry_s", 0, True),
             ("tenants", "weight", 0, True),
             ("tenants", "borrow_gpus", -1, True),
             ("quotas", "gpus", 0, True),

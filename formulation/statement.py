@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from formulation.admission import Admission
 from formulation.columns import first_draft
-from formulation.draft import Draft, RowUse
+from formulation.draft import Draft, RowUse, go_on
 from formulation.goals import Goal, Linear
 from formulation.objectives import goals_of, with_needs
 from formulation.policy import Policy
@@ -48,16 +48,18 @@ def state(
     *,
     waived: frozenset[int] = frozenset(),
     published: bool = False,
+    check: Callable[[], None] = go_on,
 ) -> Statement:
     """State the round; the promises of the jobs ``waived`` cannot be kept.
 
     ``published`` states it for policies that choose by rules of their own: every Cell is a column, dominated
-    ones too, and there are no promises.
+    ones too, and there are no promises. ``check`` is called now and then, and raises where nobody waits
+    for the statement any more.
 
     Raises:
         ProblemTooLarge: a value or a row would overflow.
     """
-    draft = offered(snapshot, policy, admission, waived=waived, every_cell=published)
+    draft = offered(snapshot, policy, admission, waived=waived, every_cell=published, check=check)
     return stated(draft, () if published else PROMISES)
 
 
@@ -68,9 +70,12 @@ def offered(
     *,
     waived: frozenset[int] = frozenset(),
     every_cell: bool = False,
+    check: Callable[[], None] = go_on,
 ) -> Draft:
     """Return every column that its job can physically run: nothing has been promised or judged yet."""
-    draft = first_draft(snapshot, policy, admission, every_cell=every_cell, waived=waived)
+    draft = replace(
+        first_draft(snapshot, policy, admission, every_cell=every_cell, waived=waived), check=check
+    )
     for rule in PUBLISHED if every_cell else PHYSICAL:
         draft = rule(draft)
     return draft
@@ -80,7 +85,9 @@ def stated(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
     """State the round of what is ``offered``. Raises ProblemTooLarge."""
     draft = with_needs(draft)
     for rule in promises:
+        draft.check()
         draft = rule(draft)
+    draft.check()
     goals = goals_of(draft)
     return Statement(
         problem=_problem(draft, goals[-1]), goals=goals, absent=draft.absent,

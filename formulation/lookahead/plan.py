@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from formulation.cells import Cells
+from formulation.draft import go_on
 from formulation.lookahead.grid import SAME_S
 from formulation.snapshot import Legs
 from formulation.tables import Bools, Floats, Ints
@@ -52,6 +54,7 @@ class Lookahead:
     use: Ints  # int64[options, resources]
     capacity: Ints  # int64[resources, slots], less what jobs without deadlines were promised
     binding: bool = True  # schedules are promises, not of this round alone
+    check: Callable[[], None] = go_on  # raises where nobody waits for the answer any more
 
     @property
     def slots(self) -> int:

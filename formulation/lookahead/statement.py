@@ -11,7 +11,7 @@ from formulation.lookahead.check import MILLIONTH
 from formulation.lookahead.grid import SAME_S, boundaries
 from formulation.lookahead.kept import reserved, staying
 from formulation.lookahead.plan import Lookahead, picks_of, samples
-from formulation.policy import PLANNED
+from formulation.policy import KEEP, PLANNED
 from formulation.rates import work_left
 from formulation.snapshot import Legs, Nodes
 from formulation.tables import Floats, Ints
@@ -23,7 +23,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     ``base`` has the columns that are physically there, ``draft`` those that the rules leave this round. What
     was promised and is bound to its column for now, or has none, may use the former later on. Those that were
     promised and those that have columns take part, where their deadlines lie ahead; new ones that are bound
-    do not.
+    do not, and under ``keep`` no new one does.
     """
     snapshot, policy = base.snapshot, base.policy
     jobs = snapshot.jobs
@@ -31,6 +31,8 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     bound = draft.must_run & ~steady
     whole = jobs.admitted & (bound | ~draft.has_columns)
     open_ = np.isfinite(jobs.deadline_s) & (jobs.deadline_s > snapshot.now_s)
+    if policy.deadline_mode == KEEP:
+        open_ &= jobs.admitted
     has = np.where(whole, base.has_columns, draft.has_columns & (jobs.admitted | ~bound))
     taking = np.flatnonzero(open_ & has & (work_left(snapshot) > 0))
     until_s = float(jobs.deadline_s[taking].max(initial=snapshot.now_s))
@@ -72,7 +74,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         now=np.array(now, np.bool_), lag_s=np.array(lag), floor=np.array(floor, np.int64),
         use=_use(draft, taking, option_owner, option_cell),
         capacity=_free(draft, taking, boundary_s, [row.capacity for row in rows]),
-        binding=policy.deadline_mode != PLANNED,
+        binding=policy.deadline_mode != PLANNED, check=draft.check,
     )  # fmt: skip
     return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
 

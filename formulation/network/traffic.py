@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from formulation.documents import CELL_TRAFFIC, read_json
 from formulation.errors import InvalidInput
 from formulation.tables import Ints
 
@@ -177,7 +178,7 @@ def cell_traffic(text: str) -> CellTraffic:
         InvalidInput: it is something else.
     """
     try:
-        plain = json.loads(text)
+        plain = read_json("traffic", text, CELL_TRAFFIC)
         stages = tuple(StageTraffic(**_stage(stage)) for stage in plain.pop("stages"))
         return CellTraffic(**{key: float(plain[key]) for key in plain}, stages=stages)
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:

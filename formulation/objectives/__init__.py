@@ -22,7 +22,7 @@ from formulation.objectives.fairness import finish_time_fairness, max_min
 from formulation.objectives.owed import jobs_without_weight_wait
 from formulation.objectives.throughput import throughput
 from formulation.objectives.values import Valued
-from formulation.problem import VALUE_SCALE, scaled
+from formulation.problem import VALUE_SCALE, bounded_worth, scaled
 
 LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
     "throughput": throughput,
@@ -58,6 +58,7 @@ def goals_of(draft: Draft) -> tuple[Goal, ...]:
     found: list[Goal] = []
     rewarded = False  # an earlier sum rewards running
     for stage in draft.policy.stages:
+        draft.check()
         if stage.lexicographic:
             found.append(_levels(draft, stage))
             continue
@@ -81,8 +82,10 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     parts = [(t.weight, LINEAR_VALUES[t.objective](draft)) for t in stage.terms]
     alone = len(parts) == 1
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
-    gross = scaled(reduce(np.add, [weight * v.gross for weight, v in parts]), scale)
-    price = scaled(reduce(np.add, [weight * v.price for weight, v in parts]), scale)
+    worth = reduce(np.add, [weight * v.gross for weight, v in parts])
+    taken = reduce(np.add, [weight * v.price for weight, v in parts])
+    worth, taken = bounded_worth(worth, taken, scale, draft.job_start)
+    gross, price = scaled(worth, scale), scaled(taken, scale)
     return Linear(
         name=stage.name, unit=parts[0][1].unit if alone else WEIGHTED_SUM, value=gross - price,
         restart_price=price, scale=scale, tolerance=stage.tolerance,

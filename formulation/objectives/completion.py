@@ -39,8 +39,8 @@ def balanced(draft: Draft) -> Valued:
 def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
     policy = draft.policy
     with np.errstate(invalid="ignore"):
-        remaining_s = work_left(draft.snapshot) / draft.reference
-        worth = draft.weight / draft.reference
+        remaining_s = work_left(draft.snapshot) / draft.unit_rate
+        worth = draft.weight / draft.unit_rate
         worth *= (policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)) ** exponent
     gross = worth[draft.job] * draft.rate
     return Valued(
@@ -71,6 +71,6 @@ def time_to_finish_s(draft: Draft, later: Floats) -> tuple[Floats, Floats]:
 
 
 def makespan(draft: Draft) -> Levels:
-    """Return the seconds until each job ends, at its reference rate after this round (Eq. 18)."""
-    level, waiting = time_to_finish_s(draft, draft.reference)
+    """Return the seconds until each job ends, at its expected rate after this round (Eq. 18)."""
+    level, waiting = time_to_finish_s(draft, draft.expected_rate)
     return compared(draft, name="makespan", unit="s", level=level, waiting=waiting)

@@ -10,7 +10,7 @@ from formulation.draft import Draft
 from formulation.goals import Linear
 from formulation.objectives.owed import owed
 from formulation.objectives.values import Valued
-from formulation.problem import VALUE_SCALE, jobwise, scaled
+from formulation.problem import VALUE_SCALE, bounded_worth, jobwise, scaled
 from formulation.reasons import Reason, ReasonCode
 from formulation.tables import Bools, Floats
 
@@ -37,9 +37,10 @@ def cost(draft: Draft) -> Valued:
 
 def jobs_running(draft: Draft) -> Linear:
     """Return the goal that the greatest weight of jobs runs, on whatever column (Eq. 12)."""
-    scale = float(VALUE_SCALE)
+    scale, none = float(VALUE_SCALE), np.zeros(len(draft.job))
+    worth, _ = bounded_worth(draft.weight[draft.job], none, scale, draft.job_start)
     return Linear(
-        name="jobs running", unit="weight", value=scaled(draft.weight[draft.job], scale),
+        name="jobs running", unit="weight", value=scaled(worth, scale),
         restart_price=np.zeros(len(draft.cell), np.int64), scale=scale,
     )  # fmt: skip
 
@@ -47,13 +48,14 @@ def jobs_running(draft: Draft) -> Linear:
 def priced_and_fast_enough(draft: Draft) -> Draft:
     """Drop columns of types without a price and columns below the rate floor.
 
-    The floor is a share of the reference rate, or of the best rate that is left to the job where a pin
-    or an avoided node keeps it from that. The current column of a job that is owed its run stays.
+    The floor is a share of the rate at the requested GPUs, or of the best rate that is left to the job
+    if a pin, a bound or an avoided node keeps it from that. The current column of a job that is owed its
+    run stays.
     """
     unpriced = price_of_gpu(draft)[draft.gpu_type] == 0
     best = jobwise(np.maximum, draft.rate, draft.job_start)
     with np.errstate(invalid="ignore"):
-        floor = draft.policy.rate_floor * np.minimum(draft.reference, best)
+        floor = draft.policy.rate_floor * np.minimum(draft.requested_rate, best)
         slow = draft.rate < floor[draft.job] * (1 - _FORGIVEN)
     stays = np.zeros(len(draft.cell), dtype=np.bool_)
     stays[draft.current[owed(draft) & (draft.current >= 0)]] = True
@@ -74,7 +76,7 @@ def _missing(draft: Draft, job: int, unpriced: Bools) -> Reason:
     if not unpriced[mine].all():
         message += (
             f"; on the other types no Cell reaches the rate floor, {draft.policy.rate_floor:g} of its"
-            " reference rate"
+            " rate at the requested GPUs"
         )
     return Reason(
         code=ReasonCode.MISSING_DATA, message=message,

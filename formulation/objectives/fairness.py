@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.cells import undominated
+from formulation.cells import undominated, undominated_from
 from formulation.draft import Draft
 from formulation.goals import Levels
 from formulation.lifecycle import SCHEDULABLE
@@ -32,13 +32,13 @@ def finish_time_fairness(draft: Draft) -> Levels:
 def max_min(draft: Draft) -> Levels:
     """Return the service of each job so far and in this round over its weight, sign turned (Eq. 17).
 
-    Gavel (OSDI'20), section 4.1. Service is in GPU-seconds; a round on a column counts as many as the
-    requested GPUs would have taken for the same work at the reference rate.
+    Gavel (OSDI'20), section 4.1. Service is in GPU-seconds. A round on a column counts the seconds that one
+    effective GPU would need for the same work.
     """
     jobs, job = draft.snapshot.jobs, draft.job
     runs_s = np.maximum(0.0, draft.policy.round_s - restart_paid_s(draft))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        served = jobs.requested_gpus[job] * (draft.rate / draft.reference[job]) * runs_s
+        served = draft.rate / draft.unit_rate[job] * runs_s
         level = -(jobs.service_gpu_s[job] + served) / draft.weight[job]
         waiting = -jobs.service_gpu_s / draft.weight
     return compared(
@@ -48,7 +48,7 @@ def max_min(draft: Draft) -> Levels:
 
 def fair_share(draft: Draft) -> Floats:
     """Return each job's share of every type's GPUs: its weight among jobs that may run, float64[jobs]."""
-    shares = draft.snapshot.jobs.among(SCHEDULABLE) & ~np.isnan(draft.reference)
+    shares = draft.snapshot.jobs.among(SCHEDULABLE) & ~np.isnan(draft.unit_rate)
     weight = np.where(shares, draft.weight, 0.0)
     weight /= max(weight.max(initial=0.0), np.finfo(np.float64).tiny)  # the sum stays finite
     weight /= max(weight.sum(), 1.0)
@@ -60,9 +60,10 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
 
     ``share``: what is fair, float64[jobs]; None: ``fair_share``.
 
-    Jobs with the same Cells to choose from share one function of the share, which is computed at its
-    corners. Where nothing is to be had (no Cell, no share) it is the least positive number that
-    divides safely: such jobs have no columns, or count nowhere.
+    Only Cells within the job's pin and its bounds on GPUs count. Jobs with the same Cells to choose from
+    share one function of the share, which is computed at its corners. Where nothing is to be had (no Cell,
+    no share) it is the least positive number that divides safely: such jobs have no columns, or count
+    nowhere.
     """
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     share = fair_share(draft) if share is None else share
@@ -70,13 +71,15 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
     useful = undominated(draft.cells)
     fair = np.zeros(len(jobs))
-    key = jobs.workload * (len(snapshot.gpu_types) + 1) + pin + 1
-    order = np.argsort(key, kind="stable")
-    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
-        if not len(mine):
-            continue
+    choices = np.stack([jobs.workload, pin, jobs.min_gpus, jobs.max_gpus])
+    distinct, which = np.unique(choices, axis=1, return_inverse=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    bounds = np.searchsorted(which.ravel()[order], np.arange(distinct.shape[1] + 1))
+    for k, (workload, pinned, least, most) in enumerate(distinct.T.tolist()):
+        mine = order[bounds[k] : bounds[k + 1]]
+        draft.check()
         shares, where = np.unique(share[mine], return_inverse=True)
-        cells = _cells_of(draft, int(jobs.workload[mine[0]]), int(pin[mine[0]]), useful)
+        cells = _cells_of(draft, workload, pinned, least, most, useful)
         at, slope = _corners(draft, cells, capacity)
         best = np.full(len(shares), np.inf)
         for level, rise in zip(at.tolist(), slope.tolist(), strict=True):
@@ -85,13 +88,22 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     return np.maximum(fair, 1e-100)
 
 
-def _cells_of(draft: Draft, workload: int, pin: int, useful: Bools) -> Ints:
-    """Return the undominated Cells of ``workload``, of the type ``pin`` alone unless that is -1."""
+def _cells_of(
+    draft: Draft, workload: int, pin: int, min_gpus: int, max_gpus: int, useful: Bools
+) -> Ints:
+    """Return the undominated Cells of ``workload`` on the type ``pin`` (-1: any) and within the bounds."""
     table = draft.cells
-    first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
-    span = slice(first, last)
-    found: Ints = first + np.flatnonzero(useful[span] & ((pin < 0) | (table.gpu_type[span] == pin)))
-    return found
+    if min_gpus > 1:  # of larger Cells, those beaten by a smaller one are needed too
+        found = undominated_from(table, workload, min_gpus)
+    else:
+        first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
+        found = first + np.flatnonzero(useful[first:last])
+    within = np.ones(len(found), dtype=np.bool_)
+    if pin >= 0:
+        within &= table.gpu_type[found] == pin
+    if max_gpus:
+        within &= table.gpus[found] <= max_gpus
+    return found[within]
 
 
 def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]:

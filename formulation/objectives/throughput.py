@@ -1,4 +1,4 @@
-"""Throughput: the sum of weighted, normalised rates (Arena Eq. 5; Eqs. 5 to 7 of the README)."""
+"""Throughput: the weighted sum of effective GPUs (Arena Eq. 5; Eqs. 5 to 7 of the README)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from formulation.problem import VALUE_SCALE
 
 
 def throughput(draft: Draft) -> Valued:
-    """Return w_j r_c / R_j of each column; the restart price is the share s_j of it.
+    """Return w_j r_c / u_j of each column, its effective GPUs; the restart price is the share s_j of it.
 
     Arena sums raw samples/s, which favours small models; ``policy.raw_throughput`` does as well.
     """
     raw = draft.policy.raw_throughput
-    unit_of = np.ones(len(draft.reference)) if raw else draft.reference
+    unit_of = np.ones(len(draft.unit_rate)) if raw else draft.unit_rate
     with np.errstate(invalid="ignore"):
         gross = draft.weight[draft.job] * draft.rate / unit_of[draft.job]
     return Valued(
         gross=gross, price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
-        unit="samples/s" if raw else "normalised throughput",
+        unit="samples/s" if raw else "effective GPUs",
         # raw samples/s are a thousand times larger than normalised rates
         scale=float(VALUE_SCALE / 1000 if raw else VALUE_SCALE),
     )  # fmt: skip

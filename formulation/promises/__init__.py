@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 from formulation.draft import Draft
+from formulation.promises.backoff import failed_jobs_wait
 from formulation.promises.deadlines import deadlines_are_kept
 from formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
 from formulation.promises.launched import launched_jobs_run
-from formulation.promises.pins import avoided_nodes, pinned_type
+from formulation.promises.pins import avoided_nodes, bounded_gpus, pinned_type
 from formulation.promises.profiling import profiling_waits
 from formulation.promises.queues import (
     guaranteed_jobs_within_quota_start,
@@ -30,13 +31,14 @@ from formulation.promises.stability import changes_are_capped, jobs_run_their_mi
 
 Rule = Callable[[Draft], Draft]
 
-PHYSICAL: Final[tuple[Rule, ...]] = (pinned_type, avoided_nodes)
+PHYSICAL: Final[tuple[Rule, ...]] = (pinned_type, bounded_gpus, avoided_nodes)
 """What no policy can do otherwise: where a job may run at all."""
 
-PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, profiling_waits)
+PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait, profiling_waits)
 """The same where a published policy decides."""
 
 PROMISES: Final[tuple[Rule, ...]] = (
+    failed_jobs_wait,  # of this round only: a schedule of later rounds may still hold such jobs
     guaranteed_jobs_are_as_fast_as_requested,
     jobs_run_their_minimum_time,
     launched_jobs_run,

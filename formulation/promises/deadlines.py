@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,8 @@ from formulation.admission import Admission
 from formulation.draft import Draft, RowUse
 from formulation.lifecycle import JobState
 from formulation.lookahead import reserved, spare_gpus, staying
+from formulation.moments import rfc3339
+from formulation.policy import KEEP
 from formulation.promises.guarantee import ROUNDING
 from formulation.promises.launched import launched
 from formulation.rates import work_left
@@ -26,10 +27,10 @@ _NOW_S: Final = 1e-3
 def deadlines_are_kept(draft: Draft) -> Draft:
     """Leave jobs with deadlines only the columns that keep them, as the policy's mode has it.
 
-    ``ignore``: all columns. ``myopic``: Eq. (20). ``look-ahead`` and ``planned``: Eq. (29), by the
-    certificates of an admission that was decided before; ``planned`` refuses nobody. Jobs whose promises
-    are waived, and those that ran before without one, go on as best they can: a deadline kills nobody
-    who runs.
+    ``ignore``: all columns. ``myopic``: Eq. (20). ``keep``, ``look-ahead`` and ``planned``: Eq. (29), by the
+    certificates of an admission that was decided before; ``keep`` and ``planned`` refuse nobody. Jobs whose
+    promises are waived, and those that ran before without one, go on as best they can: a deadline kills
+    nobody who runs.
     """
     mode = draft.policy.deadline_mode
     if mode == "ignore" or not np.isfinite(draft.snapshot.jobs.deadline_s).any():
@@ -83,7 +84,7 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     """
     jobs = draft.snapshot.jobs
     dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
-    out = dated & ~admission.admitted & _new(draft)
+    out = dated & ~admission.admitted & _new(draft) & (draft.policy.deadline_mode != KEEP)
     out[list(admission.given_up)] = False
     draft = _refused(draft, admission, out)
     draft = replace(draft, lapsed=draft.lapsed | admission.given_up)
@@ -353,10 +354,3 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
 def _deadline(draft: Draft, job: int) -> str:
     """Return the deadline of ``job`` to the second, as the job itself shows it."""
     return rfc3339(math.floor(draft.snapshot.jobs.deadline_s[job]))
-
-
-def rfc3339(moment_s: float) -> str:
-    """Return seconds since 1970 as RFC 3339 in UTC, rounded up to whole seconds."""
-    if not moment_s < 253_402_300_799:  # year 10000
-        return "never"
-    return datetime.fromtimestamp(math.ceil(moment_s), UTC).isoformat().replace("+00:00", "Z")

@@ -150,6 +150,7 @@ class Packing:
 
         Launched jobs that need not run are left without a seat for it if their queue's number is higher.
         """
+        self.draft.check()
         queue = self._queue[job]
         if not any(
             need <= self.free[t] + self._releasable(t, queue)
@@ -188,6 +189,7 @@ class Packing:
         """Seat ``job`` on ``column`` once others have given it GPUs; nothing changes where that fails."""
         before: list[Release] = []
         for other, instead in self._releases(self._kind[column], queue):
+            self.draft.check()
             before.append((other, int(self.column[other])))
             self.seat(other, instead)
             if min(self.free[self._types :], default=0) < 0:

@@ -1,4 +1,4 @@
-"""Where a job may run at all: its pinned type, and the nodes that it avoids."""
+"""Where a job may run at all: its pinned type, its bounds on GPUs, and the nodes that it avoids."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ def pinned_type(draft: Draft) -> Draft:
     keep = ~pinned[draft.job] | (draft.gpu_type == jobs.requested_type[draft.job])
     lost = _losers(draft, keep)
     return draft.only(keep, {job: _no_cell_on_pin(draft.snapshot, job) for job in lost})
+
+
+def bounded_gpus(draft: Draft) -> Draft:
+    """Keep only columns whose GPU count lies within the job's bounds (Eq. 31b).
+
+        x_c = 0  where n_c < min_j, or max_j > 0 and n_c > max_j
+
+    A running job whose count lies outside after a change of its bounds restarts wherever it goes.
+    """
+    jobs = draft.snapshot.jobs
+    least, most = jobs.min_gpus[draft.job], jobs.max_gpus[draft.job]
+    keep = (draft.gpus >= least) & ((most == 0) | (draft.gpus <= most))
+    if keep.all():
+        return draft
+    why = {job: _no_cell_within_bounds(draft, job) for job in _losers(draft, keep)}
+    return draft.only(keep, why)
 
 
 def avoided_nodes(draft: Draft) -> Draft:
@@ -91,6 +107,22 @@ def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
         message=f"it is pinned to {name}, of which there are {whole} GPUs, but {key} {least}",
         next_step=f"unpin the job, or add Cells of {key} on {name}",
         evidence=evidence,
+    )
+
+
+def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
+    """Explain a job that has Cells, none of them within its bounds on GPUs."""
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    columns = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    counts = ", ".join(map(str, sorted(set(draft.gpus[columns].tolist()))))
+    least, most = int(jobs.min_gpus[job]), int(jobs.max_gpus[job])
+    bounds = f"at least {max(least, 1)}" + (f" and at most {most}" if most else "") + " GPUs"
+    key = snapshot.workloads[int(jobs.workload[job])].key
+    return Reason(
+        code=ReasonCode.PINS_CONTRADICT,
+        message=f"it runs on {bounds}, but {key} has Cells on {counts} GPUs only",
+        next_step=f"change the job's min_gpus or max_gpus, or add Cells of {key} within the bounds",
+        evidence=(("bounds", bounds), ("workload", key), ("GPU counts of its Cells", counts)),
     )
 
 

@@ -18,7 +18,7 @@ from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.lifecycle import ACTIVE, JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
-from formulation.rates import reference_rate
+from formulation.rates import expected_rate, unit_rate
 from formulation.snapshot import STATES, Allocations, Hold, Snapshot
 from service.rounds import Outcome, plan_round
 from solvers.base import Budget
@@ -145,11 +145,12 @@ def test_what_changes_pays_its_restart_and_what_stays_pays_nothing(snapshot: Sna
     for decision in found.decisions:
         expected = 0.0
         if decision.kind in CHANGES_GPUS:
-            reference = reference_rate(snapshot, problem.cells)[decision.job]
+            unit = unit_rate(snapshot, problem.cells)[decision.job]
+            likely_rate = expected_rate(snapshot, problem.cells, snapshot.jobs.weight)[decision.job]
             rate = problem.cells.rate[problem.cell[choice[decision.job]]]
-            left_s = snapshot.jobs.iterations_left[decision.job] * 256 / reference
+            left_s = snapshot.jobs.iterations_left[decision.job] * 256 / likely_rate
             share = min(0.9, snapshot.jobs.restart_s[decision.job] / min(3600.0, left_s))
-            expected = snapshot.jobs.weight[decision.job] * rate / reference * share
+            expected = snapshot.jobs.weight[decision.job] * rate / unit * share
         assert decision.restart_price == pytest.approx(expected, abs=2e-6)
 
 

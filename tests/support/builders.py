@@ -65,11 +65,12 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": name, "version": 1, "state": STATE_CODE[state], "workload": workload,
         "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": 1, "requested_type": -1,
-        "pinned_type": False, "tenant": "t", "queue": 1, "weight": 1.0, "guaranteed": False,
+        "pinned_type": False, "min_gpus": 0, "max_gpus": 0, "tenant": "t", "queue": 1, "weight": 1.0,
+        "guaranteed": False,
         "movable": True, "deadline_s": math.inf, "admitted": False, "opportunistic": False,
         "submit_s": 0.0, "queued_s": 0.0, "since_s": 0.0, "service_gpu_s": 0.0, "restart_s": 0.0,
         "generation": 0, "current_type": gpu_type, "current_gpus": gpus, "current_degree": degree,
-        "current_plan": 0,
+        "current_plan": 0, "failures": 0, "retry_s": 0.0,
     }  # fmt: skip
     unknown = set(overrides) - set(row)
     assert not unknown, f"no such job fields: {unknown}"

@@ -18,7 +18,6 @@ from solvers.base import Budget
 from solvers.goals import surrogate
 from solvers.goals.rows import with_rows
 from solvers.greedy import Greedy
-from solvers.waiting import SpelledOut
 from tests.support.problems import problems
 
 
@@ -52,7 +51,7 @@ def a_statement(problem: Problem, *goals: Goal) -> Statement:
 
 
 def greedy_of(statement: Statement, budget: Budget) -> Solution:
-    return SpelledOut(Greedy()).solve(surrogate(statement), budget)
+    return Greedy().solve(surrogate(statement), budget)
 
 
 @st.composite

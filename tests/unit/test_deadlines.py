@@ -12,9 +12,10 @@ import pytest
 from formulation.admission import Admission
 from formulation.decisions import Decision, DecisionKind
 from formulation.lifecycle import JobState
+from formulation.moments import rfc3339
 from formulation.placement import Gang
 from formulation.policy import Policy
-from formulation.promises.deadlines import certificates_are_kept, rfc3339
+from formulation.promises.deadlines import certificates_are_kept
 from formulation.reasons import ReasonCode
 from formulation.snapshot import NO_LEGS, Legs, Snapshot
 from formulation.statement import Statement, state

@@ -53,8 +53,8 @@ def reason(job: dict[str, Any], **known: Any) -> Reason:
         ),
         (ReasonCode.PROMISE_GIVEN_UP, a_job("j"), {"given_up": [0]}),
         (ReasonCode.BUDGET_SPENT, a_job("j"), {}),
-        (ReasonCode.OUTPRICED, a_job("j"), {"prices": [0.7e6]}),
-        (ReasonCode.BUDGET_SPENT, a_job("j"), {"prices": [0.3e6]}),
+        (ReasonCode.OUTPRICED, a_job("j"), {"prices": [1.4e6]}),
+        (ReasonCode.BUDGET_SPENT, a_job("j"), {"prices": [0.6e6]}),
         (ReasonCode.NOT_WORTH_RESTART, a_job("j", weight=1e-9), {}),
     ],
 )
@@ -80,8 +80,8 @@ def test_a_job_whose_nodes_are_silent_is_told_so() -> None:
 
 
 def test_an_outpriced_job_is_given_both_numbers() -> None:
-    evidence = dict(reason(a_job("j"), prices=[0.7e6]).evidence)
-    assert (float(evidence["value"]), float(evidence["price"])) == (1.0, 1.4)
+    evidence = dict(reason(a_job("j"), prices=[1.4e6]).evidence)
+    assert (float(evidence["value"]), float(evidence["price"])) == (2.0, 2.8)
 
 
 def test_a_job_that_pays_but_does_not_fit_is_told_what_is_free() -> None:

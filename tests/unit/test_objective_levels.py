@@ -117,16 +117,16 @@ def test_a_job_from_the_future_has_not_waited() -> None:
 
 
 def test_max_min_counts_service_so_far_and_in_the_round() -> None:
-    """A round at the reference rate is 300 s of the 4 requested GPUs."""
+    """200 of the 300 s are trained, each worth as many GPU-seconds as the Cell has effective GPUs."""
     job = a_job("j", requested_gpus=4, service_gpu_s=500.0, weight=2.0, restart_s=100.0)
     level, waiting = levels(drafted(job), "max-min")
     assert waiting == [-250.0]
-    assert level == pytest.approx([-(500 + 4 * r / 160 * 200) / 2 for r in RATES])
+    assert level == pytest.approx([-(500 + r / 64 * 200) / 2 for r in RATES])
 
 
 def test_max_min_loses_no_time_on_the_current_cell_and_no_more_than_the_round_elsewhere() -> None:
     job = running(service_gpu_s=500.0, restart_s=1000.0)
-    assert levels(drafted(job, gangs=GANG), "max-min")[0] == [-500, -1100, -500, -500]
+    assert levels(drafted(job, gangs=GANG), "max-min")[0] == [-500, -980, -500, -500]
 
 
 def test_levels_are_shown_as_what_they_are() -> None:

@@ -143,13 +143,6 @@ def test_no_job_is_resized_when_only_requested_counts_are_told() -> None:
     assert all(held[True])
 
 
-def test_arena_told_of_requested_counts_alone_is_arena_without_elasticity() -> None:
-    told = Variant(asked=Asked(work=SMALL, policy="arena"), shape=Shape(at_requested=True))
-    switched = Variant(asked=Asked(work=SMALL, policy="arena-no-elasticity"))
-    ends = [Ran.read(run(one)).end_s for one in (told, switched)]
-    np.testing.assert_allclose(ends[0], ends[1])
-
-
 def test_fewer_types_have_as_many_gpus_and_the_jobs_that_the_first_runs() -> None:
     scenario = two_types()
     assert types_by_use(scenario) == ["a100", "v100"]  # three jobs against two

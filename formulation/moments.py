@@ -1,0 +1,13 @@
+"""Moments as people and programs read them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+
+def rfc3339(moment_s: float) -> str:
+    """Return seconds since 1970 as RFC 3339 in UTC, rounded up to whole seconds."""
+    if not moment_s < 253_402_300_799:  # year 10000
+        return "never"
+    return datetime.fromtimestamp(math.ceil(moment_s), UTC).isoformat().replace("+00:00", "Z")

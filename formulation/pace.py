@@ -1,0 +1,34 @@
+"""The pace of training where agents replay it faster than real time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from formulation.decisions import Decision
+from formulation.snapshot import Snapshot
+
+
+def at_real_pace(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with iteration times and restart costs in real seconds.
+
+    All other times of a snapshot (deadlines, ages, promised schedules) and of a policy (the time to the
+    next round, minimum runs, promotions) are real time already.
+    """
+    factor = snapshot.clock_factor
+    if factor == 1.0:
+        return snapshot
+    estimates, jobs = snapshot.estimates, snapshot.jobs
+    return replace(
+        snapshot,
+        estimates=replace(estimates, iter_time_s=estimates.iter_time_s / factor),
+        jobs=replace(jobs, restart_s=jobs.restart_s / factor),
+        clock_factor=1.0,
+    )
+
+
+def at_training_pace(decisions: Iterable[Decision], clock_factor: float) -> tuple[Decision, ...]:
+    """Return decisions that were made at real pace with rates as estimates and agents state them."""
+    if clock_factor == 1.0:
+        return tuple(decisions)
+    return tuple(decision._replace(rate=decision.rate / clock_factor) for decision in decisions)

@@ -1,0 +1,66 @@
+"""Jobs that failed wait before they are tried again, longer after each failure in a row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from formulation.draft import Draft
+from formulation.moments import rfc3339
+from formulation.reasons import Reason, ReasonCode
+
+FIRST_S: Final = 30.0
+"""Seconds of back-off after the first failure; each further failure in a row doubles them."""
+
+MAX_S: Final = 1800.0
+"""The longest back-off, in seconds."""
+
+RAN_WELL_S: Final = 600.0
+"""A job that ran for this many seconds starts to count its failures again, from one."""
+
+MAX_ERROR_CHARS: Final = 200
+"""Characters of the last error that a reason repeats."""
+
+
+def back_off_s(failures: int) -> float:
+    """Return the seconds that a job waits after ``failures`` failures in a row (at least 1)."""
+    return min(MAX_S, FIRST_S * 2.0 ** min(failures - 1, 32))
+
+
+def failed_jobs_wait(draft: Draft) -> Draft:
+    """Leave a job without columns until its back-off is over, so that its GPUs go to others.
+
+    A deadline that was promised to it is kept, if there is a schedule that starts the job later.
+    """
+    jobs = draft.snapshot.jobs
+    waits = np.flatnonzero((jobs.retry_s > draft.snapshot.now_s) & draft.has_columns).tolist()
+    return draft.without(
+        {job: backs_off(int(jobs.failures[job]), float(jobs.retry_s[job])) for job in waits}
+    )
+
+
+def backs_off(failures: int, retry_s: float, error: str = "") -> Reason:
+    """Return the reason of a job that failed ``failures`` times in a row and is tried again at ``retry_s``.
+
+    ``error`` is its last error; "" leaves it out.
+    """
+    times, retry = "once" if failures == 1 else f"{failures} times in a row", rfc3339(retry_s)
+    short = error if len(error) <= MAX_ERROR_CHARS else f"{error[:MAX_ERROR_CHARS]}..."
+    last = f", last with: {short}" if short else ""
+    return Reason(
+        code=ReasonCode.BACK_OFF,
+        message=f"it failed {times}{last}; it is tried again at {retry}",
+        next_step="see its last error; cancel the job, or mend the cause: to try it at once,"
+        " hold and release it",
+        evidence=(("failures", str(failures)), ("retry", retry)),
+    )
+
+
+def tried_next() -> Reason:
+    """Return the reason of a job whose back-off has ended since the last round."""
+    return Reason(
+        code=ReasonCode.BACK_OFF,
+        message="it waited after a failure, which is over: the next round may start it",
+        next_step="wait for the next round, or decide one now: `tessera round`",
+    )

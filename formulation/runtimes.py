@@ -1,0 +1,80 @@
+"""The runtimes that agents of this release carry, and what they can do for users' jobs.
+
+This is the one place that declares them: servers refuse at submission what no runtime can run, and agents
+carry exactly these. Agents import this module, so it stays light: the standard library and errors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from formulation.errors import InvalidInput
+
+REPLAY: Final = "replay"
+"""Replays users' jobs: a process that takes as long as training would, and trains nothing."""
+
+PROFILER: Final = "profile"
+"""Measures layers, in tasks of the service's own."""
+
+FAIL_AT: Final = "fail-at"
+"""The only command of a replayed job: ``fail-at N`` fails once N iterations are done, to try out failures."""
+
+MAX_DIGITS: Final = 15
+"""Digits of N in ``fail-at N``."""
+
+
+def fail_at(command: Sequence[str], field: str = "command") -> int | None:
+    """Return the iteration at which ``command`` asks a replayed job to fail; None: at none.
+
+    Raises:
+        InvalidInput: the replay runtime does not know such a command.
+    """
+    if not command:
+        return None
+    if len(command) == 2 and command[0] == FAIL_AT and _is_count(command[1]):
+        return int(command[1])
+    raise InvalidInput(
+        field,
+        f"this release's agents replay jobs and train nothing, so they cannot run {_shown(command)};"
+        " submit the job without a command",
+    )
+
+
+def _check_replayed(field: str, command: Sequence[str]) -> None:
+    fail_at(command, field)
+
+
+def _check_task(field: str, command: Sequence[str]) -> None:
+    if len(command) != 1:
+        raise InvalidInput(field, "a profiling task has one word, its task")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """A runtime's abilities, by which servers judge jobs before they are queued.
+
+    ``check_command`` raises InvalidInput, of the field that it is given, for a command that the runtime
+    cannot run. ``trains`` says whether it trains the job's model.
+    """
+
+    trains: bool
+    check_command: Callable[[str, Sequence[str]], None]
+
+
+RUNTIMES: Final[dict[str, Capabilities]] = {
+    REPLAY: Capabilities(trains=False, check_command=_check_replayed),
+    PROFILER: Capabilities(trains=False, check_command=_check_task),
+}
+"""The runtimes of this release, by name."""
+
+
+def _is_count(text: str) -> bool:
+    """Return whether ``text`` is a whole number that iterations can reach."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+
+
+def _shown(command: Sequence[str]) -> str:
+    text = " ".join(command)
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

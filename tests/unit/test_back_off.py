@@ -1,0 +1,132 @@
+"""A job that failed has no column until its back-off is over, and keeps what it was promised."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from formulation.codec import decode, encode
+from formulation.decisions import DecisionKind
+from formulation.policy import Policy
+from formulation.promises.backoff import back_off_s
+from formulation.reasons import ReasonCode
+from formulation.snapshot import NO_LEGS, Legs, Snapshot
+from service.rounds import plan_round
+from solvers.base import Budget
+from solvers.policies.registry import scheduler_of
+from solvers.registry import solver
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.driver import FOREVER, decided, kinds
+
+NOW_S = 1_000.0  # of the builders' snapshots
+
+
+def a_pair(**first: Any) -> Snapshot:
+    """Return two queued jobs for one node, the first of which pays more."""
+    return a_snapshot(
+        nodes=[a_node("n", gpus=4)],
+        jobs=[
+            a_job("a", **{"weight": 50.0, "requested_gpus": 4, **first}),
+            a_job("b", requested_gpus=4),
+        ],
+        estimates=[an_estimate(gpus=4, iter_time_s=1.0)],
+    )
+
+
+def test_back_offs_double_up_to_half_an_hour() -> None:
+    waits = [back_off_s(failures) for failures in range(1, 10)]
+    assert waits == [30, 60, 120, 240, 480, 960, 1800, 1800, 1800]
+    assert back_off_s(10**6) == 1800
+
+
+def test_the_gpus_of_a_job_that_failed_go_to_another() -> None:
+    snapshot = a_pair(failures=2, retry_s=NOW_S + 60.0, generation=2)
+    found = decided(snapshot, Policy())
+    assert kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
+    reason = found.decisions[0].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.BACK_OFF
+    assert reason.message == (
+        "it failed 2 times in a row; it is tried again at 1970-01-01T00:17:40Z"
+    )
+    assert dict(reason.evidence) == {"failures": "2", "retry": "1970-01-01T00:17:40Z"}
+
+
+@pytest.mark.parametrize("retry_s", [0.0, NOW_S - 1.0, NOW_S])
+def test_once_its_back_off_is_over_it_starts(retry_s: float) -> None:
+    snapshot = a_pair(failures=2, retry_s=retry_s, generation=2)
+    assert kinds(snapshot, decided(snapshot, Policy()))["a"] is DecisionKind.START
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(queue_order=True), Policy(reserve_after_s=1.0), Policy(objective="max-min"),
+     Policy(objective="jct"), Policy(run_to_completion=True)],
+)  # fmt: skip
+def test_nobody_waits_for_a_job_in_back_off(policy: Policy) -> None:
+    snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0, generation=1, guaranteed=True)
+    assert kinds(snapshot, decided(snapshot, policy)) == {
+        "a": DecisionKind.WAIT, "b": DecisionKind.START,
+    }  # fmt: skip
+
+
+def test_published_policies_leave_it_out_as_well() -> None:
+    snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0)
+    found = plan_round(
+        snapshot, Policy(), solver("greedy"), FOREVER, scheduler=scheduler_of("fcfs")
+    )
+    assert kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
+
+
+def promised(legs: Legs = NO_LEGS, **more: Any) -> Snapshot:
+    """Return the pair, in which the first is promised a deadline that leaves it an hour too much."""
+    work = {"iterations": 3600.0, "iterations_left": 3600.0, "deadline_s": NOW_S + 7200.0}
+    return replace(a_pair(admitted=True, generation=1, **work, **more), legs=legs)
+
+
+@pytest.mark.parametrize("mode", ["keep", "myopic", "look-ahead"])
+def test_its_deadline_stays_promised_while_it_can_be_met_after_the_back_off(mode: str) -> None:
+    policy = Policy(deadlines=mode)
+    first = promised()
+    legs = decided(first, policy).legs_after(first)
+    failed = promised(legs, failures=1, retry_s=NOW_S + 30.0)
+    found = decided(failed, policy)
+    assert found.given_up == frozenset()
+    assert found.decisions[0].kind is DecisionKind.WAIT
+    assert found.decisions[0].admitted
+    again = replace(failed, now_s=NOW_S + 31.0, legs=found.legs_after(failed), round_number=2)
+    found = decided(again, policy)
+    assert (found.decisions[0].kind, found.decisions[0].admitted) == (DecisionKind.START, True)
+
+
+def test_a_back_off_that_leaves_too_little_time_gives_the_promise_up_and_says_so() -> None:
+    failed = promised(
+        failures=7,
+        retry_s=NOW_S + 1800.0,
+    )
+    late = replace(failed, now_s=NOW_S + 3700.0, jobs=replace(
+        failed.jobs, retry_s=failed.jobs.retry_s + 3700.0))  # fmt: skip
+    found = plan_round(
+        late, Policy(deadlines="look-ahead"), solver("greedy"), Budget(remaining_s=lambda: math.inf)
+    )
+    assert found.violations == ()
+    assert found.given_up == {0}
+    reason = found.decisions[0].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.BACK_OFF
+
+
+def test_a_snapshot_without_failures_is_written_as_before_there_were_any() -> None:
+    text = encode(a_pair())
+    assert b"retry_s" not in text
+    assert b"failures" not in text
+    old = decode(text)
+    assert isinstance(old, Snapshot)
+    assert old.jobs.retry_s.tolist() == [0.0, 0.0]
+    failed = a_pair(failures=3, retry_s=NOW_S + 9.0)
+    again = decode(encode(failed))
+    assert isinstance(again, Snapshot)
+    assert again.jobs.equals(failed.jobs)

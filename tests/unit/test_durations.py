@@ -1,0 +1,73 @@
+"""Durations as people write them: one form for options, files and the standing policy."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formulation.errors import InvalidInput
+from service.cli import options
+from service.config import load_config
+from service.durations import MAX_DURATION_S, parse_duration_s
+from service.roundoptions import RoundOptions
+
+WRITTEN = [
+    ("90", 90.0), ("90s", 90.0), ("500ms", 0.5), ("5m", 300.0), ("1.5h", 5400.0), ("2h", 7200.0),
+    ("1h30m", 5400.0), (" 1h 30m ", 5400.0), ("1d12h", 129_600.0), ("1m0.5s", 60.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "seconds"), WRITTEN)
+def test_options_and_the_standing_policy_read_a_duration_alike(text: str, seconds: float) -> None:
+    assert options.seconds("--min-run", text) == seconds
+    policy = f"{{min_run: {text!r}, promoteAfter: {text!r}}}"
+    found = load_config(None, {"TESSERA_POLICY": policy}).round_options()
+    assert (found.min_run_s, found.promote_after_s) == (seconds, seconds)
+
+
+def test_a_policy_may_name_durations_by_numbers_by_proto_json_or_by_never() -> None:
+    policy = "{min_run: 600, promote_after: never, round: 7200s, reserve_after: 1.5}"
+    found = load_config(None, {"TESSERA_POLICY": policy}).round_options()
+    assert found == RoundOptions(
+        min_run_s=600.0, promote_after_s=math.inf, round_s=7200.0, reserve_after_s=1.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("30m1h", "policy.min_run: '30m1h' is not a duration; write e.g. 90s, 5m, 2h, 1h30m or 1d"),
+        ("1h1h", "is not a duration"),
+        ("soon", "is not a duration"),
+        ("-5s", "is not a duration"),
+        ("9" * 200 + "s", "is not a duration"),
+        ("9999999d", "must lie in 0 to"),
+        ("true", "min_run"),
+        ("[1h]", "min_run"),
+    ],
+)
+def test_what_is_not_a_duration_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load_config(None, {"TESSERA_POLICY": f"min_run: {text}"})
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@given(
+    st.integers(0, 999), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_units_add_up(days: int, hours: int, minutes: int, seconds: int, millis: int) -> None:
+    text = f"{days}d{hours}h{minutes}m{seconds}s{millis}ms"
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds + millis / 1000
+    assert parse_duration_s("x", text) == pytest.approx(total)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(InvalidInput):
+        assert 0 <= parse_duration_s("x", text) <= MAX_DURATION_S

@@ -1,0 +1,49 @@
+"""What the runtimes of this release can run, which servers and agents judge alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from formulation.errors import InvalidInput
+from formulation.resources import JobSpec
+from formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at
+from formulation.snapshot import PROFILING, Workload
+from service.agent.main import _parser, configure, runtimes
+
+
+def test_a_replayed_job_takes_no_command_or_one_that_makes_it_fail() -> None:
+    assert fail_at(()) is None
+    assert fail_at(("fail-at", "12")) == 12
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("python", "train.py"), ("fail-at",), ("fail-at", "-1"), ("fail-at", "1", "2"), ("",),
+     ("fail-at", "9" * 5000), ("fail-at", "\u0663")],
+)  # fmt: skip
+def test_what_no_runtime_can_run_is_refused_in_one_short_sentence(
+    command: tuple[str, ...],
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        RUNTIMES[REPLAY].check_command("job.command", command)
+    assert refused.value.field == "job.command"
+    assert "replay jobs and train nothing" in str(refused.value)
+    assert str(refused.value).endswith("submit the job without a command")
+    assert len(str(refused.value)) < 300
+
+
+def test_an_agent_carries_the_runtimes_that_servers_judge_by() -> None:
+    flags = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", "d", "--node", "n:a100:1"]
+    options = _parser().parse_args(flags)
+    assert runtimes(options, configure(options, "first")).keys() == RUNTIMES.keys()
+
+
+def test_no_runtime_of_this_release_trains() -> None:
+    assert not any(runtime.trains for runtime in RUNTIMES.values())
+
+
+@pytest.mark.parametrize(("model", "runtime"), [("bert", ""), (PROFILING, PROFILER)])
+def test_a_job_names_a_runtime_only_where_it_is_not_the_usual_one(model: str, runtime: str) -> None:
+    workload = Workload(model=model, params="", global_batch=1)
+    spec = JobSpec(name="j", workload=workload, iterations=1, requested_gpus=1)
+    assert spec.runtime == runtime
