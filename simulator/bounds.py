@@ -23,12 +23,12 @@ class NoBound(TesseraError):
 
 
 def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTERVALS) -> float:
-    """Return the greatest mean normalised throughput over [0, ``horizon_s``] of any policy.
+    """Return the greatest mean throughput over [0, ``horizon_s``] of any policy, in effective GPUs.
 
-    With y_jck the seconds of job j on Cell c in interval k of length d, R_j its reference rate, W_j its
-    work and G_t the GPUs of type t:
+    With y_jck the seconds of job j on Cell c in interval k of length d, u_j the rate of one
+    effective GPU, W_j its work and G_t the GPUs of type t:
 
-        maximise    sum r_c y_jck / (R_j horizon)
+        maximise    sum r_c y_jck / (u_j horizon)
         subject to  sum_{j, c on t} n_c y_jck <= G_t d          for each t, k
                     sum_c y_jck <= d, less what lies before its arrival    for each j, k
                     sum_ck r_c y_jck <= W_j                     for each j
@@ -65,7 +65,7 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     amount = np.concatenate([draft.gpus[column], np.ones(len(column)), rate[column] / work[job]])
     matrix: Any = coo_matrix((amount, (row, np.tile(entry, 3))), shape=(len(limits), len(column)))
     found = linprog(
-        -rate[column] / draft.reference[job] / horizon_s, A_ub=matrix.tocsr(), b_ub=limits,
+        -rate[column] / draft.unit_rate[job] / horizon_s, A_ub=matrix.tocsr(), b_ub=limits,
         method="highs-ipm",
     )  # fmt: skip
     if found.status != 0 or found.fun is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from formulation.documents import TABLE_ROW, read_json
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, NodeSpec
 from formulation.snapshot import Source, Workload
@@ -104,9 +105,9 @@ def read_log(path: Path) -> AllocationLog:
     }
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = read_json("log", line, TABLE_ROW)
             rows[row.pop("kind")].append(row)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (InvalidInput, KeyError, TypeError, AttributeError):
             problem = f"line {number} is no line of an allocation log"
             raise InvalidInput("log", f"{path.name}: {problem}") from None
     if len(rows["run"]) != 1 or rows["run"][0].get("format") != FORMAT:

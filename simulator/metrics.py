@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from formulation.policy import Policy
 from formulation.promises import PHYSICAL
 from formulation.tables import Bools, Floats, ranges
 from simulator.overheads import Overheads
-from simulator.run import Result
+from simulator.run import Result, RoundRow
 from simulator.scenario import Scenario
 from simulator.store import MemoryStore
 
@@ -26,7 +27,7 @@ class Reference:
     """What jobs are measured against, float64[jobs], whatever the policy."""
 
     batch: Floats  # samples of an iteration
-    rate: Floats  # samples/s: the best at the requested GPU count on any type (Eq. 6)
+    rate: Floats  # samples/s of one effective GPU (Eq. 6)
 
     @property
     def iterations_per_s(self) -> Floats:
@@ -45,7 +46,7 @@ def _drafted(scenario: Scenario) -> Draft:
 def reference_of(scenario: Scenario) -> Reference:
     """Return the scenario's reference; a job that can never run has a rate of NaN."""
     draft = _drafted(scenario)
-    return Reference(batch=draft.snapshot.global_batch.astype(np.float64), rate=draft.reference)
+    return Reference(batch=draft.snapshot.global_batch.astype(np.float64), rate=draft.unit_rate)
 
 
 def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
@@ -205,8 +206,14 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
         "decide_s": float(decide.sum()),
         "decide_p50_s": float(np.median(decide)),
         "decide_max_s": float(decide.max()),
-        "worst_gap": max((row.gap for row in result.rounds), default=0.0),
+        "worst_gap": worst_gap(result.rounds),
     }
+
+
+def worst_gap(rounds: Sequence[RoundRow]) -> float:
+    """Return the largest gap that was proven; NaN: no round has one, as published policies prove nothing."""
+    proven = [row.gap for row in rounds if not row.bound_is_trivial]
+    return max(proven, default=float("nan") if rounds else 0.0)
 
 
 def _queue_s(result: Result, log: _Log) -> Floats:

@@ -134,6 +134,7 @@ class RoundRow:
     changed: int  # starts, moves and changes
     suspended: int
     decided: bool = True
+    bound_is_trivial: bool = False  # then the gap says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -249,7 +250,8 @@ def _round(
     problem, solution, store = outcome.problem, outcome.solution, world.store
     row = RoundRow(
         at_s=world.now_s, decide_s=decide_s, objective=solution.objective / problem.scale,
-        gap=solution.gap, running=len(store.gangs), waiting=len(store.live) - len(store.gangs),
+        gap=solution.gap, bound_is_trivial=outcome.bound_is_trivial,
+        running=len(store.gangs), waiting=len(store.live) - len(store.gangs),
         gpus=int(store.current_gpus.sum()),
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),

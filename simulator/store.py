@@ -312,6 +312,8 @@ class MemoryStore:
             [self._type(s.requested_type) for s in specs], dtype=np.int64
         )
         self.pinned_type = np.array([s.pinned_type for s in specs], dtype=np.bool_)
+        self.min_gpus = np.array([s.min_gpus for s in specs], dtype=np.int64)
+        self.max_gpus = np.array([s.max_gpus for s in specs], dtype=np.int64)
         self.queue = np.array([s.queue for s in specs], dtype=np.int64)
         self.weight = np.array([s.weight for s in specs])
         self.guaranteed = np.array([s.guaranteed for s in specs], dtype=np.bool_)
@@ -369,7 +371,7 @@ _KEPT = (
     "version", "state", "workload", "iterations", "requested_gpus", "requested_type", "pinned_type",
     "queue", "weight", "guaranteed", "movable", "deadline_s", "admitted", "opportunistic",
     "submit_s", "queued_s", "restart_s", "generation", "current_type", "current_gpus",
-    "current_degree", "current_plan",
+    "current_degree", "current_plan", "min_gpus", "max_gpus",
 )  # fmt: skip
 """Columns of a snapshot's jobs that are kept just as they are shown."""
 

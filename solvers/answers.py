@@ -41,6 +41,14 @@ def trivial_bound(problem: Problem) -> float:
     return float(np.where(problem.must_run, best, np.maximum(best, 0.0)).sum())
 
 
+def proves_nothing(problem: Problem, found: Solution, gap: float) -> bool:
+    """Return whether the bound of ``found`` is the trivial one, and its gap larger than ``gap``.
+
+    A trivial bound that the answer comes close to is a proof like any other.
+    """
+    return found.gap > gap and found.bound >= math.floor(trivial_bound(problem))
+
+
 def usage_matrix(problem: Problem) -> sparse.csc_array:
     """Return how much of each row each column uses, int64[rows, columns]."""
     return sparse.csc_array(

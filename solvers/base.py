@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from formulation.errors import InvalidInput, TesseraError
+from formulation.cancelling import never
+from formulation.errors import DeadlineTooShort, InvalidInput, TesseraError
 from formulation.problem import Problem
 from formulation.solution import Solution
 
@@ -27,8 +28,18 @@ class SolverFailed(TesseraError):
         return {"solver": self.solver}
 
 
-def _never() -> bool:
-    return False
+def endless() -> float:
+    """Return infinity: nothing limits the time."""
+    return math.inf
+
+
+def require_wanted(cancelled: Callable[[], bool]) -> None:
+    """Raise DeadlineTooShort where nobody waits for the answer any more."""
+    if cancelled():
+        raise DeadlineTooShort(
+            "the call was cancelled or its deadline ended while the round was decided; no round was"
+            " committed: call again, with a longer deadline"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +59,11 @@ class Budget:
     workers: int = 1
     """More than one is faster but not repeatable."""
     work: dict[str, float] = field(default_factory=dict)
-    cancelled: Callable[[], bool] = _never
+    cancelled: Callable[[], bool] = never
+    """Whether the answer is of no use to anybody any more; once true, it stays true."""
+    left_s: Callable[[], float] = endless
+    """Wall seconds until ``cancelled`` becomes true by itself. It only ends library calls that cannot be
+    interrupted: no answer that is used depends on it, so a repeated round may have one."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -62,6 +77,14 @@ class Budget:
         left_s = self.remaining_s()
         kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
         return replace(self, remaining_s=lambda: self.remaining_s() - kept_s)
+
+    def time_limit_s(self) -> float:
+        """Return the wall seconds that a library call may take at most."""
+        return min(self.remaining_s(), self.left_s())
+
+    def check(self) -> None:
+        """Raise DeadlineTooShort where nobody waits for the answer any more. For loops that take long."""
+        require_wanted(self.cancelled)
 
     def expired(self) -> bool:
         """Return whether there is no time left."""

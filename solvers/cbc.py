@@ -14,6 +14,7 @@ from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints
 from solvers.answers import after_one_run, is_answer, objective_of
 from solvers.base import Budget, SolverFailed
+from solvers.waiting import spells_out_waiting
 
 STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
@@ -33,6 +34,7 @@ class Cbc:
 
     name = "cbc"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``; without a proof the bound is the trivial one.
 
@@ -55,7 +57,7 @@ class Cbc:
 
     def _run_quietly(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None]:
         model, x = _model(problem)
-        remaining_s = budget.remaining_s()
+        remaining_s = budget.time_limit_s()
         command = pulp.PULP_CBC_CMD(
             msg=False, threads=budget.workers, options=[f"randomCbcSeed {budget.seed + 1}"],
             timeLimit=max(remaining_s, 0.01) if math.isfinite(remaining_s) else None,

@@ -21,6 +21,7 @@ from solvers.answers import (
     usage_matrix,
 )
 from solvers.base import Budget, SolverFailed
+from solvers.waiting import spells_out_waiting
 
 
 def _cvxpy() -> Any:
@@ -55,6 +56,7 @@ class Convex:
 
     name = "cvxpy"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with HiGHS's own bound.
 
@@ -108,7 +110,7 @@ def _model(problem: Problem, unit: float) -> tuple[Any, Any]:
 
 def _run(model: Any, budget: Budget) -> SolveStatus:
     options: dict[str, float] = {"mip_rel_gap": budget.gap}
-    remaining_s = budget.remaining_s()
+    remaining_s = budget.time_limit_s()
     if math.isfinite(remaining_s):
         options["time_limit"] = max(remaining_s, 0.0)
     try:

@@ -68,7 +68,7 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     settled = (count == 1) & ~may_idle
     open_jobs = np.flatnonzero((count > 0) & ~settled)
     fixed = np.where(settled, known, -1)
-    room = problem.capacity - problem.used(fixed)
+    room = _room_beside(problem, fixed, open_jobs)
     columns = np.flatnonzero(keep & np.isin(problem.column_job, open_jobs))
     return Core(
         problem=restricted(problem, open_jobs, columns, capacity=room, must_run=~may_idle),
@@ -76,3 +76,17 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
         columns=columns, fixed=fixed, offset=objective_of(problem, fixed),
         outside=priced.total + priced.slack - reach if left_out else -np.inf,
     )  # fmt: skip
+
+
+def _room_beside(problem: Problem, fixed: Ints, undecided: Ints) -> Ints:
+    """Return what the decided jobs leave of each row, int64[rows].
+
+    A job without a column in ``fixed`` waits, and uses what it uses by waiting, unless it is one of
+    ``undecided``: that it waits is not settled.
+    """
+    room = problem.capacity - problem.used(fixed)
+    open_job = np.zeros(len(problem.jobs), dtype=np.bool_)
+    open_job[undecided] = True
+    idle = open_job[problem.idle_job]
+    np.add.at(room, problem.idle_row[idle], problem.idle_amount[idle])
+    return np.asarray(room)

@@ -23,6 +23,7 @@ from solvers.base import Budget
 from solvers.kernels import greedy as loops
 from solvers.kernels.jit import fixed
 from solvers.prices import Shown
+from solvers.waiting import spells_out_waiting
 
 _UNWATCHED: Final = (
     fixed(np.zeros(0)), fixed(np.zeros(0, np.bool_)), fixed(np.zeros(0, np.int64)), math.inf,
@@ -42,6 +43,7 @@ class Greedy:
 
     name = "greedy"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``; INFEASIBLE only where a must-run job fits nowhere even alone."""
         work = ((self.name, 1.0),)

@@ -21,6 +21,7 @@ from solvers.greedy import Greedy, outdoing
 from solvers.pricing import Pricing
 from solvers.pricing.solver import known_to
 from solvers.relaxation import Relaxation
+from solvers.waiting import spells_out_waiting
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Portfolio:
     def __init__(self, stages: Sequence[Solver] | None = None) -> None:
         self._stages = tuple(stages) if stages else None
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``, never worse than greedy; INFEASIBLE only where a stage proved it."""
         stages = self._stages or stages_for(problem)

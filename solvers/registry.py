@@ -21,13 +21,16 @@ _CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
     "cvxpy": ("solvers.convex", "Convex"),
 }
 
-_RIVALS: Final = {  # to compare with: no round is decided by them
+_RIVALS: Final = {  # to compare with: no round is committed as they decide
     "stock-cp-sat": ("solvers.rivals.stock", "StockCpSat"),
     "highs": ("solvers.rivals.highs", "Highs"),
     "pop-8": ("solvers.rivals.pop", "Pop"),
     "sia": ("solvers.rivals.sia", "SiaProgram"),
     "gavel": ("solvers.rivals.gavel", "GavelProgram"),
 }
+
+_UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8", "sia", "gavel"})
+"""Solvers that spend their time in one library call, which only a time limit ends."""
 
 
 def names() -> tuple[str, ...]:
@@ -38,6 +41,26 @@ def names() -> tuple[str, ...]:
 def rivals() -> tuple[str, ...]:
     """Return the names of solvers that are there to compare with; policies cannot name them."""
     return tuple(_RIVALS)
+
+
+def is_interruptible(name: str) -> bool:
+    """Return whether the solver soon notices that its budget is cancelled."""
+    return name not in _UNINTERRUPTIBLE
+
+
+def require_product(name: str) -> None:
+    """Refuse rivals, which decide no round that is committed.
+
+    Raises:
+        InvalidInput: the solver is a rival, or no solver has that name.
+    """
+    if name not in _CLASSES:
+        rival = f"{name!r} is there to compare with" if name in _RIVALS else f"unknown {name!r}"
+        raise InvalidInput(
+            "solver",
+            f"{rival}; choose one of {', '.join(_CLASSES)}"
+            + ("; a dry run or a replay may use it" if name in _RIVALS else ""),
+        )
 
 
 def solver(name: str = DEFAULT) -> Solver:

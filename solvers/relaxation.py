@@ -25,6 +25,7 @@ from solvers.answers import (
 from solvers.base import Budget, SolverFailed
 from solvers.greedy import Greedy, improve, repaired, shares
 from solvers.prices import Priced, price
+from solvers.waiting import spells_out_waiting
 
 _LARGEST = 1e4
 """The LP sees values of at most this size, where HiGHS's absolute tolerances mean something."""
@@ -62,6 +63,7 @@ class Relaxation:
 
     name = "lp"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with prices; without a usable hint it starts from greedy's answer.
 
@@ -103,8 +105,9 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
     best: Priced | None = None
     x, rounds, most = np.zeros(len(problem.cell)), 0, budget.work.get(Relaxation.name, math.inf)
     while rounds < most and not budget.expired():
+        budget.check()
         columns = np.flatnonzero(chosen)
-        solved = _solve_over(problem, usage, columns, unit, budget.remaining_s())
+        solved = _solve_over(problem, usage, columns, unit, budget.time_limit_s())
         if solved is SolveStatus.UNKNOWN:
             break
         rounds += 1

@@ -1,4 +1,4 @@
-"""Rows that count who waits, for solvers that know only columns.
+"""Rows that count waiting jobs, for solvers that know only columns.
 
 Where waiting uses a row (``Problem.idle_row``), waiting is spelled out as one more column of the job, of
 value 0, and the job must take one of its columns. Nothing else about the problem changes, so that
@@ -7,7 +7,10 @@ every solver, bound and proof stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,9 +20,27 @@ from formulation.tables import Ints, ranges
 from solvers.answers import is_answer
 from solvers.base import Budget, Solver
 
+Solve = TypeVar("Solve", bound=Callable[..., Solution])
+
+
+def spells_out_waiting(solve: Solve) -> Solve:
+    """Let the method ``solve`` of a solver that knows only columns answer every problem.
+
+    Without it such a solver takes waiting to be free: it offers choices that break a row, and what it
+    fixes may seem to use more of a row than there is.
+    """
+
+    @wraps(solve)
+    def solve_any(
+        self: Any, problem: Problem, budget: Budget, hint: Solution | None = None
+    ) -> Solution:
+        return _solve_spelled_out(lambda *asked: solve(self, *asked), problem, budget, hint)
+
+    return cast(Solve, solve_any)
+
 
 class SpelledOut:
-    """A solver of problems whose rows count who waits."""
+    """Another solver, which is given problems with waiting spelled out as columns."""
 
     def __init__(self, inner: Solver) -> None:
         self._inner = inner
@@ -31,18 +52,27 @@ class SpelledOut:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` by the inner solver; its bound, prices and work hold as they are."""
-        if not len(problem.idle_row):
-            return self._inner.solve(problem, budget, hint)
-        spelled, origin = spell_out(problem)
-        told = None
-        if hint is not None and hint.has_answer and is_answer(problem, hint.choice):
-            told = replace(hint, choice=_spelled(problem, origin, hint.choice))
-        elif hint is not None and len(hint.prices):  # they may help all the same
-            told = replace(
-                hint, status=SolveStatus.UNKNOWN, choice=np.full_like(hint.choice, -1), objective=0
-            )
-        found = self._inner.solve(spelled, budget, told)
-        return replace(found, choice=read_back(origin, found.choice))
+        return _solve_spelled_out(self._inner.solve, problem, budget, hint)
+
+
+def _solve_spelled_out(
+    solve: Callable[[Problem, Budget, Solution | None], Solution],
+    problem: Problem,
+    budget: Budget,
+    hint: Solution | None,
+) -> Solution:
+    if not len(problem.idle_row):
+        return solve(problem, budget, hint)
+    spelled, origin = spell_out(problem)
+    told = None
+    if hint is not None and hint.has_answer and is_answer(problem, hint.choice):
+        told = replace(hint, choice=_spelled(problem, origin, hint.choice))
+    elif hint is not None and len(hint.prices):  # they may help all the same
+        told = replace(
+            hint, status=SolveStatus.UNKNOWN, choice=np.full_like(hint.choice, -1), objective=0
+        )
+    found = solve(spelled, budget, told)
+    return replace(found, choice=read_back(origin, found.choice))
 
 
 def spell_out(problem: Problem) -> tuple[Problem, Ints]:

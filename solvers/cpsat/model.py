@@ -15,14 +15,15 @@ from formulation.tables import Ints
 from solvers.answers import answer, objective_of, trivial_bound, usable_hint, without_answer
 from solvers.base import Budget, SolverFailed
 from solvers.cpsat import constraints, objective, variables
-from solvers.cpsat.solver import STATUS, solver_of
+from solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
 from solvers.fixing import Core, core_of, losses
 from solvers.prices import Priced, price
+from solvers.waiting import spells_out_waiting
 
 WORK_PER_S: Final = 0.25
 """Deterministic seconds planned for a wall second; 0.5 to 0.8 were measured, so the plan ends in time."""
 BUILD_S: Final = 1e-5
-"""Wall seconds planned for building a column of the model; half of it was measured."""
+"""Wall seconds planned for building a column of the model, or one of its entries; half of it was measured."""
 MOST_WORK: Final = 1e6
 """Deterministic seconds where nothing else limits: a number that can be recorded."""
 FIRST_CORE: Final = 60
@@ -55,11 +56,13 @@ class CpSat:
 
     name = "cp-sat"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``; INFEASIBLE is proven in integers."""
         known = usable_hint(problem, hint)
         priceless = known is None or hint is None or len(hint.prices) != len(problem.rows)
-        limit = _work_limit(budget, len(problem.cell) if priceless else 0)
+        built = max(len(problem.cell), len(problem.row)) if priceless else 0
+        limit = _work_limit(budget, built)
         bound = trivial_bound(problem)
         if budget.expired() or limit <= 0:
             return self._said(problem, budget, SolveStatus.UNKNOWN, known, bound, 0.0)
@@ -95,13 +98,14 @@ def _less(problem: Problem, choice: Ints, known: Ints) -> bool:
     return objective_of(problem, choice) < objective_of(problem, known)
 
 
-def _work_limit(budget: Budget, columns: int) -> float:
+def _work_limit(budget: Budget, built: int) -> float:
     """Return the deterministic seconds to work: as recorded, or as many as surely fit in the time.
 
-    ``columns`` are built at once; 0 where cores are, which start small.
+    ``built`` is what is built at once, columns or what they use of rows, whichever are more; 0 where cores
+    are, which start small.
     """
     given = budget.work.get(CpSat.name, MOST_WORK)
-    left_s = budget.remaining_s() - BUILD_S * columns
+    left_s = budget.remaining_s() - BUILD_S * built
     return min(given, max(0.0, left_s) * WORK_PER_S, MOST_WORK)
 
 
@@ -125,6 +129,7 @@ def _widen(
     size = FIRST_CORE + int(np.searchsorted(loss, 1.0))
     bound, done, allowed = priced.bound, 0.0, FIRST_WORK
     while True:
+        budget.check()
         needed = priced.total + priced.slack - objective_of(problem, known)
         reach = min(needed, float(loss[size])) if size < len(loss) else needed
         core = core_of(problem, priced, known, reach)
@@ -138,9 +143,12 @@ def _widen(
         proven = reach >= needed and native.status is SolveStatus.OPTIMAL
         # a core holds a known answer, so "infeasible" is a fault of the solver: no wider core mends it
         faulty = native.status is SolveStatus.INFEASIBLE
-        spent = done >= limit or not native.repeatable or budget.expired() or faulty
-        if met or proven or spent:
+        if met or proven or done >= limit or faulty:
             return known, bound, native.repeatable
+        if (
+            not native.repeatable or budget.expired()
+        ):  # the clock ended it, so it cannot be repeated
+            return known, bound, False
         size, allowed = size * GROWTH, allowed * GROWTH
 
 
@@ -148,14 +156,18 @@ def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Nativ
     """Run CP-SAT on ``core``; the choice and the bound are the whole problem's."""
     model = cp_model.CpModel()
     x = variables.runs_on(model, core.problem)
+    budget.check()
     constraints.at_most_one_column_a_job(model, x, core.problem)
+    budget.check()
     constraints.must_run_jobs_run(model, x, core.problem)
+    budget.check()
     constraints.capacity(model, x, core.problem)
+    budget.check()
     objective.maximise_value(model, x, core.problem, core.offset)
     if known is not None:
-        variables.hint_choice(model, x, known)
+        variables.hint_choice(model, x, known, budget.check)
     solver = _solver(budget, limit)
-    native = solver.solve(model)
+    native = solve_while_wanted(solver, model, budget)
     status = STATUS.get(native)
     if status is None:
         raise SolverFailed(CpSat.name, f"status {solver.status_name(native)}")

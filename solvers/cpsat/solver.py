@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Final
 
 from ortools.sat.python import cp_model
 
+from formulation.cancelling import never
 from formulation.solution import SolveStatus
 from solvers.base import Budget
 
@@ -16,6 +18,42 @@ STATUS: Final = {
     cp_model.INFEASIBLE: SolveStatus.INFEASIBLE,
     cp_model.UNKNOWN: SolveStatus.UNKNOWN,
 }
+
+
+POLL_S: Final = 0.05
+"""Seconds between two questions whether anybody still waits for the answer."""
+
+
+def solve_while_wanted(
+    solver: cp_model.CpSolver,
+    model: cp_model.CpModel,
+    budget: Budget,
+    heard: cp_model.CpSolverSolutionCallback | None = None,
+) -> cp_model.CpSolverStatus:
+    """Return the status of the search, which ends soon after the budget is cancelled.
+
+    Raises:
+        DeadlineTooShort: the budget is cancelled.
+    """
+    budget.check()
+    if budget.cancelled is never:
+        return solver.solve(model, heard)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(POLL_S):
+            if budget.cancelled():
+                solver.stop_search()  # again and again: one that comes before the search begins is lost
+
+    watcher = threading.Thread(target=watch, name="cp-sat-watcher", daemon=True)
+    watcher.start()
+    try:
+        status = solver.solve(model, heard)
+    finally:
+        ended.set()
+        watcher.join()
+    budget.check()
+    return status
 
 
 def solver_of(budget: Budget) -> cp_model.CpSolver:
@@ -28,7 +66,7 @@ def solver_of(budget: Budget) -> cp_model.CpSolver:
     solver.parameters.catch_sigint_signal = False
     solver.parameters.num_workers = budget.workers
     solver.parameters.random_seed = budget.seed
-    remaining_s = budget.remaining_s()
-    if math.isfinite(remaining_s):
-        solver.parameters.max_time_in_seconds = max(remaining_s, 0.0)
+    limit_s = budget.time_limit_s()
+    if math.isfinite(limit_s):
+        solver.parameters.max_time_in_seconds = max(limit_s, 0.0)
     return solver

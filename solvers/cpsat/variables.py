@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from ortools.sat.python import cp_model
 
 from formulation.problem import Problem
 from formulation.tables import Ints
+
+CHECK_EVERY: Final = 1024
+"""Columns between two questions whether anybody still waits for the answer."""
 
 
 def runs_on(model: cp_model.CpModel, problem: Problem) -> list[cp_model.IntVar]:
@@ -13,8 +19,15 @@ def runs_on(model: cp_model.CpModel, problem: Problem) -> list[cp_model.IntVar]:
     return [model.new_bool_var("") for _ in range(len(problem.cell))]
 
 
-def hint_choice(model: cp_model.CpModel, x: list[cp_model.IntVar], choice: Ints) -> None:
-    """Suggest ``choice`` (int64[jobs]) as a complete first answer."""
+def hint_choice(
+    model: cp_model.CpModel,
+    x: list[cp_model.IntVar],
+    choice: Ints,
+    check: Callable[[], None],
+) -> None:
+    """Suggest ``choice`` (int64[jobs]) as a complete first answer. ``check`` is called now and then."""
     chosen = set(choice[choice >= 0].tolist())
     for column, variable in enumerate(x):
+        if column % CHECK_EVERY == 0:
+            check()
         model.add_hint(variable, column in chosen)

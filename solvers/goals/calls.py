@@ -12,6 +12,9 @@ from solvers.base import Budget, Solver
 CALLS: Final = "calls"
 """Name under which the number of calls is recorded; it marks recorded work as that of several calls."""
 
+OVER: Final = "over"
+"""Before a colon and a number: the question of that number found the time of its goal over."""
+
 
 class Calls:
     """Makes the calls of a round and numbers them; the work of call k is recorded as ``k:solver``.
@@ -23,7 +26,8 @@ class Calls:
 
     def __init__(self, budget: Budget) -> None:
         self._recorded = _by_call(budget.work) if CALLS in budget.work else None
-        self._count = 0
+        self._over = {key for key in budget.work if key.startswith(f"{OVER}:")}
+        self._count = self._questions = 0
         self._work: list[tuple[str, float]] = []
 
     def solve(
@@ -40,6 +44,18 @@ class Calls:
         found = solver.solve(problem, budget, hint)
         self._work += [(f"{self._count}:{name}", work) for name, work in found.work]
         return found
+
+    def over(self, budget: Budget) -> bool:
+        """Return whether the time for a goal is over, or was when the round was recorded.
+
+        The answer is recorded, so that what a goal leaves out for lack of time is left out again.
+        """
+        self._questions += 1
+        key = f"{OVER}:{self._questions}"
+        over = key in self._over if self._recorded is not None else budget.expired()
+        if over:
+            self._work.append((key, 1.0))
+        return over
 
     @property
     def work(self) -> tuple[tuple[str, float], ...]:

@@ -24,7 +24,7 @@ from solvers.base import Budget, Solver
 from solvers.goals.calls import Calls
 from solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
 from solvers.pricing import Pricing
-from solvers.waiting import SpelledOut, read_back
+from solvers.waiting import read_back
 
 QUICK: Final = 0.5
 """Share of the goal's time left that the prices may take of it in one try."""
@@ -73,12 +73,16 @@ def settle(
     Place n (from 0) is the least level above which an answer can have at most n jobs while the places
     before it hold. Being so is monotone in the level, so it is found by bisection over the levels that
     occur. A level that time leaves undecided is passed over like one that cannot be had, but only
-    what is proven counts for the bound.
+    what is proven counts for the bound. Places that time leaves no try for stay as ``choice`` has them.
     """
     search = _Search(goal=goal, solver=solver, calls=calls, budget=budget)
     places: list[float] = []
     bound, at_floor = -math.inf, True
-    for place in range(min(goal.depth, int(counted(problem).sum()))):
+    most = min(goal.depth, int(counted(problem).sum()))
+    for place in range(most):
+        if calls.over(budget):
+            places += levels_of(problem, goal, choice)[place:most].tolist()
+            break
         now = limited(problem, goal, limits_of(places))
         floors = _floors(now, goal)
         choice, proven = _place(now, search, choice, place, floors, floor_first=at_floor)
@@ -92,6 +96,13 @@ def settle(
 def lowest(problem: Problem, goal: Levels) -> float:
     """Return a true lower bound of the worst level, known without any solver; -inf: no job counts."""
     return float(max(_floors(problem, goal), default=-math.inf))
+
+
+def nothing_excluded(problem: Problem, goal: Levels, bound: float, reached: float) -> bool:
+    """Return whether ``bound`` of the worst level excludes no level below ``reached`` that could occur."""
+    levels = np.append(goal.level, goal.waiting[counted(problem)])
+    possible = levels[(levels >= lowest(problem, goal)) & (levels < reached)]
+    return bool(len(possible)) and bound <= float(possible.min())
 
 
 def limits_of(places: Sequence[float]) -> list[Limit]:
@@ -125,6 +136,7 @@ def _place(
     proven, low, high = 0, 0, len(levels)
     ends = [high - 1, 0] if floor_first else [high - 1]
     while low < high:
+        search.budget.check()
         middle = ends.pop() if ends else (low + high) // 2
         if not low <= middle < high:
             continue
@@ -161,9 +173,7 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
         return False
     if solver.name == "portfolio":  # its prices most often decide by a count, which ends sooner
         counts, waiting = _count(problem, goal, limit, origin)
-        found = calls.solve(
-            SpelledOut(Pricing()), counts, budget.share(QUICK), _hint(counts, origin, known)
-        )
+        found = calls.solve(Pricing(), counts, budget.share(QUICK), _hint(counts, origin, known))
         if found is None:
             return True
         most = found.bound + waiting

@@ -13,10 +13,17 @@ from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import Statement, revalued
 from formulation.tables import Floats, Ints
-from solvers.answers import answer, is_answer, objective_of, trivial_bound, without_answer
+from solvers.answers import (
+    answer,
+    is_answer,
+    objective_of,
+    proves_nothing,
+    trivial_bound,
+    without_answer,
+)
 from solvers.base import Budget, Solver
 from solvers.goals.calls import Calls
-from solvers.goals.levels import limits_of, loosened, lowest, settle
+from solvers.goals.levels import limits_of, loosened, lowest, nothing_excluded, settle
 from solvers.goals.rows import keeps, kept, levels_of, limited, with_rows
 
 
@@ -73,15 +80,17 @@ def solve_goals(
     where its solver may begin; what it says of prices is its own.
     """
     if len(statement.goals) == 1 and isinstance(statement.goals[0], Linear):
-        found = _solve(statement.problem, solver, budget, greedy, prices)
-        return Solved(solution=found, results=(_linear_result(statement.goals[0], found),))
+        problem = statement.problem
+        found = _solve(problem, solver, budget, greedy, prices)
+        trivial = proves_nothing(problem, found, budget.gap)
+        return Solved(solution=found, results=(_linear_result(statement.goals[0], found, trivial),))
     return _Ordered(statement, solver, budget, greedy).solve(prices)
 
 
-def _linear_result(goal: Linear, found: Solution) -> GoalResult:
+def _linear_result(goal: Linear, found: Solution, trivial: bool) -> GoalResult:
     return GoalResult(
         name=goal.name, unit=goal.unit, objective=found.objective / goal.scale,
-        bound=found.bound / goal.scale, gap=found.gap,
+        bound=found.bound / goal.scale, gap=found.gap, bound_is_trivial=trivial,
     )  # fmt: skip
 
 
@@ -121,6 +130,7 @@ class _Ordered:
         self._problem = statement.problem
         self._choice: Ints | None = greedy.choice if greedy.has_answer else None
         self._bounds: list[float] = []
+        self._trivial: list[bool] = []
         self._floors: list[tuple[float, ...]] = []
 
     def solve(self, prices: Floats | None) -> Solved:
@@ -133,13 +143,13 @@ class _Ordered:
             if nothing is not None:
                 return self._solved(nothing)
         for position, goal in enumerate(early):
+            self._budget.check()
             part = self._budget.share(1.0 / (len(early) + 1 - position))
             if isinstance(goal, Levels):
                 self._reach_levels(goal, part)
             else:
                 self._reach_sum(goal, part)
         found = self._best(last, self._budget, prices)
-        self._bounds.append(found.bound)
         rows = len(self._statement.problem.rows)
         return self._solved(replace(found, prices=found.prices[:rows]))
 
@@ -157,7 +167,6 @@ class _Ordered:
 
     def _reach_sum(self, goal: Linear, budget: Budget) -> None:
         found = self._best(goal, budget)
-        self._bounds.append(found.bound)
         self._choice = found.choice
         self._floors.append((float(kept(goal, found.objective)),))
         self._problem = with_rows(self._problem, [keeps(self._problem, goal, found.objective)])
@@ -171,6 +180,9 @@ class _Ordered:
             settled = settle(problem, goal, choice, self._solver, self._calls, budget)
             self._choice, places = settled.choice, settled.places
             self._bounds.append(max(settled.bound, lowest(problem, goal)))
+        self._trivial.append(
+            bool(places) and nothing_excluded(problem, goal, self._bounds[-1], places[0])
+        )
         loose = loosened(goal, places)
         self._floors.append(loose)
         self._problem = limited(problem, goal, limits_of(loose))
@@ -181,8 +193,15 @@ class _Ordered:
         return self._choice
 
     def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
-        """Return the best verified answer by ``goal``: the solver's, the last one, or greedy's."""
+        """Return the best verified answer by ``goal``, and book what is proven of it."""
         problem = revalued(self._problem, goal)
+        found = self._best_on(problem, budget, prices)
+        self._bounds.append(found.bound)
+        self._trivial.append(proves_nothing(problem, found, budget.gap))
+        return found
+
+    def _best_on(self, problem: Problem, budget: Budget, prices: Floats | None) -> Solution:
+        """Return the best verified answer to ``problem``: the solver's, the last one, or greedy's."""
         start, made_by = self._known(), "goals"
         greedy = self._greedy.choice
         stands = self._greedy.has_answer and is_answer(problem, greedy)
@@ -205,13 +224,16 @@ class _Ordered:
         )  # fmt: skip
 
     def _solved(self, solution: Solution) -> Solved:
-        goals, bounds = self._statement.goals, self._bounds
+        goals, bounds, trivial = self._statement.goals, self._bounds, self._trivial
         work = self._calls.work if self._ask else self._greedy.work
         if not solution.has_answer:
             bounds = [_first_bound(self._statement.problem, goal) for goal in goals]
+            trivial = [True] * len(goals)
         results = tuple(
-            _result(self._statement.problem, goal, solution, bound)
-            for goal, bound in zip(goals, bounds, strict=True)
+            replace(
+                _result(self._statement.problem, goal, solution, bound), bound_is_trivial=unproven
+            )
+            for goal, bound, unproven in zip(goals, bounds, trivial, strict=True)
         )
         return Solved(
             solution=replace(solution, work=work), results=results, floors=tuple(self._floors)

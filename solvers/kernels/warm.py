@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -31,30 +33,41 @@ from solvers.pricing.solver import inserted_by_lead
 _LOCK = threading.Lock()
 
 
-def warm() -> None:
-    """Run every compiled loop once: from disk about 0.5 s, or compiled anew about 40 s of a core.
+def warm(tell: Callable[[str], None] | None = None) -> None:
+    """Run every compiled loop once: from disk about 0.5 s, or about 40 s of a core where it is compiled.
 
-    Later calls do nothing; one beside a first call waits for it.
+    Later calls do nothing, and a call during the first one waits for it. ``tell`` gets the name of each
+    step before it runs.
     """
     with _LOCK:
-        _run_all()
+        _run_all(tell or _ignore)
+
+
+def _ignore(_step: str) -> None:
+    return None
 
 
 @cache
-def _run_all() -> None:
+def _run_all(tell: Callable[[str], None]) -> None:
+    tell("greedy")
     problem = _crowded()
     Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
     repaired(problem, np.array([1, 2]), np.ones(1))
+    tell("prices")
     budget = Budget(remaining_s=lambda: math.inf)
     found = Pricing().solve(problem, budget)
     Portfolio().solve(problem, budget, replace(found, prices=np.ones(1)))
     priced = price(problem, np.ones(1))
     inserted_by_lead(problem, priced)
     closed(problem, priced, 0.0, 0.0)
-    _roll()
-    _meet()
-    _compress()
-    _replan()
+    for name, step in (
+        ("published policies", _roll),
+        ("network", _meet),
+        ("network priorities", _compress),
+        ("network paths", _replan),
+    ):
+        tell(name)
+        step()
 
 
 def _crowded() -> Problem:
@@ -128,5 +141,10 @@ def _meet() -> None:
     works(demand, level[None], horizon_s=9.0)
 
 
+def _print_step(name: str) -> None:
+    sys.stdout.write(f"  compiling: {name}\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    warm()
+    warm(_print_step)

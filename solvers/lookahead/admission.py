@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from formulation.admission import Admission
 from formulation.columns import first_draft
-from formulation.draft import Draft
+from formulation.draft import Draft, go_on
 from formulation.lookahead import (
     MILLIONTH,
     Lookahead,
@@ -59,11 +59,11 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     answer to fall back to. New jobs are then fitted in by deadline; where all are, nothing is left to prove.
     Else CP-SAT looks for a schedule that admits more weight (``exact``). Promises are given up only where
     they no longer fit together, least weight first. Under ``planned`` nobody new is promised anything
-    (``rollout``).
+    (``rollout``). Under ``keep`` jobs without a promise take no part.
     """
     if not np.isfinite(snapshot.jobs.deadline_s).any():
         return _nothing(snapshot, policy)
-    base, draft = drafts(snapshot, policy)
+    base, draft = drafts(snapshot, policy, budget.check)
     ahead = look_ahead(base, draft)
     if not len(ahead.job):
         return _nothing(snapshot, policy)
@@ -99,13 +99,16 @@ def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -
     )  # fmt: skip
 
 
-def drafts(snapshot: Snapshot, policy: Policy) -> tuple[Draft, Draft]:
+def drafts(
+    snapshot: Snapshot, policy: Policy, check: Callable[[], None] = go_on
+) -> tuple[Draft, Draft]:
     """Return the columns that are physically there, and those that the rules before deadlines leave."""
-    base = first_draft(snapshot, policy)
+    base = replace(first_draft(snapshot, policy), check=check)
     for rule in PHYSICAL:
         base = rule(base)
     base = draft = with_needs(base)
     for rule in PROMISES[: PROMISES.index(deadlines_are_kept)]:
+        check()
         draft = rule(draft)
     return base, draft
 

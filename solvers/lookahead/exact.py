@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 from formulation.lookahead import Picks
 from formulation.tables import Bools, Ints
 from solvers.base import Budget, SolverFailed
-from solvers.cpsat.solver import solver_of
+from solvers.cpsat.solver import solve_while_wanted, solver_of
 from solvers.lookahead.integers import Whole
 
 ENDED: Final = (cp_model.OPTIMAL, cp_model.INFEASIBLE)
@@ -79,7 +79,7 @@ def _run(
     limit: float,
 ) -> Found:  # fmt: skip
     solver = _solver(budget, limit)
-    status = solver.solve(model)
+    status = solve_while_wanted(solver, model, budget)
     if status == cp_model.MODEL_INVALID:
         raise SolverFailed("admission", solver.status_name(status))
     repeatable = status in ENDED or float(solver.response_proto.deterministic_time) >= limit

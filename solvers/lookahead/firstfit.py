@@ -67,6 +67,7 @@ class Room:
         Where plans do not bind, on the Cell that it has before all others. None: there is no schedule on
         these slots.
         """
+        self.ahead.check()
         target = self.ahead.work[job] - _EXACT * self.ahead.total_work[job]
         fits = self.fits(job)
         return self._on_one_cell(job, fits, target) if fits.any() else None
@@ -118,6 +119,7 @@ class Room:
         As a deadline, it would let the job use the slots up to it whole; after the last one all goes on
         as in it. inf: it fits nowhere.
         """
+        self.ahead.check()
         ahead, span = self.ahead, self._span(job)
         length = np.diff(ahead.boundary_s)
         rate, cost = ahead.rate[span], self.cost[span]

@@ -8,11 +8,13 @@ less urgent of two jobs first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from formulation.cancelling import never
 from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
 from formulation.tables import Bools, Floats, Ints
@@ -54,7 +56,7 @@ class Floored:
 
 def floored(
     demand: Demand, level: Ints, order: Ints, levels: int, floor: float, *,
-    most_jobs: int = 8, window: Window | None = None,
+    most_jobs: int = 8, window: Window | None = None, cancelled: Callable[[], bool] = never,
 ) -> Floored:  # fmt: skip
     """Return levels under which each job has ``floor`` of its rate alone, if such are found.
 
@@ -76,7 +78,7 @@ def floored(
     short = [
         each for each in zip(groups, spans, strict=True) if _below(before[each[0]], floor).any()
     ]
-    effort = Effort(2 * len(short), AT_MOST)
+    effort = Effort(2 * len(short), AT_MOST, cancelled)
     for group, span in sorted(short, key=lambda each: len(each[0])):
         part = compact(demand, group)
         found[group] = _raised(part, level[group], levels, floor, span, effort)

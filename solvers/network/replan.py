@@ -12,16 +12,18 @@ A job whose traffic is not measured yet holds the highest level, alone among tho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
+from formulation.cancelling import never
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
+from solvers.base import require_wanted
 from solvers.network.compression import compressed
 from solvers.network.factors import Clip, factors
 from solvers.network.floor import Floored, floored
@@ -59,6 +61,7 @@ class Options:
     floor: float = 0.0  # share of its rate alone that each job shall have
     samples: int = 10  # topological orders that compression tries
     seed: int = 0
+    cancelled: Callable[[], bool] = never  # whether nobody waits for the plan any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +97,7 @@ def replanned(
 
     Raises:
         InvalidInput: levels below 1 or more than the fabric has, or an option without meaning.
+        DeadlineTooShort: ``options.cancelled`` has become true.
     """
     options = options or Options()
     if not 1 <= levels <= fabric_levels:
@@ -113,13 +117,14 @@ def replanned(
     part, order = demand.among(rest), place[order[~np.isin(order, holding)]]
     below = count - (min(len(holding), 1) if full else len(holding))
     level = np.empty(demand.jobs, dtype=np.int64)
+    require_wanted(options.cancelled)
     level[rest], order = _levels(part, priority[rest], order, below, options)
     level[holding] = below if full else np.arange(count - 1, below - 1, -1)
     order, fair = np.concatenate([holding, rest[order]]), None
     if options.floor != 0:
         fair = floored(
             demand, level, order, below, options.floor, most_jobs=options.swap_jobs,
-            window=options.window,
+            window=options.window, cancelled=options.cancelled,
         )  # fmt: skip
         level, order = fair.level, fair.order
     plan = NetworkPlan(chosen=chosen, priority=priority, order=order, level=level, levels=count)
@@ -177,14 +182,15 @@ def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Deman
     if options.trials and options.variant is not Variant.PA:
         other, order = tried(
             c, chosen, order, most_jobs=options.swap_jobs, trials=options.trials,
-            window=options.window, seed=options.seed,
+            window=options.window, seed=options.seed, cancelled=options.cancelled,
         )  # fmt: skip
         if (other != chosen).any():
             chosen, demand = other, demand_of(c, other)
             priority = _priority(demand, options)
     order = swapped(
-        demand, order, most_jobs=options.swap_jobs, moves=options.moves, window=options.window
-    )
+        demand, order, most_jobs=options.swap_jobs, moves=options.moves, window=options.window,
+        cancelled=options.cancelled,
+    )  # fmt: skip
     return chosen, demand, priority, order
 
 
@@ -205,7 +211,7 @@ def _levels(
         return level, order
     better = releveled(
         demand, level, levels, least_jobs=levels + 1, most_jobs=options.swap_jobs,
-        window=options.window,
+        window=options.window, cancelled=options.cancelled,
     )  # fmt: skip
     return better, by_level(better, order) if (better != level).any() else order
 

@@ -16,9 +16,11 @@ from typing import Final
 
 import numpy as np
 
+from formulation.cancelling import never
 from formulation.errors import InvalidInput
 from formulation.network.contention import Demand
 from formulation.tables import Floats, Ints
+from solvers.base import require_wanted
 from solvers.network.fluid import meetings, works
 
 GAIN: Final = 1e-6
@@ -74,17 +76,25 @@ class Effort:
     Each may have an equal share of what is left, so what the cheap ones leave goes to the others.
     """
 
-    def __init__(self, groups: int, played: float = PLAYED) -> None:
-        self._left, self._groups = played, groups
+    def __init__(
+        self, groups: int, played: float = PLAYED, cancelled: Callable[[], bool] = never
+    ) -> None:
+        self._left, self._groups, self._cancelled = played, groups, cancelled
+
+    def check(self) -> None:
+        """Raise DeadlineTooShort where nobody waits for the plan any more."""
+        require_wanted(self._cancelled)
 
     def share(self) -> float:
         """Return what the next group may use; to be asked once a group."""
+        self.check()
         found = self._left / max(self._groups, 1)
         self._groups -= 1
         return found
 
     def spend(self, played: float) -> None:
         """Take away what was used."""
+        self.check()
         self._left -= played
 
 
@@ -100,7 +110,7 @@ def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
 
 def swapped(
     demand: Demand, order: Ints, *, most_jobs: int = 8, moves: Moves = Moves.INSERTION,
-    window: Window | None = None,
+    window: Window | None = None, cancelled: Callable[[], bool] = never,
 ) -> Ints:  # fmt: skip
     """Return ``order``, (J,), with the jobs of each group of at most ``most_jobs`` in the best order found.
 
@@ -116,7 +126,7 @@ def swapped(
     rank[order] = np.arange(demand.jobs)
     found, window = order.copy(), window or Window()
     groups = [group for group in meetings(demand) if len(group) <= most_jobs]
-    effort = Effort(len(groups))
+    effort = Effort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
         places = np.sort(rank[group])
         jobs = order[places]
@@ -126,7 +136,7 @@ def swapped(
 
 def releveled(
     demand: Demand, level: Ints, levels: int, *, least_jobs: int = 2, most_jobs: int = 8,
-    window: Window | None = None,
+    window: Window | None = None, cancelled: Callable[[], bool] = never,
 ) -> Ints:  # fmt: skip
     """Return levels, (J,), changed in groups of ``least_jobs`` to ``most_jobs`` until no change gains.
 
@@ -136,7 +146,7 @@ def releveled(
     """
     found, window = level.copy(), window or Window()
     groups = [group for group in meetings(demand) if least_jobs <= len(group) <= most_jobs]
-    effort = Effort(len(groups))
+    effort = Effort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
         found[group] = _climbed(
             compact(demand, group), level[group], lambda now: level_moves(now, levels), window,

@@ -8,6 +8,7 @@ does. Then a few bundles are drawn anew and it is climbed again, as long as ther
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Final
@@ -16,6 +17,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from formulation.cancelling import never
 from formulation.network.contention import Contention, demand_of
 from formulation.tables import Ints, ranges, starts
 from solvers.network.fluid import works
@@ -42,6 +44,7 @@ KICK: Final = 3
 def tried(
     contention: Contention, chosen: Ints, order: Ints, *, most_jobs: int = 8,
     trials: int = TRIALS, window: Window | None = None, seed: int = 0,
+    cancelled: Callable[[], bool] = never,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return the candidate of each bundle, (B,), and the order, (J,), after trying those of small groups."""
     chosen, order = chosen.copy(), order.copy()
@@ -49,12 +52,12 @@ def tried(
     rank[order] = np.arange(len(order))
     groups = [g for g in possible_groups(contention) if 2 <= len(g) <= most_jobs]
     trials = min(trials, IN_ALL // max(len(groups), 1))
-    effort = Effort(len(groups))
+    effort = Effort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand_of(contention, chosen)):
         places = np.sort(rank[group])
         jobs = order[places]
         part, bundles = among(contention, jobs)
-        search = _Search(part, trials, effort.share(), window or Window())
+        search = _Search(part, trials, effort, window or Window())
         if search.left > 0:
             chosen[bundles], by_rank = _best(search, chosen[bundles], seed)
             order[places] = jobs[by_rank]
@@ -110,8 +113,9 @@ class _Found:
 class _Search:
     """Tries paths of a few jobs, and counts how many."""
 
-    def __init__(self, part: Contention, trials: int, share: float, window: Window) -> None:
-        self.part, self.played = part, 0.0
+    def __init__(self, part: Contention, trials: int, effort: Effort, window: Window) -> None:
+        self.part, self.played, share = part, 0.0, effort.share()
+        self._check = effort.check
         demand = demand_of(part, np.zeros(len(part.bundle_bytes), dtype=np.int64))
         least_s = np.maximum(part.compute_s, part.start_s + least_comm_s(part))  # on the best paths
         self.span = window.of(demand, least_s)
@@ -125,6 +129,7 @@ class _Search:
 
     def tried(self, chosen: Ints, level: Ints) -> _Found:
         """Return the best of these levels and those where two neighbours have changed places."""
+        self._check()
         self.left -= 1
         self.played += self.each
         rows = np.concatenate([level[None], order_moves(level, Moves.ADJACENT)])

@@ -42,13 +42,16 @@ class AntMan:
         stays = (has_type[options.job] < 0) | (options.gpu_type == has_type[options.job])
         within = stays & (options.gpus <= has_gpus[options.job])
         for job in running.tolist():
+            seen.check()
             packing.take_first(_largest(options, within, job))
         within = stays & (options.gpus <= options.requested_gpus[options.job])
         within &= options.on_type | options.runs[options.job]
         for job in order[effort[order]].tolist():
+            seen.check()
             if packing.option[job] < 0:
                 packing.take_first(_largest(options, within, job))
         for job in running.tolist():
+            seen.check()
             if packing.option[job] >= 0:
                 held = options.gpus[packing.option[job]]
                 packing.take_first(_largest(options, within & (options.gpus > held), job))

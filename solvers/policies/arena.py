@@ -79,6 +79,7 @@ class Arena:
         past = launched(draft.snapshot) & jobs.opportunistic & self.opportunism
         blocked_queue = np.inf
         for job in order.tolist():
+            seen.check()
             if state.at[job] >= 0 or not draft.has_columns[job]:
                 continue
             requested, halvings = self._launch_slots(
@@ -98,6 +99,7 @@ class Arena:
                 break
             blocked_queue = min(blocked_queue, queue[job])
         for _ in range(self.max_upgrades):
+            seen.check()
             if not state.scale_up():
                 break
         return _columns(slots, state.at)

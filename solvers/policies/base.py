@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from formulation.cancelling import never
 from formulation.draft import Draft
 from formulation.information import Information, estimates
 from formulation.policy import Policy
@@ -17,7 +19,7 @@ from formulation.solution import Solution
 from formulation.statement import offered
 from formulation.tables import Bools, Ints, ranges
 from solvers.answers import answer, trivial_bound
-from solvers.base import Budget
+from solvers.base import Budget, require_wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,6 +33,11 @@ class Seen:
     draft: Draft
     capacity: Ints
     seed: int = 0
+    cancelled: Callable[[], bool] = never
+
+    def check(self) -> None:
+        """Raise DeadlineTooShort where nobody waits for the choice any more. For loops that take long."""
+        require_wanted(self.cancelled)
 
 
 def seen(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
@@ -38,8 +45,13 @@ def seen(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
     return _seen(offered(snapshot, policy, every_cell=True), seed)
 
 
-def _seen(draft: Draft, seed: int) -> Seen:
-    return Seen(draft=draft, capacity=draft.snapshot.schedulable_gpus(), seed=seed)
+def _seen(draft: Draft, seed: int, cancelled: Callable[[], bool] = never) -> Seen:
+    return Seen(
+        draft=draft,
+        capacity=draft.snapshot.schedulable_gpus(),
+        seed=seed,
+        cancelled=cancelled,
+    )
 
 
 class Published(Protocol):
@@ -129,15 +141,25 @@ class Scheduler:
         """Return whether the choice stays the same until a job comes, goes, or gets or loses GPUs."""
         return isinstance(self.published, Timeless) and self.published.lasts(policy)
 
-    def decide(self, draft: Draft, problem: Problem, seed: int = 0) -> Decided:
+    def decide(
+        self,
+        draft: Draft,
+        problem: Problem,
+        seed: int = 0,
+        cancelled: Callable[[], bool] = never,
+    ) -> Decided:
         """Return what the policy chooses, carried over to ``problem``.
 
         ``draft`` is what the true snapshot offers on every Cell, and ``problem`` states it. The bound is the
         trivial one: the policy proves nothing.
+
+        Raises:
+            DeadlineTooShort: ``cancelled`` has become true.
         """
         known = self.information(draft.snapshot)
         sees_all = known is draft.snapshot
-        view = _seen(draft, seed) if sees_all else seen(known, draft.policy, seed)
+        of = draft if sees_all else offered(known, draft.policy, every_cell=True)
+        view = _seen(of, seed, cancelled)
         chosen = self.published.choose(view)
         choice = carried(view.draft, problem, chosen)
         return Decided(

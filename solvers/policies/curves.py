@@ -71,7 +71,7 @@ def _curve(seen: Seen, options: Options, job: int, gpu_type: int, mine: list[int
         if rate > best or option == current:
             kept.append(option)
         best = max(best, rate)
-    reference = float(seen.draft.reference[job])
+    reference = float(seen.draft.requested_rate[job])
     gpus = tuple(int(options.gpus[o]) for o in kept)
     rate_of = tuple(float(options.rate[o]) / reference for o in kept)
     start = kept.index(current) if current in kept else -1

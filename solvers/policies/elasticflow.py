@@ -47,7 +47,7 @@ class ElasticFlow:
         kind = options.gpu_type.tolist()
         for job in _order(options, deadline_s).tolist():
             packing.take_first(sorted(shares[job], key=lambda o: -packing.free[kind[o]]))
-        return_of = (options.rate / seen.draft.reference[options.job]).tolist()
+        return_of = (options.rate / seen.draft.requested_rate[options.job]).tolist()
         gpus, in_time_on = options.gpus.tolist(), meets.tolist()
 
         def marginal_return(a: int, b: int) -> float:

@@ -42,7 +42,7 @@ class Gavel:
         options = options_of(seen)
         value = np.array(options.rate)
         if not self._raw:
-            value *= seen.draft.weight[options.job] / seen.draft.reference[options.job]
+            value *= seen.draft.weight[options.job] / seen.draft.requested_rate[options.job]
         value[options.is_current] *= 1 + STAY
         value /= max(float(value.max(initial=0.0)), 1e-9)
         allowed = options.as_requested & (value > 0)

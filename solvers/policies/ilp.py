@@ -7,13 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.problem import VALUE_SCALE, Problem, Row, scaled
+from formulation.problem import VALUE_SCALE, Problem, Row, bounded_worth, scaled
 from formulation.tables import Bools, Floats, Ints
 from solvers.base import Budget
 from solvers.policies.base import Seen
 from solvers.policies.packing import Options
 from solvers.portfolio import Portfolio
-from solvers.waiting import SpelledOut
 
 GAP: Final = 1e-4
 """Relative gap at which an integer program counts as solved."""
@@ -32,8 +31,14 @@ def most_valuable(
     At most ``max_changes`` running jobs leave what they run on (-1: any number), unless fewer cannot be.
     """
     problem, kept = _problem(seen, options, value, allowed, max_changes)
-    budget = Budget(remaining_s=lambda: math.inf, seed=seen.seed, gap=GAP, work=dict(WORK))
-    found = SpelledOut(Portfolio()).solve(problem, budget)
+    budget = Budget(
+        remaining_s=lambda: math.inf,
+        seed=seen.seed,
+        gap=GAP,
+        work=dict(WORK),
+        cancelled=seen.cancelled,
+    )
+    found = Portfolio().solve(problem, budget)
     if not found.has_answer:  # nodes were lost: more jobs must change than may
         return most_valuable(seen, options, value, allowed)
     if not len(kept):
@@ -67,10 +72,12 @@ def _problem(
     amount = np.ones(len(row), dtype=np.int64)
     row[usage_start[:-1]], amount[usage_start[:-1]] = options.gpu_type[kept], options.gpus[kept]
     counts = np.count_nonzero(runs)
+    job_start, none = np.searchsorted(job, np.arange(jobs + 1)), np.zeros(len(kept))
+    worth, _ = bounded_worth(value[kept], none, VALUE_SCALE, job_start)
     return Problem(
-        jobs=draft.snapshot.jobs.name, job_start=np.searchsorted(job, np.arange(jobs + 1)),
+        jobs=draft.snapshot.jobs.name, job_start=job_start,
         cells=draft.cells, plans=draft.snapshot.plans, cell=draft.cell[options.column[kept]],
-        value=scaled(value[kept], VALUE_SCALE), restart_price=np.zeros(len(kept), np.int64),
+        value=scaled(worth, VALUE_SCALE), restart_price=np.zeros(len(kept), np.int64),
         scale=float(VALUE_SCALE), unit="value to the policy", rows=tuple(rows),
         usage_start=usage_start, row=row, amount=amount,
         idle_start=np.append(0, np.cumsum(runs)).astype(np.int64),

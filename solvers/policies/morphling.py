@@ -154,6 +154,7 @@ class _Round:
 
     def _schedule(self, job: int) -> None:
         """Serve one job (ScheduleJob): climb while GPUs are idle or may be taken."""
+        self._seen.check()
         curve = self._curves[job]
         while (to := curve.next(self._at[job])) >= 0 and self._climb(job, to):
             pass

@@ -58,10 +58,18 @@ _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # importe
 }
 """Name -> module, class, and what the class is built with."""
 
+_UNINTERRUPTIBLE: Final = frozenset({"gavel-las"})
+"""Policies that spend their time in one library call: half a minute with 10,000 jobs."""
+
 
 def names() -> tuple[str, ...]:
     """Return the known names."""
     return tuple(_CLASSES)
+
+
+def is_interruptible(name: str) -> bool:
+    """Return whether the policy soon notices that its round is cancelled. The empty name is interruptible."""
+    return name not in _UNINTERRUPTIBLE
 
 
 def published(name: str) -> Published:

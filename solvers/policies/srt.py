@@ -31,7 +31,7 @@ class Srt:
             options.runs & options.as_requested[options.current] if len(options) else options.runs
         )
         remaining_s = (
-            work_left(seen.draft.snapshot) / seen.draft.reference
+            work_left(seen.draft.snapshot) / seen.draft.requested_rate
         )  # NaN: no Cell; sorts last
         for job in np.argsort(remaining_s, kind="stable").tolist():
             if not (stays[job] and packing.take(int(options.current[job]))):

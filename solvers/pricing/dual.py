@@ -163,6 +163,7 @@ class _Descent:
         """Take steps until the model promises too little."""
         self._evaluate(self._best)
         while self._passes < most and not budget.expired() and not self._infeasible():
+            budget.check()
             if self._total - known <= budget.gap * max(abs(self._total), 1.0):
                 break
             step = self._step()

@@ -26,6 +26,7 @@ from solvers.kernels.pricing import inserted
 from solvers.prices import Priced, Shown, price
 from solvers.pricing.core import closed
 from solvers.pricing.dual import descend, descend_near
+from solvers.waiting import spells_out_waiting
 
 CLOSE: Final = 0.05
 """The dual stops once its model promises less than this share of the wanted gap."""
@@ -89,6 +90,7 @@ class Pricing:
 
     name = "pricing"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with prices and a bound; INFEASIBLE is proven."""
         return self.solve_and_show(problem, budget, hint)[0]

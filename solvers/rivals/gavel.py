@@ -6,6 +6,8 @@ D. Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep L
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from scipy import sparse
 
@@ -20,10 +22,11 @@ from solvers.answers import (
     usage_matrix,
     without_answer,
 )
-from solvers.base import Budget
+from solvers.base import Budget, SolverFailed
 from solvers.convex import cp
 from solvers.goals.rows import only_columns
 from solvers.greedy import Greedy
+from solvers.waiting import spells_out_waiting
 
 _WHOLE = 1 - 1e-6
 """A share of at least this is the whole."""
@@ -40,6 +43,7 @@ class GavelProgram:
 
     name = "gavel"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``; the hint is not used, on purpose."""
         del hint
@@ -62,7 +66,7 @@ class GavelProgram:
 
     def _choice(self, problem: Problem, budget: Budget) -> Ints | None:
         asked, origin = only_columns(problem, _as_requested(problem))
-        share = _shares(asked)
+        share = _shares(asked, budget)
         rounded = np.full(len(asked.jobs), -1, dtype=np.int64)
         whole = np.flatnonzero(share >= _WHOLE)
         rounded[asked.column_job[whole]] = whole
@@ -89,7 +93,7 @@ def _as_requested(problem: Problem) -> Bools:
     return np.asarray((gpus == middle[job]) | problem.must_run[job])
 
 
-def _shares(problem: Problem) -> Floats:
+def _shares(problem: Problem, budget: Budget) -> Floats:
     """Return the share of time of each column by the linear program, float64[columns]; 0 if it has none."""
     columns = len(problem.cell)
     if not columns:
@@ -98,6 +102,7 @@ def _shares(problem: Problem) -> Floats:
         (np.ones(columns), (problem.column_job, np.arange(columns))),
         shape=(len(problem.jobs), columns),
     )
+    limit_s = budget.time_limit_s()
     share = cp.Variable(columns, nonneg=True)
     rules = [member @ share <= 1]
     must = np.flatnonzero(problem.must_run)
@@ -106,7 +111,14 @@ def _shares(problem: Problem) -> Floats:
     if problem.rows:
         rules.append(usage_matrix(problem).astype(np.float64) @ share <= problem.capacity)
     unit = max(float(np.abs(problem.value).max()), 1.0)
-    cp.Problem(cp.Maximize((problem.value / unit) @ share), rules).solve(
-        solver=cp.SCIPY, scipy_options={"method": "highs"}
-    )
+    options: dict[str, str | float] = {"method": "highs"}
+    if math.isfinite(limit_s):
+        options["time_limit"] = max(limit_s, 0.0)
+    model = cp.Problem(cp.Maximize((problem.value / unit) @ share), rules)
+    try:
+        model.solve(solver=cp.SCIPY, scipy_options=options)
+    except cp.SolverError as error:
+        if math.isfinite(limit_s):
+            return np.zeros(columns)  # no answer in the time: greedy alone decides
+        raise SolverFailed(GavelProgram.name, str(error)) from error
     return np.zeros(columns) if share.value is None else np.asarray(share.value)

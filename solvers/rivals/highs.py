@@ -18,6 +18,7 @@ from solvers.answers import (
     usage_matrix,
 )
 from solvers.base import Budget, SolverFailed
+from solvers.waiting import spells_out_waiting
 
 _ENDED, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's status
 _LARGEST = 1e4
@@ -34,6 +35,7 @@ class Highs:
 
     name = "highs"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with HiGHS's own bound.
 
@@ -52,7 +54,7 @@ class Highs:
             return SolveStatus.OPTIMAL, choice, 0.0
         unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
         rules = _rules(problem)
-        remaining_s = budget.remaining_s()
+        remaining_s = budget.time_limit_s()
         if remaining_s <= 0 or budget.cancelled():
             return SolveStatus.UNKNOWN, None, math.inf
         found = milp(

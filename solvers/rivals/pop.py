@@ -14,7 +14,7 @@ from formulation.tables import Ints, ranges
 from solvers.answers import answer, cannot_run, trivial_bound, without_answer
 from solvers.base import Budget, Solver
 from solvers.rivals.highs import Highs
-from solvers.waiting import SpelledOut
+from solvers.waiting import spells_out_waiting
 
 
 class Pop:
@@ -30,6 +30,7 @@ class Pop:
         self.name = f"pop-{parts}"
         self._parts, self._inner = parts, inner or Highs()
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``; the hint is not used, on purpose."""
         del hint
@@ -56,7 +57,7 @@ class Pop:
     def _part(self, problem: Problem, jobs: Ints, number: int, budget: Budget) -> Solution:
         mine = budget.share(1.0 / (self._parts - number))
         part = part_of(problem, jobs, _even(problem.capacity, self._parts, number))
-        return SpelledOut(self._inner).solve(part, mine)
+        return self._inner.solve(part, mine)
 
 
 def _even(capacity: Ints, parts: int, number: int) -> Ints:

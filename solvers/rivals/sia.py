@@ -24,6 +24,7 @@ from solvers.answers import (
 )
 from solvers.base import Budget, SolverFailed
 from solvers.convex import cp
+from solvers.waiting import spells_out_waiting
 
 _LARGEST = 1e4
 
@@ -40,6 +41,7 @@ class SiaProgram:
 
     name = "sia"
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem``.
 
@@ -113,7 +115,7 @@ def _program(
 def _run(model: Any, budget: Budget) -> tuple[SolveStatus, float]:
     """Return the status and the bound, in utilities."""
     options: dict[str, float] = {"mip_rel_gap": budget.gap}
-    remaining_s = budget.remaining_s()
+    remaining_s = budget.time_limit_s()
     if math.isfinite(remaining_s):
         options["time_limit"] = max(remaining_s, 0.0)
     try:

@@ -14,7 +14,8 @@ from formulation.tables import Ints
 from solvers.answers import after_one_run, is_answer
 from solvers.base import Budget, SolverFailed
 from solvers.cpsat import constraints, objective, variables
-from solvers.cpsat.solver import STATUS, solver_of
+from solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from solvers.waiting import spells_out_waiting
 
 
 def _unheard(_objective: float) -> None:
@@ -33,6 +34,7 @@ class StockCpSat:
     def __init__(self, on_answer: Callable[[float], None] = _unheard) -> None:
         self._on_answer = on_answer
 
+    @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Answer ``problem`` with CP-SAT's own bound; the hint is not used, on purpose."""
         del hint
@@ -44,13 +46,17 @@ class StockCpSat:
     def _run(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
         model = cp_model.CpModel()
         x = variables.runs_on(model, problem)
+        budget.check()
         constraints.at_most_one_column_a_job(model, x, problem)
+        budget.check()
         constraints.must_run_jobs_run(model, x, problem)
+        budget.check()
         constraints.capacity(model, x, problem)
+        budget.check()
         objective.maximise_value(model, x, problem, 0)
         solver = solver_of(budget)
         solver.parameters.relative_gap_limit = budget.gap
-        status = STATUS.get(solver.solve(model, _Heard(self._on_answer)))
+        status = STATUS.get(solve_while_wanted(solver, model, budget, _Heard(self._on_answer)))
         if status is None:
             raise SolverFailed(self.name, f"status {solver.status_name()}")
         if status not in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):

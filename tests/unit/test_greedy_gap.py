@@ -21,7 +21,7 @@ def test_nobody_reaches_more_than_the_optimum_and_no_rule_is_broken(seed: int) -
 
 
 def test_a_search_that_is_worse_is_seen_to_be() -> None:
-    snapshot = a_random_snapshot(1, jobs=25)
+    snapshot = a_random_snapshot(4, jobs=25)
 
     fixed = compared(snapshot, Arena(elasticity=False, max_upgrades=0))
 

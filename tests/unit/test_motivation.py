@@ -42,7 +42,7 @@ def test_totals_are_sums_of_rates() -> None:
     as_requested, exchanged = SWAPPED.plans
     assert scene.total(as_requested) == pytest.approx(24)
     assert scene.total(exchanged) == pytest.approx(37)
-    assert scene.normalised(exchanged) == pytest.approx(30 / 30 + 7 / 14)
+    assert scene.normalised(exchanged) == pytest.approx(30 / 7.5 + 7 / 3.5)  # effective GPUs
     assert scene.total((NONE, NONE)) == 0.0
     assert len(list(scene.plans())) == 3 * 3 - 2  # all but both on the same type
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from formulation.cancelling import never
 from formulation.errors import InvalidInput
 from formulation.network.check import network_violations
 from formulation.network.contention import Demand
@@ -95,7 +96,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
     played: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps.Effort.__init__, "__defaults__", (20_000.0,))
+    monkeypatch.setattr(swaps.Effort.__init__, "__defaults__", (20_000.0, never))
     even, uneven = a_demand(*_uneven(1.0)), a_demand(*_uneven(1e6))
     order = np.arange(3)
     assert meetings(uneven)

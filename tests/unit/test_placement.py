@@ -246,8 +246,8 @@ def test_a_small_job_moves_where_that_gains_more_than_it_costs() -> None:
     assert outcome.placement.gangs[2].nodes == 1
     assert outcome.unplaced == {}
     assert outcome.solution.status is SolveStatus.OPTIMAL
-    moved_price = 0.01  # 36 s of an hour, of a job worth 1
-    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(3.0 - moved_price)
+    moved_price = 0.02  # 36 s of an hour, of a job worth two effective GPUs
+    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(8.0 - moved_price)
 
 
 def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
@@ -264,7 +264,7 @@ def test_a_worse_shape_is_taken_where_moving_costs_more() -> None:
     assert outcome.degraded == {2}
     assert [len(g) for _, g in outcome.placement.gangs[2].members] == [2, 2]
     assert outcome.unplaced == {}
-    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(2.9)
+    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(7.6)
 
 
 def test_a_job_gets_its_next_best_column_that_fits() -> None:
@@ -427,7 +427,7 @@ def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
     gain = score(problem, after.solution, after.placement) - score(
         problem, before.solution, before.placement
     )
-    assert gain == pytest.approx(0.1 - 0.01)
+    assert gain == pytest.approx(4 * (0.1 - 0.01))  # four effective GPUs
 
 
 @pytest.mark.parametrize("obstacle", [{"movable": False}, {"restart_s": 720.0}])

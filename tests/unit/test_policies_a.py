@@ -440,8 +440,8 @@ def test_a_round_measures_the_choice_by_its_objective_and_claims_no_gap_that_is_
     snapshot = cluster(jobs, {A100: LINEAR})
     found = decided(Fcfs(), snapshot)
     best = plan_round(snapshot, Policy(), Greedy(), FOREVER)
-    assert found.solution.objective == pytest.approx(1.0 * found.problem.scale)
-    assert found.goals[0].objective == pytest.approx(1.0)
+    assert found.solution.objective == pytest.approx(4.0 * found.problem.scale)
+    assert found.goals[0].objective == pytest.approx(4.0)
     assert found.solution.bound >= best.solution.objective
     assert found.solution.solver == "fcfs"
 
@@ -558,7 +558,7 @@ def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
     snapshot = a_random_snapshot(seed, jobs=5, groups=((0, 2, 4), (1, 1, 4)), max_gpus=8)
     view = seen(snapshot, Policy())
     options = options_of(view)
-    reference = view.draft.reference
+    reference = view.draft.requested_rate
     requested = snapshot.jobs.requested_gpus
     gavel, sia = {}, {}
     for job in range(5):

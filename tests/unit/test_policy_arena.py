@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from formulation.placement import Gang
@@ -240,3 +241,18 @@ def test_a_request_without_a_cell_blocks_nobody_in_arena() -> None:
     found = decided(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
 
     assert found == {"never": None, "later": (0, 4)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arena_told_of_requested_counts_alone_is_arena_without_elasticity(seed: int) -> None:
+    """Rates are summed as they are here: what one effective GPU is depends on all counts told."""
+    rng = np.random.default_rng(seed)
+    requested = (2 ** rng.integers(0, 4, 12)).tolist()
+    jobs = [a_job(f"j{i}", i, requested_gpus=n) for i, n in enumerate(requested)]
+    curve = {n: n ** float(rng.uniform(0.5, 1)) * 10 for n in (1, 2, 4, 8)}
+    cells = [rates(i, kind, curve) for i in range(12) for kind in (0, 1)]
+    as_requested = [
+        rates(i, kind, {n: curve[n]}) for i, n in enumerate(requested) for kind in (0, 1)
+    ]
+    told = decided(Arena(objective="samples"), a_round(jobs, as_requested))
+    assert told == decided(Arena(objective="samples", elasticity=False), a_round(jobs, cells))

@@ -44,7 +44,7 @@ def test_without_one_rounds_are_as_by_default_and_last_for_the_period() -> None:
         ("scheduler: best", "policy.scheduler: unknown 'best'; choose one of "),
         ("gap: 2", "policy.gap: must lie between 0 and 1"),
         ("jct", "policy: must map names to values"),
-        ("objective: [", "policy: while parsing"),
+        ("objective: [", "policy: is neither JSON nor YAML: while parsing"),
     ],
 )
 def test_a_wrong_one_is_refused_when_the_server_starts(policy: str, says: str) -> None:

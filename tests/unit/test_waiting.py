@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import solvers
+from benchmarks.rounds.fuzzing import a_problem as fuzzed_problem
+from benchmarks.rounds.fuzzing import optimum
 from formulation.check import violations
 from formulation.draft import RowUse
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
+from solvers import rivals
 from solvers.answers import answer, trivial_bound
 from solvers.base import Budget
+from solvers.fixing import core_of
 from solvers.goals.rows import with_rows
 from solvers.greedy import Greedy
+from solvers.prices import price
 from solvers.registry import names, solver
+from solvers.rivals.pop import Pop
 from solvers.waiting import SpelledOut, read_back, spell_out
 from tests.support.goals import every_answer
 from tests.support.problems import a_problem, problems
@@ -74,6 +84,68 @@ def test_every_solver_counts_who_waits(name: str, most: int, best: int) -> None:
     assert found.status is SolveStatus.OPTIMAL
     assert found.objective == best
     assert not violations(problem, found)
+
+
+def every_class() -> list[type[Any]]:
+    """Return the class of each solver, as code that imports it has it."""
+    modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "solvers.")]
+    modules += [info.name for info in pkgutil.iter_modules(rivals.__path__, "solvers.rivals.")]
+    found = {}
+    for module in map(importlib.import_module, modules):
+        for name, cls in vars(module).items():
+            if isinstance(cls, type) and isinstance(getattr(cls, "name", None), str):
+                found[name] = cls
+    return [*found.values(), Pop]
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_solver_that_nothing_is_wrapped_around_counts_who_waits(
+    cls: type[Any], seed: int
+) -> None:
+    problem = fuzzed_problem(np.random.default_rng(seed), "counts who waits")
+    best = optimum(problem)
+    found = cls().solve(problem, EXACT)
+
+    assert not found.has_answer or not violations(problem, found)
+    if best is None:
+        assert not found.has_answer
+    else:
+        assert found.status is not SolveStatus.INFEASIBLE
+        assert found.bound >= best >= (found.objective if found.has_answer else best)
+
+
+def test_a_core_counts_only_what_decided_jobs_use_by_waiting() -> None:
+    problem = three_jobs(1)
+    known = np.array([0, 2, -1])  # the third job waits, as one may
+    priced = price(problem, np.zeros(2))
+
+    core = core_of(problem, priced, known, reach=100.0)
+
+    assert core.jobs.tolist() == [0, 1, 2]
+    assert core.problem.capacity.tolist() == [3, 1]
+
+
+@given(
+    problem=problems(jobs=4), most=st.integers(0, 3), reach=st.floats(0, 30),
+    prices=st.lists(st.floats(0, 10), min_size=4, max_size=4),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_a_core_of_rows_that_count_who_waits_loses_nothing_unseen(
+    problem: Problem, most: int, reach: float, prices: list[float]
+) -> None:
+    limited = at_most_waiting(problem, most)
+    known, best = Greedy().solve(limited, EXACT), optimum(limited)
+    if not known.has_answer or best is None:
+        return
+    priced = price(limited, np.array(prices[: len(limited.rows)]))
+
+    core = core_of(limited, priced, known.choice, reach)
+
+    inside = optimum(core.problem)
+    assert inside is not None, "the known answer is always part of the core"
+    assert best <= max(inside + core.offset, core.outside)
+    assert inside + core.offset <= best
 
 
 def test_what_cannot_be_kept_is_infeasible() -> None:

@@ -145,7 +145,7 @@ def hints(policy: Policy) -> tuple[list[Solution], list[float]]:
     """Return the hints that a solver is given for a statement, and the prices that it begins with."""
     statement = state(a_random_snapshot(3, jobs=6), policy)
     listening = Listening()
-    greedy = SpelledOut(Greedy()).solve(surrogate(statement), FOREVER)
+    greedy = Greedy().solve(surrogate(statement), FOREVER)
     known = np.arange(1.0, 1.0 + len(statement.problem.rows))
     solve_goals(statement, listening, FOREVER, greedy, known)
     return listening.hints, known.tolist()

@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 from formulation.solution import SolveStatus
 from formulation.tables import Ints
 from solvers.base import Budget, SolverFailed
-from solvers.cpsat.solver import STATUS, solver_of
+from solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
 from solvers.network.compression.dag import Dag
 
 
@@ -38,7 +38,7 @@ def exact(dag: Dag, levels: int, budget: Budget) -> Exact:
         model.add(level[a] + inside[edge] >= level[b] + 1)
     model.minimize(cp_model.LinearExpr.weighted_sum(inside, dag.weight[source].tolist()))
     solver = solver_of(budget)
-    status = STATUS.get(solver.solve(model))
+    status = STATUS.get(solve_while_wanted(solver, model, budget))
     if status is None or status is SolveStatus.INFEASIBLE:
         raise SolverFailed("cp-sat", "no levels of a contention graph")
     if status is SolveStatus.UNKNOWN:

@@ -1,0 +1,171 @@
+"""A round whose caller has left ends at the next question, whatever it was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.rounds.instances import instance
+from formulation.errors import DeadlineTooShort
+from formulation.policy import Policy
+from formulation.snapshot import Snapshot
+from formulation.statement import build_problem
+from service import memory
+from service.rounds import Outcome, RoundOptions, plan_round
+from solvers import registry
+from solvers.base import Budget
+from solvers.cpsat import CpSat
+from solvers.network.swaps import Effort
+from solvers.policies.registry import scheduler_of
+
+JOBS = 200
+
+
+@cache
+def a_crowd() -> Snapshot:
+    """Return many jobs with deadlines on few GPUs, half of which are taken."""
+    found = instance(JOBS, JOBS // 2, 4, seed=1, running=0.5)
+    deadline_s = np.linspace(3600.0, 3600.0 + 60.0 * (JOBS - 1), JOBS)
+    return replace(found, jobs=replace(found.jobs, deadline_s=deadline_s))
+
+
+class Caller:
+    """A caller that leaves at a given question, and the number of questions so far."""
+
+    def __init__(self, leaves_at: float = math.inf) -> None:
+        self.leaves_at, self.asked = leaves_at, 0
+
+    def has_left(self) -> bool:
+        self.asked += 1
+        return self.asked >= self.leaves_at
+
+
+def plan(options: RoundOptions, caller: Caller, **budget: Any) -> Outcome:
+    limits: dict[str, Any] = {"remaining_s": lambda: math.inf, "gap": 1e-2} | budget
+    return plan_round(
+        a_crowd(), options, registry.solver(options.solver),
+        Budget(cancelled=caller.has_left, **limits), scheduler=scheduler_of(options.scheduler),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "per_job"),
+    [
+        ({"objective": "throughput", "solver": "greedy"}, 0),
+        ({"objective": "max-min", "fairness_levels": 8}, 0),
+        ({"objective": "makespan then jct", "fairness_levels": 8}, 0),
+        ({"objective": "deadline then jct", "solver": "greedy"}, 1),
+        ({"queue_order": True, "max_changes": 10, "solver": "greedy"}, 0.5),
+        ({"scheduler": "arena"}, 0.5),
+        ({"scheduler": "morphling"}, 0.5),
+        ({"scheduler": "antman"}, 0.5),
+        ({"scheduler": "sia"}, 0),
+    ],
+)
+def test_a_round_ends_when_its_caller_leaves(options: Mapping[str, Any], per_job: float) -> None:
+    stays = Caller()
+    plan(RoundOptions(**options), stays)
+    assert stays.asked > 3 + per_job * JOBS
+    for share in (0.0, 0.3, 0.6, 0.9):
+        leaves = Caller(leaves_at=1 + share * (stays.asked - 4))
+        with pytest.raises(DeadlineTooShort, match="no round was committed"):
+            plan(RoundOptions(**options), leaves)
+        assert (
+            leaves.asked <= leaves.leaves_at + 100
+        )  # CP-SAT's watcher asks until the search has ended
+
+
+def test_cp_sat_stops_in_the_middle_of_its_search() -> None:
+    searching = threading.Event()
+
+    def has_left() -> bool:
+        if threading.current_thread().name == "cp-sat-watcher":
+            searching.set()
+        return searching.is_set()
+
+    problem = build_problem(instance(400, 200, 4, seed=1, family="tight"), Policy())
+    with pytest.raises(DeadlineTooShort):
+        CpSat().solve(problem, Budget(remaining_s=lambda: math.inf, gap=0.0, cancelled=has_left))
+    assert searching.is_set()
+
+
+def test_what_limits_the_call_limits_the_library_and_no_answer() -> None:
+    budget = Budget(remaining_s=lambda: math.inf, left_s=lambda: 7.0)
+    assert budget.time_limit_s() == 7.0
+    assert not budget.expired()
+    assert budget.share(0.5).time_limit_s() == 7.0
+
+
+def test_a_search_on_the_network_ends_when_nobody_waits() -> None:
+    effort = Effort(2, cancelled=lambda: True)
+    for use in (effort.share, lambda: effort.spend(1.0), effort.check):
+        with pytest.raises(DeadlineTooShort):
+            use()
+
+
+class Countdown:
+    """Time that passes by one at each question."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def __call__(self) -> float:
+        self.left -= 1
+        return float(self.left)
+
+
+@pytest.mark.parametrize("questions", [1, 3, 5, 8, 12, 20, 40, 80])
+@pytest.mark.parametrize("objective", ["max-min", "makespan then max-min then jct"])
+def test_a_round_that_time_cut_short_is_repeated(objective: str, questions: int) -> None:
+    options = RoundOptions(objective=objective, fairness_levels=16)
+    first = plan(options, Caller(), remaining_s=Countdown(questions))
+    again = plan(options, Caller(), work=dict(first.solution.work))
+    assert again.decisions == first.decisions
+    assert again.goals == first.goals
+
+
+def test_levels_without_time_stay_as_they_are() -> None:
+    options = RoundOptions(objective="max-min", fairness_levels=64)
+    cut = plan(options, Caller(), remaining_s=Countdown(1))
+    assert dict(cut.solution.work)["over:1"] == 1.0
+    assert not cut.violations
+
+
+def test_memory_is_given_back_after_growth_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    sizes = [2**20, 2**21, 2**30, 2**20, 2**21]
+    last = iter([*sizes, *([sizes[-1]] * 1000)])
+    seen: list[int] = []
+
+    def resident() -> int:
+        seen.append(next(last))
+        return seen[-1]
+
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(len(seen)))
+
+    async def test() -> None:
+        task = asyncio.create_task(memory.give_back_repeatedly(resident, 0.0))
+        while len(seen) < len(sizes) + 4:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(test())
+    assert given == [3]
+
+
+def test_free_memory_is_returned_to_the_system() -> None:
+    memory.give_back()
+    before = memory.resident_bytes()
+    held = [bytes(1000) for _ in range(200_000)]
+    grown = memory.resident_bytes()
+    del held
+    memory.give_back()
+    assert memory.resident_bytes() < before + (grown - before) // 2

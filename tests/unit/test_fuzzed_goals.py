@@ -1,0 +1,164 @@
+"""The fuzzer sees what is wrong with an answer to goals in order, and draws what it should."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.cases.fuzz import FAULTS, judge_cases
+from benchmarks.rounds.fuzzed_budgets import SMALLEST_GAP, draw_gap, draw_work
+from benchmarks.rounds.fuzzed_goals import draw_statement, every_answer, goal_faults, same_answer
+from benchmarks.rounds.fuzzed_rounds import draw_round
+from formulation.goals import Levels
+from formulation.placement import current_gangs
+from formulation.solution import SolveStatus
+from formulation.statement import Statement
+from solvers.base import Budget
+from solvers.goals import Solved, solve_goals
+from solvers.goals.calls import CALLS
+from solvers.registry import solver
+from tests.support import goals as support
+from tests.support.problems import a_problem
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+DRAWN = [draw_statement(np.random.default_rng(seed)) for seed in range(200)]
+
+
+def two_jobs() -> Statement:
+    """Return a round in which either of two jobs may run: fairly the first, the second for more."""
+    problem = a_problem([[(5, {0: 3})], [(9, {0: 3})]], capacity=[3])
+    return support.a_statement(
+        problem, support.some_levels([1.0, 1.0], [3.0, 2.0]), support.a_sum([5, 9])
+    )
+
+
+def solved(statement: Statement) -> Solved:
+    return solve_goals(statement, solver("portfolio"), EXACT, support.greedy_of(statement, EXACT))
+
+
+def faults(statement: Statement, found: Solved) -> list[str]:
+    greedy = support.greedy_of(statement, EXACT)
+    return goal_faults(statement, found, greedy, every_answer(statement.problem))
+
+
+def test_all_answers_are_listed_as_by_trying_every_choice() -> None:
+    for problem in [s.problem for s in DRAWN if len(s.problem.jobs) < 6][:40]:
+        listed = every_answer(problem)
+        assert {tuple(row) for row in listed.tolist()} == set(support.every_answer(problem))
+
+
+def test_a_true_answer_has_no_fault() -> None:
+    statement = two_jobs()
+
+    assert faults(statement, solved(statement)) == []
+
+
+def test_an_answer_below_the_level_that_was_reached_breaks_the_goal_before() -> None:
+    statement, found = two_jobs(), solved(two_jobs())
+    second = replace(found.solution, choice=np.array([-1, 1]), objective=9, bound=9.0)
+
+    assert "violations" in faults(statement, replace(found, solution=second))
+
+
+def test_an_answer_of_more_than_there_is_breaks_a_rule() -> None:
+    statement, found = two_jobs(), solved(two_jobs())
+    both = replace(found.solution, choice=np.array([0, 1]), objective=14, bound=14.0)
+
+    assert "violations" in faults(statement, replace(found, solution=both))
+
+
+@pytest.mark.parametrize(("goal", "bound"), [(0, 2.5), (1, 4.0)])
+def test_a_bound_that_an_answer_passes_is_seen(goal: int, bound: float) -> None:
+    statement, found = two_jobs(), solved(two_jobs())
+    results = list(found.results)
+    results[goal] = replace(results[goal], bound=bound)
+
+    assert faults(statement, replace(found, results=tuple(results))) == ["wrong_bounds"]
+
+
+def test_a_proof_of_less_than_the_best_is_seen() -> None:
+    problem = a_problem([[(5, {0: 3})], [(9, {0: 3})]], capacity=[3])
+    statement = support.a_statement(problem, support.a_sum([5, 9]))
+    found = solved(statement)
+    worse = replace(found.solution, choice=np.array([0, -1]), objective=5)
+
+    wrong = faults(statement, replace(found, solution=worse))
+
+    assert {"wrong_proofs", "below_greedy"} <= set(wrong)
+    nothing = replace(
+        found.solution, status=SolveStatus.INFEASIBLE, choice=np.full(2, -1), objective=0
+    )
+    assert "wrong_proofs" in faults(statement, replace(found, solution=nothing))
+
+
+def test_a_repetition_that_differs_is_seen() -> None:
+    found = solved(two_jobs())
+
+    assert same_answer(found, solved(two_jobs()))
+    other = replace(found.solution, work=(*found.solution.work, ("9:lp", 1.0)))
+    assert not same_answer(found, replace(found, solution=other))
+
+
+def test_gaps_and_records_of_work_of_every_kind_are_drawn() -> None:
+    rng = np.random.default_rng(1)
+    gaps = [draw_gap(rng) for _ in range(400)]
+    records = [draw_work(rng, calls=True) for _ in range(400)]
+
+    assert 0.0 in gaps
+    assert SMALLEST_GAP <= min(filter(None, gaps)) < 1e-8
+    assert 1e-3 < max(gaps) <= 1e-2
+    assert {} in records
+    assert any(CALLS in work for work in records)
+    assert any(work and CALLS not in work for work in records)
+    amounts = {amount for work in records for amount in work.values()}
+    assert {0.0, 1e-9, 400.0} <= amounts
+    assert any("cp-sat" in work and "pricing" not in work for work in records)
+
+
+def test_goals_of_every_kind_are_drawn() -> None:
+    goals = [goal for statement in DRAWN for goal in statement.goals]
+
+    assert {1, 2, 3, 4} == {len(statement.goals) for statement in DRAWN}
+    assert {g.depth for g in goals if isinstance(g, Levels)} == set(range(1, 9))
+    assert any(g.tolerance for g in goals)
+    assert any(len(statement.problem.idle_row) for statement in DRAWN)
+    assert any(not len(every_answer(s.problem)) for s in DRAWN if len(s.problem.jobs) < 6)
+
+
+def test_rounds_of_every_kind_are_drawn() -> None:
+    drawn = [draw_round(np.random.default_rng(seed)) for seed in range(200)]
+
+    stages = Counter(len(policy.stages) for _, policy in drawn)
+    assert {1, 2, 3} <= set(stages)
+    assert {policy.fairness_levels for _, policy in drawn} == set(range(1, 9))
+    assert {-1, 0, 1, 2} == {policy.max_changes for _, policy in drawn}
+    for snapshot, _ in drawn:
+        for gang in current_gangs(snapshot).values():
+            assert len({len(gpus) for _, gpus in gang.members}) == 1
+
+
+def test_300_random_cases_have_no_fault() -> None:
+    """Gaps from 1e-9 to 1e-2, goals in order, and all mixes of recorded work; more: tessera bench fuzz."""
+    found = judge_cases(first=1_000_000, count=300, solver="portfolio", seed=0)
+
+    assert found["faulty"] == []
+    assert not set(FAULTS) & set(found["tally"])
+    assert found["tally"]["optimal"] > 200
+
+
+def test_a_case_that_raises_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("benchmarks.cases.fuzz._judge", fail)
+    monkeypatch.setattr("benchmarks.cases.fuzz._judge_goals", fail)
+    monkeypatch.setattr("benchmarks.cases.fuzz._judge_round", fail)
+
+    found = judge_cases(first=7, count=2, solver="portfolio", seed=0)
+
+    assert found["tally"]["crashes"] == 2
+    assert [fault["case"] for fault in found["faulty"]] == [7, 8]

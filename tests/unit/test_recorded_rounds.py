@@ -1,0 +1,56 @@
+"""Rounds that once ended in an error: one that was recorded elsewhere, and small ones like it."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from formulation.codec import decode
+from formulation.policy import Policy
+from formulation.snapshot import Snapshot
+from service.rounds import Outcome, plan_round
+from solvers.base import Budget, Solver
+from solvers.portfolio import Portfolio
+from solvers.registry import solver
+from tests.support.builders import a_random_snapshot
+
+WORK = {"cp-sat": 2.0, "greedy": 1.0, "pricing": 400.0, "lp": 100.0}
+SOLVERS = [solver("portfolio"), Portfolio()]
+
+
+def planned(snapshot: Snapshot, policy: Policy, by: Solver, gap: float) -> Outcome:
+    budget = Budget(gap=gap, work=dict(WORK), remaining_s=lambda: math.inf)
+    return plan_round(snapshot, policy, by, budget)
+
+
+@pytest.mark.parametrize("gap", [1e-4, 1e-6, 1e-9])
+@pytest.mark.parametrize("by", SOLVERS, ids=["registered", "bare"])
+def test_the_round_with_a_negative_capacity_is_decided(by: Solver, gap: float) -> None:
+    recorded = Path(os.environ.get("TESSERA_DATA", "")) / "cases" / "ftf-negative-capacity.json"
+    if not recorded.is_file():
+        pytest.skip("the recorded round is not there; set TESSERA_DATA to the folder with cases/")
+    snapshot = decode(recorded.read_bytes())
+    assert isinstance(snapshot, Snapshot)
+
+    found = planned(snapshot, Policy(objective="finish-time-fairness", round_s=300.0), by, gap)
+
+    assert not found.violations
+    assert [goal.gap for goal in found.goals] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "objective"), [(4, "max-min"), (8, "finish-time-fairness"), (25, "max-min")]
+)
+def test_a_portfolio_that_is_not_wrapped_decides_goals_in_order_alike(
+    seed: int, objective: str
+) -> None:
+    snapshot = a_random_snapshot(seed, jobs=3)
+
+    registered, bare = (planned(snapshot, Policy(objective=objective), by, 1e-6) for by in SOLVERS)
+
+    assert not bare.violations
+    assert bare.goals == registered.goals
+    assert bare.solution.choice.tolist() == registered.solution.choice.tolist()

@@ -1,0 +1,236 @@
+"""A bound that nobody proved is called trivial, and its gap is shown nowhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from typer.testing import CliRunner
+
+from benchmarks.demo import _gap
+from db.documents import summary_from, summary_json
+from formulation.codec import encode
+from formulation.goals import GoalResult
+from formulation.policy import Policy
+from formulation.snapshot import Snapshot
+from service.cli import main
+from service.cli.roundview import compare_with_recorded_bound, gap, round_columns, show_replay
+from service.clock import SystemClock
+from service.loop import decide_again
+from service.roundoptions import RoundOptions
+from service.rounds import Outcome, plan_round
+from service.rpc.convert.rounds import of_summary
+from simulator.metrics import worst_gap
+from simulator.run import RoundRow
+from solvers.base import Budget
+from solvers.policies.registry import scheduler_of
+from solvers.registry import solver
+from tessera.v1 import scheduler_pb2
+from tests.support.builders import a_random_snapshot
+from tests.unit.test_rpc_convert import a_summary
+
+FOREVER = Budget(remaining_s=lambda: math.inf)
+CROWDED = a_random_snapshot(1, jobs=20)
+IN_ORDER = "max-min then throughput within 5% then jct"
+
+
+def planned(
+    name: str = "portfolio", objective: str = "throughput", scheduler: str = "",
+    snapshot: Snapshot = CROWDED, budget: Budget = FOREVER,
+) -> Outcome:  # fmt: skip
+    return plan_round(
+        snapshot, Policy(objective=objective), solver(name), budget,
+        scheduler=scheduler_of(scheduler),
+    )  # fmt: skip
+
+
+def decided(**options: Any) -> scheduler_pb2.Round:
+    chosen = RoundOptions(**options)
+    record = decide_again(
+        CROWDED, chosen, SystemClock(), remaining_s=lambda: 60.0, cancelled=lambda: False
+    )
+    return of_summary(record.summary)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "jct", IN_ORDER, "makespan"])
+def test_greedy_proves_nothing_of_a_crowded_cluster(objective: str) -> None:
+    found = planned("greedy", objective)
+
+    assert found.bound_is_trivial
+    assert any(goal.bound_is_trivial for goal in found.goals)
+
+
+@pytest.mark.parametrize("scheduler", ["fcfs", "srt", "gavel", "sia"])
+def test_a_published_policy_proves_nothing_of_a_crowded_cluster(scheduler: str) -> None:
+    assert planned(scheduler=scheduler).bound_is_trivial
+
+
+@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "pricing", "lp"])
+def test_a_solver_that_looks_for_a_bound_has_one(name: str) -> None:
+    assert not planned(name).bound_is_trivial
+
+
+def test_goals_in_order_each_have_a_bound() -> None:
+    found = planned(objective=IN_ORDER)
+
+    assert [goal.bound_is_trivial for goal in found.goals] == [False, False, False]
+
+
+def test_what_reaches_the_trivial_bound_is_proven_by_it() -> None:
+    roomy = a_random_snapshot(1, jobs=1, groups=((0, 8, 8),))
+    found = planned("greedy", snapshot=roomy)
+
+    assert found.solution.gap == 0
+    assert not found.bound_is_trivial
+
+
+def test_a_portfolio_without_time_proves_nothing() -> None:
+    late = planned(budget=Budget(remaining_s=lambda: 0.0))
+
+    assert late.bound_is_trivial
+    assert planned(objective=IN_ORDER, budget=Budget(remaining_s=lambda: 0.0)).bound_is_trivial
+
+
+def test_a_bound_stays_true_where_it_is_trivial() -> None:
+    best = planned()
+    for outcome in (planned("greedy"), planned(scheduler="fcfs")):
+        assert outcome.goals[0].bound >= best.goals[0].objective
+
+
+def test_the_summary_and_the_api_say_so() -> None:
+    greedy, exact = decided(solver="greedy"), decided()
+
+    assert greedy.bound_is_trivial
+    assert greedy.goals[0].bound_is_trivial
+    assert not exact.bound_is_trivial
+    assert not exact.goals[0].bound_is_trivial
+    assert greedy.bound >= exact.bound  # the fields of old clients are as they were
+
+
+def test_a_summary_is_read_back_and_an_old_one_too() -> None:
+    goals = (
+        GoalResult(name="t", unit="", objective=1.0, bound=9.0, gap=0.9, bound_is_trivial=True),
+    )
+    said = a_summary(goals=goals, bound_is_trivial=True, status="feasible")
+    assert summary_from(json.loads(summary_json(said))) == said
+
+    proven = json.loads(summary_json(a_summary(status="feasible", solver="portfolio")))
+    assert "bound_is_trivial" not in proven  # an earlier release refuses what it does not know
+    assert not summary_from(proven).bound_is_trivial
+    near = a_summary(status="feasible", goals=goals, bound_is_trivial=False)  # by greedy
+    assert summary_from(json.loads(summary_json(near))) == near
+
+    old = json.loads(summary_json(near))
+    del old["bound_is_trivial"], old["goals"][0]["bound_is_trivial"]
+    assert summary_from(old).bound_is_trivial
+    assert summary_from(old).goals == goals
+    best = json.loads(summary_json(a_summary(status="optimal")))
+    assert not summary_from(best).bound_is_trivial
+    published = a_summary(status="feasible", solver="x", options={"scheduler": "fcfs"})
+    old = json.loads(summary_json(published))
+    del old["bound_is_trivial"]
+    assert summary_from(old).bound_is_trivial
+
+
+# what is shown
+
+
+@pytest.mark.parametrize("objective", ["throughput", IN_ORDER])
+@pytest.mark.parametrize("by", [["--solver", "greedy"], ["--scheduler", "fcfs"]])
+def test_no_view_shows_the_gap_to_a_trivial_bound(
+    by: list[str], objective: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "round.json"
+    file.write_bytes(encode(CROWDED))
+
+    done = CliRunner().invoke(
+        main.app, ["solve", str(file), *by, "--objective", objective], env={"COLUMNS": "200"}
+    )
+
+    assert done.exit_code == 0, done.stderr
+    assert "%" not in done.stdout.replace("5%", "")
+    assert f"no bound is proven: {by[1]} looks for none" in done.stdout
+
+
+def test_the_list_of_rounds_shows_no_gap_and_no_bound_where_none_was_proven() -> None:
+    value = decided(solver="greedy")
+    columns = {column.title: column.value for column in round_columns(Timestamp())}
+
+    assert (columns["GAP"](value), columns["BOUND"](value)) == ("?", "?")
+    assert _gap(value) == "?"
+    assert columns["GAP"](decided()) == gap(decided()) != "?"
+
+
+@pytest.mark.parametrize("by", [{"solver": "greedy"}, {"scheduler": "fcfs"}, {}])
+def test_json_has_no_infinite_numbers(by: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "round.json"
+    file.write_bytes(encode(CROWDED))
+    named = [part for name, value in by.items() for part in (f"--{name}", value)]
+
+    done = CliRunner().invoke(main.app, ["solve", str(file), *named, "--output", "json"])
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    shown = json.loads(done.stdout, parse_constant=refuse)
+    assert shown["bound_is_trivial"] is bool(by)
+
+
+# a replay beside the recorded round
+
+
+def test_a_replay_by_greedy_is_compared_with_the_recorded_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, again = decided(), decided(solver="greedy")
+    short_of = 100 * (before.bound - again.objective) / before.bound
+
+    show_replay(before, scheduler_pb2.ReplayRoundResponse(round=again))
+
+    shown = capsys.readouterr().out
+    assert f"the replayed answer is {short_of:.3g} % short of the recorded round's bound" in shown
+    assert 0 < short_of < 10
+    assert f"{100 * again.gap:.3g} %" not in shown
+
+
+def test_goals_in_order_are_compared_by_the_first() -> None:
+    before, again = decided(objective=IN_ORDER), decided(objective=IN_ORDER, solver="greedy")
+
+    said = compare_with_recorded_bound(before, again)
+
+    assert said.startswith("max-min: the replayed answer is ")
+
+
+def test_a_replay_of_another_problem_is_not_compared() -> None:
+    before, again = decided(), decided(solver="greedy")
+    assert compare_with_recorded_bound(before, again)
+
+    for other in (
+        decided(solver="greedy", objective="jct"), decided(scheduler="fcfs"),
+        decided(solver="greedy", run_to_completion=True),
+    ):  # fmt: skip
+        assert not compare_with_recorded_bound(before, other)
+    newer = decided(solver="greedy")
+    newer.versions.append("tessera 99")
+    assert not compare_with_recorded_bound(before, newer)
+    ahead = {"objective": "deadline"}
+    assert not compare_with_recorded_bound(decided(**ahead), decided(solver="greedy", **ahead))
+    assert not compare_with_recorded_bound(again, again)  # neither has a bound
+    assert not compare_with_recorded_bound(before, decided(seed=1))  # it has its own
+
+
+def test_the_worst_gap_of_a_run_counts_only_gaps_that_were_proven() -> None:
+    proven = RoundRow(
+        at_s=0.0, decide_s=0.0, objective=1.0, gap=0.01, running=0, waiting=0, gpus=0, changed=0,
+        suspended=0,
+    )  # fmt: skip
+    trivial = replace(proven, gap=0.7, bound_is_trivial=True)
+
+    assert worst_gap([proven, trivial]) == 0.01
+    assert math.isnan(worst_gap([trivial]))
+    assert worst_gap([]) == 0.0
