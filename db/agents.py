@@ -26,7 +26,9 @@ _REGISTER = sa.text("""
 INSERT INTO agents (cluster_id, name, incarnation, heard_at)
 VALUES (:cluster, :name, :incarnation, clock_timestamp())
 ON CONFLICT (cluster_id, name) DO UPDATE
-    SET incarnation = excluded.incarnation, heard_at = excluded.heard_at, network_remarks = '[]'
+    SET incarnation = excluded.incarnation, heard_at = excluded.heard_at, network_remarks = '[]',
+        deleted_nodes = CASE WHEN agents.incarnation = excluded.incarnation
+            THEN agents.deleted_nodes ELSE '[]' END
 RETURNING id
 """)
 
@@ -40,6 +42,26 @@ UPDATE nodes SET agent_id = :agent, heard_at = NULL
 WHERE cluster_id = :cluster AND name = ANY(:names)
 """)
 
+_DELETED = sa.text("""
+SELECT deleted_nodes FROM agents
+WHERE cluster_id = :cluster AND name = :name AND incarnation = :incarnation
+""")
+
+_GIVE_BACK = tuple(
+    sa.text(statement)
+    for statement in (
+        """
+UPDATE nodes n SET agent_id = a.id, heard_at = NULL FROM agents a
+WHERE n.cluster_id = :cluster AND n.name = ANY(:names) AND n.agent_id IS NULL
+    AND a.cluster_id = n.cluster_id AND a.deleted_nodes ? n.name
+""",
+        """
+UPDATE agents a SET deleted_nodes = a.deleted_nodes - CAST(:names AS text[])
+WHERE a.cluster_id = :cluster AND a.deleted_nodes ?| CAST(:names AS text[])
+""",
+    )
+)
+
 _HEAR = sa.text("""
 UPDATE agents a SET heard_at = clock_timestamp(),
     network_remarks = coalesce(CAST(:remarks AS jsonb), a.network_remarks) FROM clusters c
@@ -47,7 +69,7 @@ WHERE c.id = a.cluster_id AND c.name = :cluster AND a.name = :agent AND a.incarn
 """)
 
 _AGENT = sa.text("""
-SELECT c.id AS cluster_id, c.revision, a.id, a.incarnation
+SELECT c.id AS cluster_id, c.revision, a.id, a.incarnation, a.deleted_nodes
 FROM clusters c LEFT JOIN agents a ON a.cluster_id = c.id AND a.name = :agent
 WHERE c.name = :cluster
 """)
@@ -78,6 +100,15 @@ JOIN allocations l ON l.node_id = n.id LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of db.rows
 
+_HEARD_NOW = tuple(
+    sa.text(f"""
+UPDATE {table} SET heard_at = clock_timestamp()
+WHERE cluster_id = :cluster AND heard_at > clock_timestamp() + interval '1 s'
+""")  # noqa: S608 - constants only
+    for table in ("agents", "nodes")
+)
+"""The clock was set back since: from now on, their silence counts again."""
+
 _LOSERS = sa.text("""
 SELECT DISTINCT j.id, j.name, j.state FROM allocations l JOIN jobs j ON j.id = l.job_id
 WHERE l.node_id = ANY(:nodes) AND l.hold <> 'releasing' ORDER BY j.id
@@ -92,11 +123,16 @@ def hello(
 ) -> None:  # fmt: skip
     """Register an agent and its nodes; nodes taken over from a dead agent lose what ran there.
 
+    Nodes that were deleted since this incarnation started are left out: ``desired`` tells it which.
+
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type or a count outside 1..64.
         NotAllowed: another live agent has a node; or a node in use would change type or lose GPUs.
     """
     turn = Turn.take(connection, cluster)
+    me = {"cluster": turn.cluster, "name": agent, "incarnation": incarnation}
+    deleted = connection.execute(_DELETED, me).scalar() or ()
+    specs = [spec for spec in specs if spec.name not in deleted]
     names = [spec.name for spec in specs]
     stored = connection.execute(_STORED, {"cluster": turn.cluster, "names": names}).all()
     dead = []
@@ -115,9 +151,7 @@ def hello(
     inventory.upsert_nodes(
         turn, [replace(s, rack=s.rack or rack.get(s.name, ""), version=None) for s in specs]
     )
-    values = {
-        "cluster": turn.cluster, "name": agent, "incarnation": incarnation, "names": names,
-    }  # fmt: skip
+    values = me | {"names": names}
     connection.execute(_LEAVE, values)
     key = connection.execute(_REGISTER, values).scalar_one()
     connection.execute(_JOIN, values | {"agent": key})
@@ -142,8 +176,8 @@ def heartbeat(
 
 def require_agent(
     connection: sa.Connection, cluster: str, agent: str, incarnation: str | None
-) -> sa.Row[tuple[int, int, int, str]]:
-    """Return (cluster's key, revision, agent's key, incarnation).
+) -> sa.Row[tuple[int, int, int, str, list[str]]]:
+    """Return (cluster's key, revision, agent's key, incarnation, names of its deleted nodes).
 
     Raises:
         NotFound: the cluster or the agent. NotAllowed: another incarnation took over.
@@ -178,10 +212,21 @@ def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
             DesiredGang(
                 spec=job_spec(row), generation=row["generation"], allocation=allocation,
                 iterations_done=row["iterations_done"], network=network.get(row["id"]),
+                job_number=row["id"],
             )
         )  # fmt: skip
     levels = connection.execute(_LEVELS, {"cluster": me.cluster_id}).scalar()
-    return Desired(revision=me.revision, gangs=tuple(gangs), network_levels=levels or 0)
+    return Desired(
+        revision=me.revision, gangs=tuple(gangs), network_levels=levels or 0,
+        deleted_nodes=tuple(me.deleted_nodes),
+    )  # fmt: skip
+
+
+def give_back(turn: Turn, names: Sequence[str]) -> None:
+    """Let nodes that users create again belong to the agents that still run there."""
+    for statement in _GIVE_BACK:
+        given = turn.connection.execute(statement, {"cluster": turn.cluster, "names": list(names)})
+    turn.changed = turn.changed or given.rowcount > 0
 
 
 def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list[int]:
@@ -191,7 +236,10 @@ def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list
 
 def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
     """Take from silent nodes what they held; return the names of the jobs that lost GPUs."""
-    if not find_dead(connection, cluster_id(connection, cluster), silence_s):
+    key = cluster_id(connection, cluster)
+    for statement in _HEARD_NOW:
+        connection.execute(statement, {"cluster": key})
+    if not find_dead(connection, key, silence_s):
         return []  # the usual case takes no lock
     turn = Turn.take(connection, cluster)
     lost = _lose(turn, find_dead(connection, turn.cluster, silence_s))

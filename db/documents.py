@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from formulation import codec
 from formulation.goals import GoalResult
 from formulation.reasons import Reason, ReasonCode
 from formulation.resources import AllocationRecord, LegRecord, RoundSummary
-from formulation.snapshot import Snapshot
 
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -46,14 +43,34 @@ def dumps(value: Any) -> str:
 
 def summary_json(summary: RoundSummary) -> str:
     """Return a round's summary as JSON."""
-    return dumps(_plain(asdict(summary)))
+    plain = asdict(summary)
+    for goal in plain["goals"]:
+        if not goal["bound_is_trivial"]:
+            del goal["bound_is_trivial"]
+    # what an earlier release would not have said is left out, so that it can read the rest
+    if not plain["bound_is_trivial"] and not _looks_for_no_bound(plain):
+        del plain["bound_is_trivial"]
+    return dumps(_plain(plain))
 
 
 def summary_from(plain: dict[str, Any]) -> RoundSummary:
-    """Return the summary that ``summary_json`` wrote, in this release or an earlier one."""
+    """Return the summary that ``summary_json`` wrote, in this release or an earlier one.
+
+    Earlier releases did not say whether anything was proven.
+    """
     found = _value(plain)
-    goals = tuple(GoalResult(**goal) for goal in found.pop("goals", ()))
-    return RoundSummary(goals=goals, **found)
+    silent = "bound_is_trivial" not in found and _looks_for_no_bound(found)
+    goals = tuple(
+        GoalResult(**{"bound_is_trivial": silent and goal["gap"] != 0, **goal})
+        for goal in found.pop("goals", ())
+    )
+    return RoundSummary(goals=goals, **{"bound_is_trivial": silent, **found})
+
+
+def _looks_for_no_bound(summary: dict[str, Any]) -> bool:
+    """Return whether greedy or a published policy decided, and its answer is not known to be the best."""
+    by_no_solver = summary["solver"] == "greedy" or summary["options"].get("scheduler")
+    return summary["status"] == "feasible" and bool(by_no_solver)
 
 
 def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
@@ -96,14 +113,15 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
     """Return a job's schedule as JSON's plain values."""
     return [
         {
-            "start_s": _finite(leg.start_s), "end_s": _finite(leg.end_s), "gpu_type": leg.gpu_type,
-            "gpus": leg.gpus, "pipeline_degree": leg.pipeline_degree, "plan": leg.plan,
+            "start_s": finite_or_text(leg.start_s), "end_s": finite_or_text(leg.end_s),
+            "gpu_type": leg.gpu_type, "gpus": leg.gpus, "pipeline_degree": leg.pipeline_degree,
+            "plan": leg.plan,
         }
         for leg in legs
     ]  # fmt: skip
 
 
-def _finite(value: float) -> float | str:
+def finite_or_text(value: float) -> float | str:
     """Return a number, or as text if JSON has none for it; PostgreSQL and Python read either back."""
     return value if math.isfinite(value) else str(value)
 
@@ -114,16 +132,3 @@ def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
         LegRecord(**leg | {"start_s": float(leg["start_s"]), "end_s": float(leg["end_s"])})
         for leg in plain
     )
-
-
-def pack(encoded: bytes) -> bytes:
-    """Return a snapshot's canonical JSON as it is stored with its round: zlib at its fastest."""
-    return zlib.compress(encoded, level=1)
-
-
-def unpack(stored: bytes) -> Snapshot:
-    """Return the snapshot that ``pack`` wrote."""
-    found = codec.decode(zlib.decompress(stored))
-    if not isinstance(found, Snapshot):
-        raise AssertionError("a round's record holds something else than a snapshot")
-    return found

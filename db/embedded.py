@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -23,12 +24,18 @@ The lock goes with the process, however it ends, so nobody waits for one that wa
 """
 
 
-def default_directory() -> Path:
-    """Return where the embedded database keeps its files.
+HOME = "TESSERA_HOME"
+"""Variable of the environment with the folder for all data that nobody has named a folder for."""
+
+
+def default_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where the embedded database keeps its files; TESSERA_HOME names another folder.
 
     For root not below a home: the server then runs as a user of its own, who must be able to reach its
     files, so the permissions of every directory above them are loosened.
     """
+    if home := environment.get(HOME):
+        return Path(home).expanduser().absolute() / "pg"
     if os.geteuid() == 0:
         return Path("/var/lib/tessera/pg")
     return platformdirs.user_data_path("tessera") / "pg"
@@ -44,11 +51,11 @@ def start(directory: Path | None = None) -> str:
     """
     place = _absolute(directory)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _turn(place):
             url = pgserver.ensure_running(place)
             if place not in _used:
-                _used[place] = _beside(place, "users").open("ab")
+                _used[place] = _open_mark(place, "users")
                 fcntl.flock(_used[place], fcntl.LOCK_SH)
         return url
     except (Unavailable, OSError, subprocess.SubprocessError) as error:
@@ -72,6 +79,30 @@ def stop(directory: Path | None = None) -> None:
                     _stop_unless_used(place, ours)
 
 
+def delete(directory: Path) -> None:
+    """Stop the server on ``directory`` and delete its files.
+
+    Raises:
+        Unavailable: another process uses it, or it does not stop.
+    """
+    place = _absolute(directory)
+    if place in _used:
+        stop(place)
+    if not place.parent.exists():
+        return
+    with _turn(place), _open_mark(place, "users") as users:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(
+                f"the database in {place} is used by another process, such as `tessera serve`; stop"
+                " that one first"
+            ) from None
+        if place.exists():
+            pgserver.stop(place)
+            shutil.rmtree(place)
+
+
 @atexit.register
 def _stop_all() -> None:
     for place in list(_used):
@@ -92,13 +123,26 @@ def _stop_unless_used(place: Path, ours: IO[bytes]) -> None:
 @contextmanager
 def _turn(place: Path) -> Iterator[None]:
     """Hold off every other start and stop of the server on ``place``."""
-    with _beside(place, "lock").open("ab") as file:
+    with _open_mark(place, "lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _beside(place: Path, what: str) -> Path:
-    return place.with_name(f".{place.name}.{what}")
+def _open_mark(place: Path, what: str) -> IO[bytes]:
+    """Open the file next to the directory that processes lock; nobody else's, and no link.
+
+    Raises:
+        Unavailable: another user made it.
+    """
+    path = place.with_name(f".{place.name}.{what}")
+    number = os.open(
+        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    file = os.fdopen(number, "ab")
+    if os.fstat(number).st_uid != os.geteuid():
+        file.close()
+        raise Unavailable(f"{path} is another user's; remove it, or choose a directory of your own")
+    return file
 
 
 def _absolute(directory: Path | None) -> Path:

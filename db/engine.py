@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg2
 import sqlalchemy as sa
@@ -23,7 +23,21 @@ ATTEMPTS = 5
 LOST_AGAINST_OTHERS = frozenset({"40001", "40P01"})
 
 _WRONG_SCHEMA = frozenset({"42P01", "42703", "42883"})  # no such table, column, function
+_FULL = frozenset({"53100"})
+
+_NO_CONNECTION = ("too many clients already", "remaining connection slots", "too many connections")
+"""What PostgreSQL says; the driver has no code for errors of connecting."""
+
+KEEPALIVES: Final[dict[str, Any]] = {
+    "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000,
+}  # fmt: skip
+"""A database that vanishes without a word is given up after half a minute, not after hours."""
+
 _WRONG_VALUE_CLASSES = ("22", "23")  # data exception, integrity constraint violation
+
+
+_HOLD = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
+_RELEASE = sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))")
 
 
 class Database:
@@ -66,12 +80,42 @@ class Database:
         except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
             raise self._ours(error) from error
 
+    @contextmanager
+    def held(self, name: str) -> Iterator[bool]:
+        """Try to hold ``name`` among all users of the database; yield whether nobody else does.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        key = {"name": name}
+        try:
+            connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            free = connection.execute(_HOLD, key).scalar_one()
+        except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
+            raise self._ours(error) from error
+        try:
+            yield bool(free)
+        finally:
+            with suppress(DBAPIError, psycopg2.Error):  # without a database nothing is held
+                if free:
+                    connection.execute(_RELEASE, key)
+                connection.close()
+
     def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
         state, place = sqlstate(error), self.engine.url.render_as_string(hide_password=True)
         if state in _WRONG_SCHEMA:
             return NotMigrated(f"the schema of {place} is another release's; run `tessera migrate`")
         if state[:2] in _WRONG_VALUE_CLASSES:
             return InvalidInput("", f"the database refuses this: {_detail(error)}")
+        if state in _FULL or "No space left on device" in str(error):
+            return Unavailable(
+                f"the database at {place} has no space left on its disk; free some ({_detail(error)})"
+            )
+        if state == "53300" or any(words in str(error) for words in _NO_CONNECTION):
+            return Unavailable(
+                f"the database at {place} has no connection left; close some, or raise its max_connections"
+                " (a server takes store_threads + round_threads + 6)"
+            )
         if state in ("57014", "55P03", *LOST_AGAINST_OTHERS) or isinstance(error, PoolTimeout):
             return Unavailable(f"the database at {place} is too busy; try again")
         return Unavailable(
@@ -108,6 +152,18 @@ def sqlalchemy_url(url: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg2")
 
 
+def without_password(url: str) -> str:
+    """Return a URL that names the same database for the same user, without a password; "" stays.
+
+    Raises:
+        InvalidInput: not the URL of a PostgreSQL database.
+    """
+    if not url:
+        return ""
+    plain = sqlalchemy_url(url).set(drivername="postgresql", password=None)
+    return plain.difference_update_query(["password"]).render_as_string()
+
+
 def connect(
     url: str | None = None,
     *,
@@ -137,6 +193,11 @@ def connect(
         max_overflow=0,
         pool_timeout=lock_timeout_s,
         pool_pre_ping=True,
-        connect_args={"options": options, "connect_timeout": 10, "application_name": "tessera"},
+        connect_args={
+            "options": options,
+            "connect_timeout": 10,
+            "application_name": "tessera",
+            **KEEPALIVES,
+        },
     )
     return Database(engine)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from db import profiling
 from db.documents import dumps, reason_plain
-from db.rows import cluster_id
+from db.rows import cluster_id, enter_cluster
 from db.tables import LIVE
 from db.workloads import ensure, ensure_plans, lock, require_types
 from formulation.reasons import Reason
@@ -65,6 +65,7 @@ ORDER BY m.changed_at DESC, m.id DESC LIMIT :latest
 _WANTED = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_agg(DISTINCT j.requested_gpus ORDER BY j.requested_gpus) AS requests,
+    array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(Source.MEASURED)}) AS counts,
     bool_or(j.profile) AS profile
@@ -115,7 +116,7 @@ def upsert_models(connection: sa.Connection, cluster: str, models: Sequence[Mode
         plain = asdict(spec)
         reading = {name: plain.pop(name) for name in _READING}
         rows.append(plain | {"reading": reading})
-    values = {"cluster": cluster_id(connection, cluster), "rows": dumps(rows)}
+    values = {"cluster": enter_cluster(connection, cluster), "rows": dumps(rows)}
     connection.execute(_PUT_MODELS, values)
     notify(connection, cluster)
     return len(rows)
@@ -148,7 +149,8 @@ def estimation(connection: sa.Connection, cluster: str) -> Estimation:
         ),
         wanted=tuple(
             Wanted(
-                workload=_workload(r), requests=tuple(r.requests), counts=tuple(r.counts),
+                workload=_workload(r), requests=tuple(r.requests),
+                counts=tuple(sorted({*r.counts, *r.bounds})),
                 derived_from=r.derived_from, profile=r.profile,
             )
             for r in connection.execute(_WANTED, of)
@@ -171,7 +173,7 @@ def derive(
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type.
     """
-    key = cluster_id(connection, cluster)
+    key = enter_cluster(connection, cluster)
     types = require_types(connection, key, {e.gpu_type for e in estimates})
     ids = ensure(connection, key, {e.workload for e in estimates} | derived_from.keys())
     lock(connection, ids.values())
@@ -214,7 +216,7 @@ def say_waiting(
          "reason": reason_plain(reason)}
         for w, reason in sorted(reasons.items(), key=lambda item: item[0].key)
     ]  # fmt: skip
-    connection.execute(_SAY, {"cluster": cluster_id(connection, cluster), "rows": dumps(rows)})
+    connection.execute(_SAY, {"cluster": enter_cluster(connection, cluster), "rows": dumps(rows)})
 
 
 def notify(connection: sa.Connection, cluster: str) -> None:

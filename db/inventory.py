@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from db.deletion import Users, require_remaining, require_version, start_above_deleted
 from db.documents import dumps
+from db.tables import LIVE
 from db.turn import Turn
 from db.workloads import require_types
-from formulation.errors import InvalidInput, NotAllowed, NotFound, StaleEtag
+from formulation.errors import InUse, InvalidInput, NotAllowed, NotFound, StaleEtag
 from formulation.resources import NodeSpec
 from formulation.snapshot import GpuType
 
@@ -27,18 +29,35 @@ SELECT name, memory_bytes, dollars_per_hour, watts FROM gpu_types
 WHERE cluster_id = :cluster ORDER BY ordinal
 """)
 
-_USED = sa.text("""
-SELECT t.name, 'nodes' AS by FROM gpu_types t JOIN nodes n ON n.gpu_type_id = t.id
-WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
-UNION SELECT t.name, 'Cells' FROM gpu_types t JOIN estimates e ON e.gpu_type_id = t.id
-WHERE t.cluster_id = :cluster AND t.name = ANY(:names) AND NOT e.derived
-UNION SELECT t.name, 'quotas' FROM gpu_types t JOIN quotas q ON q.gpu_type_id = t.id
-WHERE t.cluster_id = :cluster AND t.name = ANY(:names)
-UNION SELECT j.requested_type, 'jobs' FROM jobs j
-WHERE j.cluster_id = :cluster AND j.requested_type = ANY(:names)
-    AND j.state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')
-ORDER BY 1, 2
-""")
+_TYPES_NAMED = "t.cluster_id = :cluster AND t.name = ANY(:names)"
+
+TYPE_USERS = (
+    Users("nodes", "node", "nodes", f"""
+SELECT n.name, n.id AS at FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id
+WHERE {_TYPES_NAMED}
+"""),  # noqa: S608 - a constant of this module
+    Users("workloads", "workload with Cells on it", "workloads with Cells on it", f"""
+SELECT DISTINCT concat_ws('/', w.model, nullif(w.params, '')) || ' at batch ' || w.global_batch AS name,
+    w.id AS at
+FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN workloads w ON w.id = e.workload_id
+WHERE {_TYPES_NAMED} AND NOT e.derived
+"""),  # noqa: S608 - a constant of this module
+    Users("tenants", "tenant with a quota of it", "tenants with a quota of it", f"""
+SELECT DISTINCT n.name, n.id AS at FROM quotas q JOIN gpu_types t ON t.id = q.gpu_type_id
+JOIN tenants n ON n.id = q.tenant_id WHERE {_TYPES_NAMED}
+"""),  # noqa: S608 - a constant of this module
+    Users("jobs", "live job that asks for it", "live jobs that ask for it", f"""
+SELECT j.name, j.id AS at FROM jobs j WHERE j.cluster_id = :cluster
+    AND j.requested_type = ANY(:names) AND j.{LIVE}
+"""),  # noqa: S608 - a constant of this module
+)  # fmt: skip
+"""Users of GPU types. Cells of the service's own and measurements go with the type."""
+
+_ADVICE = {
+    "nodes": "`tessera nodes delete`", "workloads": "`tessera cells delete --gpu-type {name}`",
+    "tenants": "`tessera tenants apply` without the quota", "jobs": "`tessera cancel`",
+}  # fmt: skip
+"""The command that removes each kind of users of a type."""
 
 _DROP_OWN = tuple(
     sa.text(f"""
@@ -75,8 +94,9 @@ WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
 """)
 
 _PUT_NODES = sa.text("""
-INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack)
-SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
+INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, version)
+SELECT :cluster, r.*, (SELECT c.node_version + 1 FROM clusters c WHERE c.id = :cluster)
+FROM json_to_recordset(CAST(:rows AS json)) AS
     r(name text, gpu_type_id bigint, gpus bigint, rack text)
 ON CONFLICT (cluster_id, name) DO UPDATE SET gpu_type_id = excluded.gpu_type_id,
     gpus = excluded.gpus, rack = excluded.rack, version = nodes.version + 1
@@ -97,12 +117,17 @@ ON CONFLICT DO NOTHING
 
 def upsert_cluster(
     connection: sa.Connection, name: str, gpu_types: Sequence[GpuType], version: int | None
-) -> None:
-    """Create a cluster or replace its types; the version rises only if something changed."""
+) -> bool:
+    """Create a cluster or replace its types; the version rises only if something changed.
+
+    Returns whether it was created.
+    """
     names = [t.name for t in gpu_types]
     if len(set(names)) < len(names):
         raise InvalidInput("gpu_types", "each type may be named once")
     created = connection.execute(_CREATE, {"name": name}).scalar()
+    if created is not None:
+        start_above_deleted(connection, created)
     cluster, stored = connection.execute(_CLUSTER, {"name": name}).one()
     if version is not None and (created is not None or version != stored):
         now = "does not exist" if created is not None else f"is at {stored}"
@@ -112,14 +137,11 @@ def upsert_cluster(
         for name, memory, dollars, watts in connection.execute(_TYPES, {"cluster": cluster})
     ]
     if before == list(gpu_types):
-        return
-    gone = {"cluster": cluster, "names": sorted({t.name for t in before} - set(names))}
-    used = connection.execute(_USED, gone).all()
-    if used:
-        raise InvalidInput("gpu_types", f"{used[0].name} is still used by {used[0].by}; keep it")
-    if gone["names"]:
-        for statement in (_DERIVE_ANEW, *_DROP_OWN, _DROP_TYPES):
-            connection.execute(statement, gone)
+        return created is not None
+    try:
+        _drop_types(connection, name, cluster, sorted({t.name for t in before} - set(names)))
+    except InUse as used:
+        raise InvalidInput("gpu_types", f"{used}; or keep the type in the list") from used
     rows = [
         {
             "name": t.name,
@@ -133,6 +155,45 @@ def upsert_cluster(
     connection.execute(_PUT_TYPES, {"cluster": cluster, "rows": dumps(rows)})
     if created is None:
         connection.execute(_BUMP, {"cluster": cluster})
+    return created is not None
+
+
+def delete_types(
+    connection: sa.Connection, cluster: str, names: Sequence[str], version: int | None, *,
+    allow_missing: bool,
+) -> None:  # fmt: skip
+    """Delete GPU types of a cluster, all or none; the cluster's version rises.
+
+    Raises:
+        NotFound: the cluster, or a type unless ``allow_missing``. StaleEtag.
+        InUse: nodes, users' Cells, quotas or live jobs name one. InvalidInput: none would remain.
+    """
+    row = connection.execute(_CLUSTER, {"name": cluster}).one_or_none()
+    if row is None:
+        raise NotFound(f"clusters/{cluster}")
+    require_version(f"cluster {cluster}", version, row.version)
+    stored = [t.name for t in connection.execute(_TYPES, {"cluster": row.id})]
+    missing = set(names) - set(stored)
+    if missing and not allow_missing:
+        raise NotFound(f"clusters/{cluster}/gpuTypes/{min(missing)}")
+    gone = sorted(set(names) & set(stored))
+    require_remaining(stored, gone)
+    if gone:
+        _drop_types(connection, cluster, row.id, gone)
+        connection.execute(_BUMP, {"cluster": row.id})
+
+
+def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequence[str]) -> None:
+    """Delete GPU types with what the service itself keeps of them. Raises InUse."""
+    for name in names:
+        values = {"cluster": key, "names": [name]}
+        if uses := [use for users in TYPE_USERS for use in users.find(connection, values)]:
+            commands = ", ".join(_ADVICE[use.kind].format(name=name) for use in uses)
+            advice = f"remove what uses it first: {commands}"
+            raise InUse(f"clusters/{cluster}/gpuTypes/{name}", uses, advice)
+    if names:
+        for statement in (_DERIVE_ANEW, *_DROP_OWN, _DROP_TYPES):
+            connection.execute(statement, {"cluster": key, "names": list(names)})
 
 
 def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
@@ -175,11 +236,7 @@ def _require_node(cluster: str, node: NodeSpec, old: sa.Row[tuple[object, ...]] 
         if node.version is not None:
             raise NotFound(f"clusters/{cluster}/nodes/{node.name}")
         return
-    if node.version is not None and node.version != old.version:
-        raise StaleEtag(
-            f"node {node.name} has changed since you read it (etag {node.version}, now"
-            f" {old.version}); read it again and retry"
-        )
+    require_version(f"node {node.name}", node.version, old.version)
     if old.last_held >= 0 and (old.gpu_type != node.gpu_type or node.gpus < old.gpus):
         raise NotAllowed(
             f"node {node.name} has GPUs in use; drain it and wait before it changes type or loses GPUs"

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.exc import ProgrammingError
 
-from db.engine import Database
+from db.engine import Database, sqlstate
 from formulation.errors import NotMigrated
 
+T = TypeVar("T")
+
 _LOCK = 7_365_737_365  # any number, as long as every release uses this one
+
+_REVISION = sa.text("SELECT version_num FROM alembic_version")
+
+_NO_TABLE = "42P01"
+
+_LOCK_REVISION = sa.text("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
+"""Waits until every transaction that has read the revision has ended; those that come later wait for it."""
 
 
 def _config() -> Config:
@@ -32,39 +44,94 @@ def head() -> str:
     return revision
 
 
+@cache
 def _known() -> frozenset[str]:
     scripts = ScriptDirectory.from_config(_config())
     return frozenset(script.revision for script in scripts.walk_revisions())
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return the revision that the database is at; None: no schema."""
-    return MigrationContext.configure(connection).get_current_revision()
+    """Return the revision that the database is at; None: no schema. No migration ends in this transaction."""
+    try:
+        with connection.begin_nested():
+            found = connection.execute(_REVISION).scalar()
+    except ProgrammingError as error:
+        if sqlstate(error) != _NO_TABLE:
+            raise
+        return None
+    return None if found is None else str(found)
 
 
 def require_head(connection: sa.Connection) -> None:
-    """Check that the schema is this release's. Raises NotMigrated."""
-    found = current(connection)
+    """Check that the schema is this release's, and let it stay so until the transaction ends.
+
+    Raises:
+        NotMigrated: it is an older or a newer release's.
+    """
+    try:
+        found = connection.execute(_REVISION).scalar()
+    except ProgrammingError as error:
+        if sqlstate(error) != _NO_TABLE:
+            raise
+        found = None
     if found == head():
         return
     if found is None:
         raise NotMigrated("the database has no schema yet; run `tessera migrate`")
-    if found not in _known():
-        raise NotMigrated(
-            f"the database's schema {found} is a newer release's; upgrade this program"
-        )
+    _require_known(found)
     raise NotMigrated(
         f"the database's schema is {found}, this release needs {head()}; run `tessera migrate`"
     )
 
 
+def _require_known(revision: str) -> None:
+    if revision not in _known():
+        raise NotMigrated(
+            f"the database's schema {revision} is a newer release's, and this program is at {head()};"
+            " upgrade this program"
+        )
+
+
+class MigratedDatabase(Database):
+    """A database that is only read and written while its schema is this release's.
+
+    Each transaction reads the revision first, by one short statement, so a server notices when another
+    release migrates its database. Reading takes a lock until the transaction ends, and a migration waits
+    for it, so the schema never changes in the middle of a transaction.
+    """
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run ``work`` as ``Database.write`` does. Raises NotMigrated."""
+
+        def guarded(connection: sa.Connection) -> T:
+            require_head(connection)
+            return work(connection)
+
+        return super().write(guarded)
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Yield a connection as ``Database.read`` does. Raises NotMigrated."""
+        with super().read() as connection:
+            require_head(connection)
+            yield connection
+
+
 def upgrade(database: Database, revision: str = "head") -> None:
-    """Apply the migrations up to ``revision``, all or none. Raises Unavailable."""
+    """Apply the migrations up to ``revision``, all or none.
+
+    Raises:
+        NotMigrated: the schema is a newer release's. Unavailable.
+    """
     _run(database, revision, up=True)
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Undo the migrations down to ``revision`` ("base": all), all or none. Raises Unavailable."""
+    """Undo the migrations down to ``revision`` ("base": all), all or none.
+
+    Raises:
+        NotMigrated: the schema is a newer release's. Unavailable.
+    """
     _run(database, revision, up=False)
 
 
@@ -73,6 +140,9 @@ def _run(database: Database, revision: str, *, up: bool) -> None:
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        if (found := current(connection)) is not None:
+            connection.execute(_LOCK_REVISION)
+            _require_known(found)
         config = _config()
         config.attributes["connection"] = connection
         (command.upgrade if up else command.downgrade)(config, revision)

@@ -117,9 +117,24 @@ def set_topology(
     return TopologyRecord(document=document, version=put.scalar_one())
 
 
-def drop_topology(connection: sa.Connection, cluster: str) -> None:
-    """Forget the network and its plans; jobs go on as they are. Raises NotFound."""
+def drop_topology(
+    connection: sa.Connection, cluster: str, version: int | None = None, *,
+    allow_missing: bool = False,
+) -> None:  # fmt: skip
+    """Forget the network and its plans; jobs go on as they are.
+
+    Raises:
+        NotFound: the cluster; or its network, unless ``allow_missing``. StaleEtag.
+    """
     turn = Turn.take(connection, cluster)
+    stored = connection.execute(_NETWORK, {"cluster": turn.cluster}).one_or_none()
+    if stored is None and allow_missing:
+        return
+    if stored is not None and version is not None and version != stored.version:
+        raise StaleEtag(
+            f"the topology of {cluster} is at {stored.version}, not at etag {version}; read it again"
+            " and retry"
+        )
     for statement in _DROP:  # the network itself comes last
         found = connection.execute(statement, {"cluster": turn.cluster})
     if not found.rowcount:

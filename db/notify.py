@@ -13,7 +13,7 @@ from typing import Any, Self
 import psycopg2
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 
-from db.engine import sqlalchemy_url
+from db.engine import KEEPALIVES, sqlalchemy_url
 from db.turn import CHANNEL
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,14 @@ class Listener:
         retry_s = 0.0  # 0: no attempt has failed since the database was last heard
         while not self._closed.is_set():
             try:
-                with closing(psycopg2.connect(self._dsn, application_name="tessera-listen")) as c:
+                with closing(
+                    psycopg2.connect(
+                        self._dsn,
+                        application_name="tessera-listen",
+                        connect_timeout=10,
+                        **KEEPALIVES,
+                    )
+                ) as c:
                     self._listen(c)
             except psycopg2.Error as error:
                 if self.listening.is_set():

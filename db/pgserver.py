@@ -14,6 +14,7 @@ import pwd
 import shlex
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -66,14 +67,13 @@ def ensure_running(place: Path) -> str:
         Unavailable, OSError: it does not start.
     """
     version = place / "PG_VERSION"
-    if found := version.read_text().strip() if version.exists() else "":
-        if found != str(MAJOR):
-            raise Unavailable(
-                f"it is of PostgreSQL {found}, this one is {MAJOR}: dump and restore it"
-            )
-        if url := settled_url(place):
-            return url
+    found = version.read_text().strip() if version.exists() else ""
+    if found and found != str(MAJOR):
+        raise Unavailable(f"it is of PostgreSQL {found}, this one is {MAJOR}: dump and restore it")
     account = _account()
+    _require_private(place, account)
+    if found and (url := settled_url(place)):
+        return url
     if account is not None:
         _open_to(account, place)
     if not found:
@@ -81,7 +81,7 @@ def ensure_running(place: Path) -> str:
     sockets = shlex.quote(str(_socket_folder(place, account)))
     _run(
         "pg_ctl", "-w", "-t", f"{SETTLE_S:.0f}", "-D", str(place), "-l", str(place / "log"),
-        "-o", f"-h '' -p {PORT} -k {sockets}", "start",
+        "-o", f"-h '' -p {PORT} -k {sockets} -c unix_socket_permissions=0700", "start",
     )  # fmt: skip
     if url := settled_url(place):
         return url
@@ -198,12 +198,47 @@ def _socket_folder(place: Path, account: pwd.struct_passwd | None) -> Path:
         return place
     key = hashlib.sha256(f"{place}-{place.stat().st_ino}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"tessera-pg-{key}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if account is not None:
-        os.chown(folder, account.pw_uid, account.pw_gid)
-    elif folder.stat().st_uid != os.geteuid():
-        raise Unavailable(f"{folder}, where the socket should lie, is another user's; remove it")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        if account is not None:
+            os.chown(folder, account.pw_uid, account.pw_gid)
+    _require_ours(folder, account, others=0o077)
     return folder
+
+
+def _require_private(place: Path, account: pwd.struct_passwd | None) -> None:
+    """Check that no other user can read, replace or stand in for the database.
+
+    Whoever reaches its socket is its superuser, so only its directory keeps others out.
+
+    Raises:
+        Unavailable: a directory is another user's, or others may write to it.
+    """
+    if place.exists():
+        _require_ours(place, account, others=0o077 if (place / "PG_VERSION").exists() else 0o022)
+    for parent in place.parents:
+        if parent.exists():
+            mode = parent.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise Unavailable(
+                    f"any user may replace what is in {parent}; run chmod o-w on it, or choose another"
+                    " directory"
+                )
+
+
+def _require_ours(folder: Path, account: pwd.struct_passwd | None, others: int) -> None:
+    """Check that a folder is ours or the account's, is no link, and gives nobody else ``others``."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise Unavailable(f"{folder} is not a directory; remove it, or choose another directory")
+    if found.st_uid not in {os.geteuid(), account.pw_uid if account else os.geteuid()}:
+        raise Unavailable(
+            f"{folder} is another user's; remove it, or choose a directory of your own"
+        )
+    if found.st_mode & others:
+        raise Unavailable(
+            f"{folder} is open to other users (mode {found.st_mode & 0o777:04o}); run chmod 700 on it"
+        )
 
 
 def _programs() -> Path:

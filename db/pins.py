@@ -28,7 +28,7 @@ JOIN nodes n ON n.cluster_id = :cluster AND n.name = r.node
 
 _KNOWN = sa.text("SELECT name FROM nodes WHERE cluster_id = :cluster AND name = ANY(:names)")
 
-_FITS = frozenset({"requested_type", "pinned_type", "requested_gpus"})
+_FITS = frozenset({"requested_type", "pinned_type", "requested_gpus", "min_gpus", "max_gpus"})
 """Fields on which it depends whether a job can ever run."""
 
 
@@ -102,4 +102,12 @@ def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
         and set(after.avoid_nodes) <= set(before.avoid_nodes)
         and pinned
         and guarantee
+        and _allows_what(before, after)
+    )
+
+
+def _allows_what(before: JobSpec, after: JobSpec) -> bool:
+    """Return whether the bounds on GPUs ``after`` a change leave all counts that those before it left."""
+    return after.min_gpus <= before.min_gpus and (
+        after.max_gpus == 0 or 0 < before.max_gpus <= after.max_gpus
     )

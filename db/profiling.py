@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from db.documents import dumps
-from db.rows import SERVICE_GPU_S, cluster_id
+from db.rows import SERVICE_GPU_S, enter_cluster
 from db.tables import LIVE
 from db.workloads import ensure, require_types
 from formulation.lifecycle import JobState
@@ -50,7 +50,7 @@ def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type.
     """
-    key = cluster_id(connection, cluster)
+    key = enter_cluster(connection, cluster)
     types = require_types(connection, key, {r.gpu_type for r in rows})
     ids = ensure(connection, key, {r.workload for r in rows})
     plain = [

@@ -1,65 +1,222 @@
-"""Retention: what is deleted once nobody can ask for it any more."""
+"""Retention: rows that nobody needs any more are deleted, a bounded number in each transaction.
+
+Rounds and snapshots go from the newest that may go to the oldest, so that none outlives the snapshot
+it is stored against.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
 import sqlalchemy as sa
 
+from db.engine import Database
 from db.estimating import LATEST
+from db.rows import cluster_id
+from db.tables import LIVE
+from formulation.resources import Retention
 
-KEEP_EVENTS = 50
-"""Latest entries of a job's history that stay as long as the job does."""
+KEEP_EVENTS: Final = 50
+"""Latest entries of a live job's history that stay as long as the job does."""
 
-_STATEMENTS = {
-    "request_ids": sa.text("""
-        DELETE FROM request_ids WHERE created_at < now() - make_interval(secs => :older_than_s)
-    """),
-    "rounds": sa.text("""
-        DELETE FROM rounds r USING clusters c
-        WHERE c.id = r.cluster_id AND r.number <= c.last_round - :keep_rounds
-            AND r.number <> c.decided_round
-            AND r.created_at < now() - make_interval(secs => :older_than_s)
-    """),
-    "jobs": sa.text("""
-        DELETE FROM jobs j WHERE j.ended_at < now() - make_interval(secs => :older_than_s)
-            AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
-    """),
-    "job_history": sa.text("""
-        DELETE FROM job_history h USING (
-            SELECT id, row_number() OVER (PARTITION BY job_id ORDER BY id DESC) AS place
-            FROM job_history
-        ) AS ranked
-        WHERE h.id = ranked.id AND ranked.place > :keep_events
-            AND h.at < now() - make_interval(secs => :older_than_s)
-    """),
-    "network_plans": sa.text("""
-        DELETE FROM network_plans p USING networks n
-        WHERE n.cluster_id = p.cluster_id AND p.number <= n.last_plan - :keep_rounds
-            AND p.planned_at < now() - make_interval(secs => :older_than_s)
-    """),
-    "measurements": sa.text("""
-        DELETE FROM measurements m USING (
-            SELECT x.id, row_number() OVER (PARTITION BY w.cluster_id ORDER BY x.changed_at DESC) AS place
-            FROM measurements x JOIN workloads w ON w.id = x.workload_id
-        ) AS ranked
-        WHERE m.id = ranked.id AND ranked.place > :keep_measurements
-            AND m.changed_at < now() - make_interval(secs => :older_than_s)
-    """),
-}
+BATCH_ROWS: Final = 500
+"""Rows of one kind that one transaction deletes, so that rounds and users wait for a moment only."""
+
+_CENTURY_S: Final = 100 * 365.25 * 86400.0
+_NEVER: Final = 2**62  # rounds: more than there will be
+
+_LOCK_CLUSTER = sa.text("SELECT FROM clusters WHERE id = :cluster FOR NO KEY UPDATE")
+"""No round is committed meanwhile, so none is stored against a snapshot that goes."""
+
+_OLD_REQUESTS = """
+    SELECT id FROM request_ids WHERE created_at < now() - make_interval(secs => :requests_s)
+"""
+
+_OLD_ROUNDS = """
+    WITH limits AS (
+        SELECT id, decided_round, last_round - :least_rounds AS below, last_round - :most_rounds AS at_most,
+            now() - make_interval(secs => :rounds_s) AS before
+        FROM clusters WHERE id = :cluster
+    ), first_kept AS (
+        SELECT coalesce(r.base, r.number) AS number FROM rounds r JOIN limits l ON l.id = r.cluster_id
+        WHERE r.number > l.below OR (r.created_at >= l.before AND r.number > l.at_most)
+        ORDER BY r.number LIMIT 1
+    )
+    SELECT r.cluster_id, r.number FROM rounds r JOIN limits l ON l.id = r.cluster_id
+    LEFT JOIN rounds d ON d.cluster_id = l.id AND d.number = l.decided_round
+    WHERE r.number < coalesce((SELECT number FROM first_kept), l.below + 1)
+        AND r.number <> l.decided_round AND r.number <> coalesce(d.base, 0)
+    ORDER BY r.number DESC
+"""
+
+_OLD_SNAPSHOTS = """
+    WITH first_kept AS (
+        SELECT coalesce(r.base, r.number) AS number
+        FROM rounds r JOIN clusters c ON c.id = r.cluster_id
+        WHERE c.id = :cluster AND r.number > c.last_round - :most_snapshots ORDER BY r.number LIMIT 1
+    )
+    SELECT r.cluster_id, r.number FROM rounds r JOIN first_kept k ON r.number < k.number
+    WHERE r.cluster_id = :cluster AND r.snapshot IS NOT NULL ORDER BY r.number DESC
+"""
+
+_OLD_PLANS = """
+    SELECT p.cluster_id, p.number FROM network_plans p JOIN networks n ON n.cluster_id = p.cluster_id
+    WHERE n.cluster_id = :cluster AND p.number <= n.last_plan - :least_rounds
+        AND (p.planned_at < now() - make_interval(secs => :rounds_s)
+            OR p.number <= n.last_plan - :most_rounds)
+"""
+
+_OLD_JOBS = """
+    SELECT j.id FROM jobs j WHERE j.cluster_id = :cluster
+        AND j.ended_at < now() - make_interval(secs => :jobs_s)
+        AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
+"""
+
+_OLD_EVENTS = f"""
+    SELECT h.id FROM jobs j CROSS JOIN LATERAL (
+        SELECT e.id, e.at FROM job_history e WHERE e.job_id = j.id ORDER BY e.id DESC OFFSET {KEEP_EVENTS}
+    ) AS h
+    WHERE j.cluster_id = :cluster AND j.{LIVE} AND h.at < now() - make_interval(secs => :jobs_s)
+"""  # noqa: S608 - constants only
+
+_OLD_MEASUREMENTS = f"""
+    SELECT m.id FROM measurements m JOIN workloads w ON w.id = m.workload_id
+    WHERE w.cluster_id = :cluster AND m.changed_at < now() - make_interval(secs => :jobs_s)
+        AND m.id NOT IN (
+            SELECT x.id FROM measurements x JOIN workloads v ON v.id = x.workload_id
+            WHERE v.cluster_id = :cluster ORDER BY x.changed_at DESC LIMIT {LATEST})
+"""  # noqa: S608 - constants only
+
+_UNUSED_WORKLOADS = """
+    SELECT w.id FROM workloads w WHERE w.cluster_id = :cluster
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id)
+        AND NOT EXISTS (SELECT FROM measurements m WHERE m.workload_id = w.id)
+        AND NOT EXISTS (SELECT FROM profiles p WHERE p.workload_id = w.id)
+        AND NOT EXISTS (SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
+"""
+"""Workloads of which only estimates of the service's own are left; another job would have them again."""
 
 
-def prune(connection: sa.Connection, older_than_s: float, keep_rounds: int) -> dict[str, int]:
-    """Delete what is older than ``older_than_s``; return how many rows of each kind.
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Rows of one kind that may go: a query of their keys, and statements that take a batch of keys."""
 
-    Request ids; rounds with their decisions, but never the last ``keep_rounds`` of a cluster nor the one
-    that jobs' reasons come from; network plans likewise; ended jobs with their histories, once their GPUs
-    are free; of the jobs that stay, entries of the history that are neither young nor among the latest
-    ``KEEP_EVENTS``; measurements beyond those that are learned from.
+    query: str
+    statements: tuple[str, ...]
+    locks: str = ""
+    of_cluster: bool = True
+    waits_for_rounds: bool = False
+
+    def count(self, connection: sa.Connection, values: Mapping[str, object]) -> int:
+        """Return how many rows would go."""
+        query = sa.text(f"SELECT count(*) FROM ({self.query}) AS old")  # noqa: S608 - constants
+        return int(connection.execute(query, values).scalar_one())
+
+    def delete(self, connection: sa.Connection, values: Mapping[str, object]) -> int:
+        """Delete a batch; return how many rows went."""
+        if self.waits_for_rounds:
+            connection.execute(_LOCK_CLUSTER, values)
+        keys = connection.execute(
+            sa.text(f"{self.query} LIMIT {BATCH_ROWS} {self.locks}"), values
+        ).all()
+        batch = {"keys": [key[-1] for key in keys], **values}
+        deleted = 0
+        for statement in self.statements if keys else ():
+            deleted = connection.execute(sa.text(statement), batch).rowcount
+        return deleted
+
+
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "request_ids": _Kind(
+        _OLD_REQUESTS, ("DELETE FROM request_ids WHERE id = ANY(:keys)",), of_cluster=False
+    ),
+    "rounds": _Kind(
+        _OLD_ROUNDS, ("DELETE FROM rounds WHERE cluster_id = :cluster AND number = ANY(:keys)",),
+        waits_for_rounds=True,
+    ),
+    "snapshots": _Kind(
+        _OLD_SNAPSHOTS,
+        ("UPDATE rounds SET snapshot = NULL, base = NULL"
+         " WHERE cluster_id = :cluster AND number = ANY(:keys)",),
+        waits_for_rounds=True,
+    ),
+    "jobs": _Kind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
+    "job_history": _Kind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
+    "network_plans": _Kind(
+        _OLD_PLANS,
+        ("DELETE FROM network_plans WHERE cluster_id = :cluster AND number = ANY(:keys)",),
+    ),
+    "measurements": _Kind(_OLD_MEASUREMENTS, ("DELETE FROM measurements WHERE id = ANY(:keys)",)),
+    "workloads": _Kind(
+        _UNUSED_WORKLOADS,
+        ("DELETE FROM estimates WHERE derived AND workload_id = ANY(:keys)",
+         "DELETE FROM workloads WHERE id = ANY(:keys)"),
+        locks="FOR UPDATE OF w SKIP LOCKED",  # a job that is being submitted has locked its own
+    ),
+}  # fmt: skip
+
+
+def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[str, int]:
+    """Delete up to ``BATCH_ROWS`` old rows of each kind; return how many went, by kind.
+
+    Each kind has a transaction of its own. Request ids belong to no cluster and go with any. Raises NotFound.
     """
-    values = {
-        "older_than_s": older_than_s, "keep_rounds": keep_rounds, "keep_events": KEEP_EVENTS,
-        "keep_measurements": LATEST,
-    }  # fmt: skip
+    with database.read() as connection:
+        values = _values(retention) | {"cluster": cluster_id(connection, cluster)}
+    return {name: _delete(database, kind, values) for name, kind in _KINDS.items()}
+
+
+def prune(database: Database, retention: Retention) -> dict[str, int]:
+    """Delete all old rows of every cluster, batch after batch; return how many went, by kind."""
+    deleted = dict.fromkeys(_KINDS, 0)
+    for name, kind, values in _everywhere(database, retention):
+        while rows := _delete(database, kind, values):
+            deleted[name] += rows
+    return deleted
+
+
+def count_old(database: Database, retention: Retention) -> dict[str, int]:
+    """Return how many rows ``prune`` would delete, by kind.
+
+    Workloads that become unused because their last job goes are not among them.
+    """
+    found = dict.fromkeys(_KINDS, 0)
+    for name, kind, values in _everywhere(database, retention):
+        with database.read() as connection:
+            found[name] += kind.count(connection, values)
+    return found
+
+
+def _delete(database: Database, kind: _Kind, values: Mapping[str, object]) -> int:
+    return database.write(lambda connection: kind.delete(connection, values))
+
+
+def _everywhere(
+    database: Database, retention: Retention
+) -> Iterator[tuple[str, _Kind, dict[str, object]]]:
+    """Yield each kind for each cluster, and once what belongs to no cluster."""
+    with database.read() as connection:
+        query = sa.text("SELECT id FROM clusters ORDER BY id")
+        clusters = list(connection.execute(query).scalars())
+    for name, kind in _KINDS.items():
+        for cluster in clusters if kind.of_cluster else [None]:
+            yield name, kind, _values(retention) | {"cluster": cluster}
+
+
+def _values(retention: Retention) -> dict[str, object]:
+    """Return the parameters of the queries; PostgreSQL knows neither an infinite count nor such a time."""
     return {
-        name: connection.execute(statement, values).rowcount
-        for name, statement in _STATEMENTS.items()
+        "requests_s": min(retention.requests_s, _CENTURY_S),
+        "rounds_s": min(retention.rounds_s, _CENTURY_S),
+        "jobs_s": min(retention.jobs_s, _CENTURY_S),
+        "least_rounds": retention.least_rounds,
+        "most_rounds": _count(retention.most_rounds),
+        "most_snapshots": _count(retention.most_snapshots),
     }
+
+
+def _count(limit: float) -> int:
+    return int(limit) if math.isfinite(limit) else _NEVER

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import sqlalchemy as sa
 
 from db import network, requests
-from db.copy import NULL, escaped, write_rows
-from db.documents import (
-    allocation_from,
-    allocation_plain,
-    dumps,
-    pack,
-    reason_from,
-    reason_plain,
-    summary_from,
-    summary_json,
-    unpack,
-)
+from db.decisions import read_decisions, write_decisions
+from db.documents import summary_from, summary_json
 from db.engine import Database
 from db.guard import JobNow, NodeNow, World, event_of, skipped
 from db.promises import Promise, legs_by_job, record_promises
 from db.rows import cluster_id
+from db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from db.turn import Change, NewCell, Turn
 from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
@@ -65,8 +55,13 @@ _TYPES = sa.text("SELECT name, id FROM gpu_types WHERE cluster_id = :cluster")
 _PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster")
 
 _INSERT_ROUND = sa.text("""
-INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot)
-VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot)
+INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
+VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot, :base)
+""")
+
+_ROUND = sa.text("""
+INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
+VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot, :base)
 """)
 
 _DECISION_COLUMNS = (
@@ -79,19 +74,9 @@ SELECT r.cluster_id, r.summary FROM rounds r JOIN clusters c ON c.id = r.cluster
 WHERE c.name = :name AND r.number = :number
 """)
 
-_DECISIONS = sa.text("""
-SELECT job, kind, allocation, reason, restart_price, skipped, admitted, opportunistic FROM decisions
-WHERE cluster_id = :cluster AND round = :number ORDER BY ordinal
-""")
-
 _ROUNDS = sa.text("""
 SELECT summary FROM rounds WHERE cluster_id = :cluster AND (:before = 0 OR number < :before)
 ORDER BY number DESC LIMIT :limit
-""")
-
-_SNAPSHOT = sa.text("""
-SELECT r.snapshot FROM rounds r JOIN clusters c ON c.id = r.cluster_id
-WHERE c.name = :name AND r.number = :number
 """)
 
 _STATE = {state.value: state for state in JobState}
@@ -99,7 +84,9 @@ _STATE = {state.value: state for state in JobState}
 
 def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
     """Commit a round; see ``service.ports.Store.commit``."""
-    packed = pack(commit.encoded)  # before the transaction: no one waits for it
+    with database.read() as reading:
+        base = read_base(reading, commit.snapshot.cluster)
+    stored = pack_snapshot(base, commit.encoded)  # before the transaction: no one waits for it
 
     def work(connection: sa.Connection) -> RoundRecord:
         if commit.request is not None and (done := replayed(connection, commit.request)):
@@ -107,7 +94,7 @@ def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool])
         turn = _advance(connection, commit)
         if isinstance(turn, RoundRecord):
             return turn
-        record = _commit(turn, commit, packed)
+        record = _commit(turn, commit, stored)
         if not in_time():
             raise DeadlineTooShort(
                 "the deadline ended while the round waited for its turn or was written; nothing was"
@@ -146,7 +133,7 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
     return turn
 
 
-def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
+def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundRecord:
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     world = _world(turn, [snapshot.jobs.name[d.job] for d in decisions])
     skips = skipped(snapshot, decisions, world)
@@ -167,14 +154,15 @@ def _commit(turn: _Round, commit: RoundCommit, packed: bytes) -> RoundRecord:
     summary = _summary(
         turn, commit.summary, records, _states_after(snapshot, decisions, world, changes)
     )
-    values = {"cluster": turn.cluster, "number": turn.number}
-    connection.execute(
-        _INSERT_ROUND,
-        values | {"epoch": turn.epoch, "summary": summary_json(summary), "snapshot": packed},
-    )
-    key = str(turn.cluster), str(turn.number)
-    rows = ((*key, *_decision_row(i, record)) for i, record in enumerate(records))
-    write_rows(connection, "decisions", _DECISION_COLUMNS, rows)
+    if not has_base(connection, turn.cluster, stored):
+        stored = pack_whole(commit.encoded)
+    values = {
+        "cluster": turn.cluster, "number": turn.number, "epoch": turn.epoch,
+        "summary": summary_json(summary), "snapshot": stored.document, "base": stored.base,
+    }  # fmt: skip
+    connection.execute(_INSERT_ROUND, values)
+    job_ids = {name: job.key for name, job in world.jobs.items()}
+    write_decisions(connection, turn.cluster, turn.number, records, job_ids)
     if commit.request is not None:
         response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
         requests.answer(connection, commit.request, response)
@@ -273,19 +261,6 @@ def _summary(
     )  # fmt: skip
 
 
-def _decision_row(ordinal: int, record: DecisionRecord) -> tuple[str, ...]:
-    """Return the fields of ``_DECISION_COLUMNS`` but the round's key."""
-    return (
-        escaped(record.job), str(ordinal), record.kind, _json(allocation_plain(record.allocation)),
-        _json(reason_plain(record.reason)), str(record.restart_price), escaped(record.skipped),
-        str(record.admitted), str(record.opportunistic),
-    )  # fmt: skip
-
-
-def _json(plain: dict[str, Any] | None) -> str:
-    return NULL if plain is None else escaped(dumps(plain))
-
-
 def replayed(connection: sa.Connection, request: Request) -> RoundRecord | None:
     """Return the round that the request committed before, if any. Raises RequestIdReused."""
     answer = requests.answered(connection, request)
@@ -300,15 +275,7 @@ def get_round(connection: sa.Connection, cluster: str, number: int) -> RoundReco
     row = connection.execute(_ROUND, {"name": cluster, "number": number}).one_or_none()
     if row is None:
         raise NotFound(f"clusters/{cluster}/rounds/{number}")
-    found = connection.execute(_DECISIONS, {"cluster": row.cluster_id, "number": number})
-    decisions = tuple(
-        DecisionRecord(
-            job=d.job, kind=d.kind, allocation=allocation_from(d.allocation),
-            reason=reason_from(d.reason), restart_price=d.restart_price, applied=not d.skipped,
-            skipped=d.skipped, admitted=d.admitted, opportunistic=d.opportunistic,
-        )
-        for d in found
-    )  # fmt: skip
+    decisions = read_decisions(connection, row.cluster_id, number)
     return RoundRecord(summary=summary_from(row.summary), decisions=decisions)
 
 
@@ -318,11 +285,3 @@ def list_rounds(
     """Return the rounds before ``before`` (0: all), newest first. Raises NotFound."""
     values = {"cluster": cluster_id(connection, cluster), "before": before, "limit": limit}
     return [summary_from(row.summary) for row in connection.execute(_ROUNDS, values)]
-
-
-def round_snapshot(connection: sa.Connection, cluster: str, number: int) -> Snapshot:
-    """Return the snapshot that a round was decided on. Raises NotFound."""
-    stored = connection.execute(_SNAPSHOT, {"name": cluster, "number": number}).scalar()
-    if stored is None:
-        raise NotFound(f"clusters/{cluster}/rounds/{number}")
-    return unpack(bytes(stored))

@@ -8,10 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.documents import certificate_from, reason_from
+from db.documents import certificate_from
+from db.tables import LIVE
+from db.why import reasons_of
 from formulation.errors import NotFound
-from formulation.lifecycle import ACTIVE, TERMINAL, JobState
-from formulation.reasons import Reason, ReasonCode
+from formulation.lifecycle import JobState
+from formulation.reasons import Reason
 from formulation.resources import (
     AllocationRecord,
     ClusterRecord,
@@ -24,8 +26,6 @@ from formulation.snapshot import GpuType, Workload
 
 Row = sa.RowMapping
 
-_WAITING = frozenset(JobState) - ACTIVE - TERMINAL
-
 SILENT_S = """
     extract(epoch FROM clock_timestamp() - coalesce(a.heard_at, n.heard_at))::float8
 """
@@ -37,19 +37,26 @@ SERVICE_GPU_S = """
 """
 """GPU-seconds that a job (j) has held, by its earlier allocations and the present one."""
 
-_CLUSTERS = """
+_CLUSTERS = f"""
 SELECT c.*, extract(epoch FROM c.created_at)::float8 AS created_s,
     (SELECT count(*) FROM nodes n WHERE n.cluster_id = c.id) AS node_count,
     (SELECT coalesce(sum(n.gpus), 0)::bigint FROM nodes n WHERE n.cluster_id = c.id) AS gpu_count,
     (SELECT coalesce(json_agg(json_build_array(
-            t.name, t.memory_bytes, t.dollars_per_hour, t.watts) ORDER BY t.ordinal), '[]')
-        FROM gpu_types t WHERE t.cluster_id = c.id) AS types
+            t.name, t.memory_bytes, t.dollars_per_hour, t.watts,
+            (SELECT coalesce(max(n.gpus), 0) FROM nodes n WHERE n.gpu_type_id = t.id)
+        ) ORDER BY t.ordinal), '[]')
+        FROM gpu_types t WHERE t.cluster_id = c.id) AS types,
+    (SELECT extract(epoch FROM r.created_at)::float8 FROM rounds r
+        WHERE r.cluster_id = c.id AND r.number = c.last_round) AS last_round_s,
+    NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE}) AS idle
 FROM clusters c
-"""
+"""  # noqa: S608 - a constant of db.tables
 
 CLUSTER = sa.text(_CLUSTERS + "WHERE c.name = :name")
 
-CLUSTERS_AFTER = sa.text(_CLUSTERS + "WHERE c.name > :after ORDER BY c.name LIMIT :limit")
+CLUSTERS_AFTER = sa.text(
+    _CLUSTERS + "WHERE c.name > :after AND c.deleted_at IS NULL ORDER BY c.name LIMIT :limit"
+)
 
 
 def cluster_record(row: Row) -> ClusterRecord:
@@ -58,10 +65,12 @@ def cluster_record(row: Row) -> ClusterRecord:
         name=row["name"],
         gpu_types=tuple(
             GpuType(name=n, memory_bytes=m, dollars_per_hour=dollars, watts=watts)
-            for n, m, dollars, watts in row["types"]
+            for n, m, dollars, watts, _ in row["types"]
         ),
         version=row["version"], created_s=row["created_s"], nodes=row["node_count"],
         gpus=row["gpu_count"], last_round=row["last_round"], epoch=row["epoch"],
+        last_round_s=row["last_round_s"], node_gpus=tuple(kind[-1] for kind in row["types"]),
+        idle=row["idle"],
     )  # fmt: skip
 
 
@@ -74,8 +83,25 @@ def cluster_id(connection: sa.Connection, name: str) -> int:
     return int(found)
 
 
+def enter_cluster(connection: sa.Connection, name: str) -> int:
+    """Return a cluster's key, and keep the cluster from being deleted until this transaction ends.
+
+    For changes that do not take the cluster's turn: otherwise what they add could be acknowledged after the
+    cluster was deleted.
+
+    Raises:
+        NotFound: the cluster.
+    """
+    query = sa.text("SELECT id FROM clusters WHERE name = :name FOR KEY SHARE")
+    found = connection.execute(query, {"name": name}).scalar()
+    if found is None:
+        raise NotFound(f"clusters/{name}")
+    return int(found)
+
+
 _NODES = f"""
-SELECT n.*, t.name AS gpu_type, {SILENT_S} AS silent_s, a.network_remarks,
+SELECT n.*, extract(epoch FROM n.drained_at)::float8 AS drained_s, t.name AS gpu_type,
+    {SILENT_S} AS silent_s, a.network_remarks,
     n.gpus - (SELECT count(DISTINCT l.gpu) FROM allocations l WHERE l.node_id = n.id) AS free_gpus,
     (SELECT coalesce(json_agg(DISTINCT j.name COLLATE "C" ORDER BY j.name COLLATE "C"), '[]')
         FROM allocations l JOIN jobs j ON j.id = l.job_id WHERE l.node_id = n.id) AS job_names
@@ -100,13 +126,17 @@ def node_record(row: Row) -> NodeRecord:
         spec=spec, draining=row["draining"], version=row["version"], free_gpus=row["free_gpus"],
         jobs=tuple(row["job_names"]),
         silent_s=float("inf") if silent_s is None else max(0.0, silent_s),
-        network_remarks=tuple(row["network_remarks"] or ()),
+        network_remarks=tuple(row["network_remarks"] or ()), drain_reason=row["drain_reason"],
+        drained_by=row["drained_by"], drained_s=row["drained_s"],
     )  # fmt: skip
 
 
 _JOBS = f"""
 SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
     extract(epoch FROM j.queued_at)::float8 AS queued_s,
+    extract(epoch FROM j.retry_at)::float8 AS retry_s, extract(epoch FROM now())::float8 AS now_s,
+    CASE WHEN j.state IN ('held', 'holding') THEN (SELECT extract(epoch FROM max(h.at))::float8
+        FROM job_history h WHERE h.job_id = j.id AND h.event = 'hold') END AS held_s,
     (SELECT coalesce(json_agg(n.name ORDER BY n.name), '[]') FROM job_avoids v
         JOIN nodes n ON n.id = v.node_id WHERE v.job_id = j.id) AS avoid_nodes,
     c.name AS cluster, w.model, w.params, w.global_batch, w.waits_for, w.derived_from, t.name AS cell_type,
@@ -129,12 +159,6 @@ JOBS_AFTER = sa.text(
     _JOBS + "WHERE j.cluster_id = :cluster AND j.id > :after AND j.state = ANY(:states)"
     " ORDER BY j.id LIMIT :limit"
 )
-
-_REASONS = sa.text("""
-SELECT d.job, d.reason, d.round FROM decisions d
-WHERE d.cluster_id = :cluster AND d.job = ANY(:names) AND d.reason IS NOT NULL
-    AND d.round = (SELECT c.decided_round FROM clusters c WHERE c.id = :cluster)
-""")
 
 _SHARES = sa.text("""
 SELECT l.job_id, n.name AS node, array_agg(l.gpu ORDER BY l.gpu) AS gpus
@@ -168,6 +192,7 @@ def job_spec(row: Row) -> JobSpec:
         weight=row["weight"], guaranteed=row["guaranteed"], movable=row["movable"],
         deadline_s=row["deadline_s"], restart_s=row["restart_s"], labels=row["labels"],
         command=tuple(row["command"]), max_retries=row["max_retries"], profile=row["profile"],
+        min_gpus=row["min_gpus"], max_gpus=row["max_gpus"],
     )  # fmt: skip
 
 
@@ -193,7 +218,7 @@ def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: in
         reason_round=reason_round,
         admitted=row["admitted"], certificate=certificate_from(row["certificate"]),
         opportunistic=row["opportunistic"], service_gpu_s=row["held_gpu_s"],
-        queued_s=row["queued_s"],
+        queued_s=row["queued_s"], retry_s=row["retry_s"] or 0.0,
     )  # fmt: skip
 
 
@@ -203,52 +228,10 @@ def job_records(
     """Run one of the queries of jobs; return (key, record) in order of submission."""
     rows = connection.execute(query, values).mappings().all()
     shares = shares_of(connection, [row["id"] for row in rows if row["cell_gpus"] is not None])
-    reasons = _reasons(connection, rows)
+    reasons = reasons_of(connection, rows)
     return [
-        (row["id"], job_record(row, shares.get(row["id"], ()), *reasons.get(row["id"], (None, 0))))
-        for row in rows
+        (row["id"], job_record(row, shares.get(row["id"], ()), *reasons[row["id"]])) for row in rows
     ]
-
-
-def _reasons(
-    connection: sa.Connection, rows: Sequence[Row]
-) -> dict[int, tuple[Reason | None, int]]:
-    """Return why jobs of one cluster do not run, where that is known, and the round that said so.
-
-    For a rejected job the round that rejected it, for one that waits the last that was not refused. What is
-    said of its workload since takes the place of that round's word that there is no estimate.
-    """
-    found = {
-        row["id"]: (reason_from(row["rejection"]["reason"]), int(row["rejection"]["round"]))
-        for row in rows
-        if row["rejection"] is not None
-    }
-    waiting = {row["name"]: row["id"] for row in rows if row["state"] in _WAITING}
-    if waiting:
-        values = {"cluster": rows[0]["cluster_id"], "names": list(waiting)}
-        for job, plain, number in connection.execute(_REASONS, values):
-            found[waiting[job]] = (reason_from(plain), number)
-    for row in rows:
-        if row["state"] == JobState.QUEUED:
-            reason, number = found.get(row["id"], (None, 0))
-            found[row["id"]] = (_of_estimating(row, reason), number)
-    return found
-
-
-def _of_estimating(row: Row, reason: Reason | None) -> Reason | None:
-    """Return why a queued job waits, with what is known of its workload's estimates by now."""
-    if reason is not None and reason.code is not ReasonCode.NO_ESTIMATE:
-        return reason
-    if row["waits_for"] is not None:
-        return reason_from(row["waits_for"])
-    return reason if reason is None or not row["derived_from"] else _ESTIMATED_SINCE
-
-
-_ESTIMATED_SINCE = Reason(
-    code=ReasonCode.NO_ESTIMATE,
-    message="its Cells have been estimated since the last round",
-    next_step="wait for the next round, or run one",
-)
 
 
 def jobs_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[JobRecord]:

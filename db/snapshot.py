@@ -87,7 +87,8 @@ SELECT j.id, j.version, {_case("j.state", {s.value: i for i, s in enumerate(STAT
     coalesce(date_part('epoch', j.since_at), 0),
     {SERVICE_GPU_S},
     j.restart_s, j.generation, coalesce(j.cell_type_id, 0), coalesce(j.cell_gpus, 0),
-    coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0)
+    coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0), j.min_gpus, j.max_gpus,
+    j.failures, coalesce(date_part('epoch', j.retry_at), 0)
 FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 """  # noqa: S608 - constants only
@@ -100,7 +101,8 @@ _JOB_COLUMNS = {
     "deadline_s": "float8", "admitted": "bool", "opportunistic": "bool",
     "submit_s": "float8", "queued_s": "float8", "since_s": "float8", "service_gpu_s": "float8",
     "restart_s": "float8", "generation": "int8", "current_type": "int8", "current_gpus": "int8",
-    "current_degree": "int8", "current_plan": "int8",
+    "current_degree": "int8", "current_plan": "int8", "min_gpus": "int8", "max_gpus": "int8",
+    "failures": "int8", "retry_s": "float8",
 }  # fmt: skip
 
 _ESTIMATES = f"""
@@ -324,6 +326,8 @@ def _jobs(
         submit_s=j["submit_s"], restart_s=j["restart_s"], generation=j["generation"],
         current_type=type_at.of(j["current_type"]), current_gpus=j["current_gpus"],
         current_degree=j["current_degree"], current_plan=plan_at.of(j["current_plan"], absent=0),
+        min_gpus=j["min_gpus"], max_gpus=j["max_gpus"],
+        failures=j["failures"], retry_s=j["retry_s"],
     ), _Index(j["id"])  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
@@ -12,15 +14,20 @@ from db import (
     migrate,
     network,
     prune,
+    purge,
     reads,
     requests,
     rounds,
     snapshot,
+    snapshots,
     tenants,
 )
+from db.clockwatch import ClockWatch
 from db.engine import Database
+from db.limits import require_few
 from db.observe import observe
-from db.writer import PostgresWriter
+from db.tables import LIVE
+from db.writer import DEFAULT_LIMITS, PostgresWriter
 from formulation.lifecycle import JobState
 from formulation.network.outcome import NetworkPlanRecord
 from formulation.resources import (
@@ -30,12 +37,14 @@ from formulation.resources import (
     Estimation,
     JobEventRecord,
     JobRecord,
+    Limits,
     ModelSpec,
     NetworkCommit,
     NodeRecord,
     NodeSpec,
     ObservedGang,
     Request,
+    Retention,
     RoundCommit,
     RoundRecord,
     RoundSummary,
@@ -50,7 +59,19 @@ SELECT c.id, :holder, clock_timestamp() + make_interval(secs => :ttl_s) FROM clu
 WHERE c.name = :cluster
 ON CONFLICT (cluster_id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
     WHERE l.holder = excluded.holder OR l.expires_at < clock_timestamp()
+        OR l.expires_at > clock_timestamp() + make_interval(secs => :ttl_s + :margin_s)
 """)
+"""A lease that lasts longer than any was taken before the database's clock was set back."""
+
+_LEASE_MARGIN_S = 60.0
+"""How much longer the leases of other releases and settings may last than this replica's."""
+
+
+_RETRY = sa.text(f"""
+SELECT extract(epoch FROM min(j.retry_at) - clock_timestamp())::float8
+FROM jobs j JOIN clusters c ON c.id = j.cluster_id
+WHERE c.name = :cluster AND j.{LIVE} AND j.retry_at > clock_timestamp()
+""")  # noqa: S608 - a constant of db.tables
 
 
 class _DryRun(Exception):
@@ -66,9 +87,18 @@ class PostgresStore:
     The margin is for the agent to stop its gangs once it knows that its lease has run out.
     """
 
-    def __init__(self, database: Database, lease_s: float = 30.0, margin_s: float = 15.0) -> None:
-        self._database = database
+    def __init__(
+        self, database: Database, lease_s: float = 30.0, margin_s: float = 15.0,
+        limits: Limits = DEFAULT_LIMITS, monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._database = migrate.MigratedDatabase(database.engine)
         self._silence_s = lease_s + margin_s
+        self._limits = limits
+        self._clock_watch = ClockWatch(self._silence_s, monotonic_s)
+
+    def _believed_silence_s(self, connection: sa.Connection) -> float:
+        """Return the silence after which a node is dead; infinite just after the clock was set forward."""
+        return self._silence_s if self._clock_watch.is_trusted(connection) else math.inf
 
     def write(
         self,
@@ -81,10 +111,10 @@ class PostgresStore:
 
         def transaction(connection: sa.Connection) -> bytes:
             if validate_only:
-                raise _DryRun(work(PostgresWriter(connection)))
+                raise _DryRun(work(PostgresWriter(connection, self._silence_s, self._limits)))
             if request is not None and (done := requests.claim(connection, request)) is not None:
                 return done
-            response = work(PostgresWriter(connection))
+            response = work(PostgresWriter(connection, self._silence_s, self._limits))
             if request is not None:
                 requests.answer(connection, request, response)
             return response
@@ -146,12 +176,14 @@ class PostgresStore:
 
     def expire(self, cluster: str) -> list[str]:
         """Release what silent nodes held."""
-        return self._database.write(lambda c: agents.expire(c, cluster, self._silence_s))
+        return self._database.write(
+            lambda c: agents.expire(c, cluster, self._believed_silence_s(c))
+        )
 
     def snapshot(self, cluster: str) -> Snapshot:
         """Read everything a round may look at."""
         with self._database.read() as connection:
-            return snapshot.load(connection, cluster, self._silence_s)
+            return snapshot.load(connection, cluster, self._believed_silence_s(connection))
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
@@ -211,18 +243,29 @@ class PostgresStore:
     def round_snapshot(self, cluster: str, number: int) -> Snapshot:
         """Return what a round was decided on."""
         with self._database.read() as connection:
-            return rounds.round_snapshot(connection, cluster, number)
+            return snapshots.round_snapshot(connection, cluster, number)
 
     def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
         """Take or renew the lease of the periodic round loop."""
-        values = {"cluster": cluster, "holder": holder, "ttl_s": ttl_s}
+        values = {"cluster": cluster, "holder": holder, "ttl_s": ttl_s, "margin_s": _LEASE_MARGIN_S}
         return self._database.write(lambda c: c.execute(_LEASE, values).rowcount > 0)
+
+    def retry_in_s(self, cluster: str) -> float:
+        """Return the seconds until the next back-off of a job ends; inf: none."""
+        with self._database.read() as connection:
+            found = connection.execute(_RETRY, {"cluster": cluster}).scalar()
+        return math.inf if found is None else float(found)
 
     def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
         """Register an agent and its nodes."""
-        self._database.write(
-            lambda c: agents.hello(c, cluster, agent, incarnation, nodes, self._silence_s)
-        )
+
+        def register(connection: sa.Connection) -> None:
+            silence_s = self._believed_silence_s(connection)
+            agents.hello(connection, cluster, agent, incarnation, nodes, silence_s)
+            for kind in ("nodes", "agents"):
+                require_few(connection, cluster, kind, self._limits)
+
+        self._database.write(register)
 
     def heartbeat(
         self, cluster: str, agent: str, incarnation: str,
@@ -253,9 +296,28 @@ class PostgresStore:
 
     def ready(self) -> None:
         """Check connection and schema."""
-        with self._database.read() as connection:
-            migrate.require_head(connection)
+        with self._database.read() as connection:  # which checks the schema
+            self._clock_watch.is_trusted(connection)
+
+    def purge(self) -> bool:
+        """Remove a batch of rows of deleted clusters; return whether there may be more."""
+        return self._database.write(purge.purge)
 
     def prune(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
         """Delete what has outlived its use; return how many rows of each kind."""
-        return self._database.write(lambda c: prune.prune(c, older_than_s, keep_rounds))
+        return prune.prune(self._database, _retention(older_than_s, keep_rounds))
+
+    def count_old(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
+        """Return how many rows of each kind ``prune`` would delete."""
+        return prune.count_old(self._database, _retention(older_than_s, keep_rounds))
+
+    def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:
+        """Delete a bounded number of old rows of each kind; return how many."""
+        return prune.prune_batch(self._database, cluster, retention)
+
+
+def _retention(older_than_s: float, keep_rounds: int) -> Retention:
+    return Retention(
+        requests_s=older_than_s, rounds_s=older_than_s, jobs_s=older_than_s,
+        least_rounds=keep_rounds,
+    )  # fmt: skip

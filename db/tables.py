@@ -76,8 +76,19 @@ clusters = sa.Table(
     _count("last_round", 0),
     _count("decided_round", 0),  # the last that was not refused
     _moment("created_at"),
+    _moment("deleted_at", nullable=True),  # deleted, and its rows are being removed (db.purge)
+    _count("node_version", 0),  # the highest version of a deleted node
     sa.UniqueConstraint("name"),
     sa.CheckConstraint("decided_round BETWEEN 0 AND last_round", name="rounds"),
+)  # fmt: skip
+
+high_water = sa.Table(  # above what any deleted cluster had reached; at most one row
+    "high_water", metadata,
+    sa.Column("one", sa.Boolean, primary_key=True, server_default=sa.true()),
+    _count("version", None),
+    _count("epoch", None),
+    _count("revision", None),
+    sa.CheckConstraint("one", name="one"),
 )  # fmt: skip
 
 gpu_types = sa.Table(
@@ -103,6 +114,8 @@ agents = sa.Table(
     _text("incarnation"),
     _moment("heard_at"),
     sa.Column("network_remarks", JSONB, server_default=sa.text("'[]'"), nullable=False),
+    # names of its nodes that were deleted since this incarnation started
+    sa.Column("deleted_nodes", JSONB, server_default=sa.text("'[]'"), nullable=False),
     sa.UniqueConstraint("cluster_id", "name"),
 )  # fmt: skip
 
@@ -118,9 +131,15 @@ nodes = sa.Table(
     _count("version", 1),
     _ref("agent_id", "agents.id", nullable=True),
     _moment("heard_at", nullable=True),  # by an agent that no longer names this node
+    _text("drain_reason", default=""),
+    _text("drained_by", default=""),
+    _moment("drained_at", nullable=True),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
+    sa.CheckConstraint("draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')",
+                       name="drain"),
     sa.Index(None, "agent_id"),
+    sa.Index(None, "gpu_type_id"),
 )  # fmt: skip
 
 gpus = sa.Table(
@@ -174,6 +193,7 @@ estimates = sa.Table(
     sa.CheckConstraint("source BETWEEN 0 AND 2", name="source"),
     sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
     sa.Index(None, "gpu_type_id"),
+    sa.Index(None, "plan_id"),
 )  # fmt: skip
 
 models = sa.Table(
@@ -208,6 +228,8 @@ jobs = sa.Table(
     sa.Column("command", JSONB, nullable=False),
     _count("max_retries", None),
     _flag("profile"),  # its workload's layers are to be measured
+    _count("min_gpus", 0),  # it runs on no fewer GPUs; 0: no bound
+    _count("max_gpus", 0),  # it runs on no more GPUs; 0: no bound
     _text("state", default=JobState.QUEUED.value),
     _count("version", 1),
     _count("generation", 0),
@@ -231,9 +253,14 @@ jobs = sa.Table(
     _ref("cell_plan_id", "plans.id", nullable=True),
     _real("cell_rate", nullable=True),
     _ref("leader_id", "nodes.id", nullable=True),
+    _count("failures"),  # in a row
+    _moment("retry_at", nullable=True),  # not before then is it tried again
+    _moment("ran_at", nullable=True),  # when its gang first reported that it runs
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
     sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND queue > 0", name="positive"),
+    sa.CheckConstraint("min_gpus BETWEEN 0 AND requested_gpus"
+                       " AND (max_gpus = 0 OR max_gpus >= requested_gpus)", name="gpu_bounds"),
     sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
     sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
     sa.CheckConstraint("weight > 0 AND weight < 'Infinity'", name="weight"),
@@ -252,12 +279,24 @@ jobs = sa.Table(
     sa.CheckConstraint("jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
                        name="certificate"),
     sa.CheckConstraint("rejection IS NULL OR state = 'rejected'", name="rejection"),
+    sa.CheckConstraint("failures >= 0", name="back_off"),
     sa.CheckConstraint("NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)),
                        name="opportunistic"),
 )  # fmt: skip
 
 LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
+ENDED = "ended_at IS NOT NULL"
+sa.Index("ix_jobs_ended_at", jobs.c.cluster_id, jobs.c.ended_at, postgresql_where=sa.text(ENDED))
 sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
+
+# Foreign keys that a deletion checks: without an index each deleted row reads all jobs.
+sa.Index("ix_jobs_workload_id", jobs.c.workload_id)
+sa.Index("ix_jobs_cell_type_id", jobs.c.cell_type_id,
+         postgresql_where=sa.text("cell_type_id IS NOT NULL"))  # fmt: skip
+sa.Index("ix_jobs_cell_plan_id", jobs.c.cell_plan_id,
+         postgresql_where=sa.text("cell_plan_id IS NOT NULL"))  # fmt: skip
+sa.Index("ix_jobs_leader_id", jobs.c.leader_id,
+         postgresql_where=sa.text("leader_id IS NOT NULL"))  # fmt: skip
 
 measurements = sa.Table(
     "measurements", metadata,
@@ -279,6 +318,7 @@ measurements = sa.Table(
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s < 'Infinity'", name="iter_time"),
     sa.Index(None, "workload_id"),
     sa.Index(None, "gpu_type_id"),
+    sa.Index(None, "plan_id"),
 )  # fmt: skip
 
 profiles = sa.Table(  # measured layers; rows are added and never changed
@@ -380,12 +420,14 @@ rounds = sa.Table(
     _count("epoch", None),
     _moment("created_at"),
     sa.Column("summary", JSONB, nullable=False),
-    sa.Column("snapshot", BYTEA, nullable=False),  # zlib of formulation.codec's JSON
+    sa.Column("snapshot", BYTEA),  # as db.snapshots packs it; NULL: no longer kept
+    sa.Column("base", sa.BigInteger),  # round whose snapshot this one is a difference from; NULL: whole
     sa.UniqueConstraint("cluster_id", "epoch"),
     sa.CheckConstraint("number > 0", name="number"),
+    sa.CheckConstraint("base < number", name="base"),
 )  # fmt: skip
 
-decisions = sa.Table(
+decisions = sa.Table(  # of rounds up to revision 0005; later ones have decision_pages
     "decisions", metadata,
     sa.Column("cluster_id", sa.BigInteger, primary_key=True),
     sa.Column("round", sa.BigInteger, primary_key=True),
@@ -398,6 +440,17 @@ decisions = sa.Table(
     _text("skipped", default=""),
     _flag("admitted"),
     _flag("opportunistic"),
+    sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
+                            ondelete="CASCADE"),
+)  # fmt: skip
+
+decision_pages = sa.Table(  # decisions of a round on jobs submitted one after another
+    "decision_pages", metadata,
+    sa.Column("cluster_id", sa.BigInteger, primary_key=True),
+    sa.Column("round", sa.BigInteger, primary_key=True),
+    sa.Column("page", sa.BigInteger, primary_key=True),
+    _count("first_job_id", None),  # of a job that may be gone; 0: all on the page are gone
+    sa.Column("document", BYTEA, nullable=False),  # as db.decisions packs it
     sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
                             ondelete="CASCADE"),
 )  # fmt: skip

@@ -122,9 +122,10 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
         )
 
 
-def delete(turn: Turn, names: Sequence[str]) -> None:
-    """Forget the settings of tenants. Raises NotFound."""
+def delete(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
+    """Forget the settings of tenants. Raises NotFound, unless ``allow_missing``."""
     values = {"cluster": turn.cluster, "names": list(names)}
     gone = turn.connection.execute(_DELETE, values).scalars().all()
-    if missing := set(names) - set(gone):
+    missing = set(names) - set(gone)
+    if missing and not allow_missing:
         raise NotFound(f"clusters/{turn.name}/tenants/{min(missing)}")

@@ -11,9 +11,16 @@ import sqlalchemy as sa
 from db.documents import dumps
 from formulation.errors import NotFound
 from formulation.lifecycle import ACTIVE, LEAVING, TERMINAL, JobEvent, JobState, advance
+from formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
 
 CHANNEL = "tessera"
 """Where the name of a cluster is sent when its desired state has changed."""
+
+ROUNDS_CHANNEL = "tessera_rounds"
+"""Where the name of a cluster is sent when it needs a round before its next period."""
+
+NEEDS_ROUND = frozenset({JobEvent.CRASH, JobEvent.FAIL})
+"""Events after which a cluster needs a round at once: a job that failed leaves its GPUs to others."""
 
 QUIET = frozenset({JobEvent.RAN, JobEvent.GONE})
 """Events that leave the job's version alone: a round decided without them is still right."""
@@ -54,7 +61,11 @@ _LOCK = sa.text("SELECT id, name, revision FROM clusters WHERE name = :name FOR 
 
 _LOCK_JOBS = sa.text("SELECT id FROM jobs WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE")
 
-_ADVANCE = sa.text("""
+# failures in a row before the event: none once the job has run well
+_FAILURES = f"""CASE WHEN clock.at - j.ran_at >= make_interval(secs => {RAN_WELL_S}) THEN 0
+        ELSE j.failures END"""
+
+_ADVANCE = sa.text(f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at)
 UPDATE jobs j SET
     state = c.state,
@@ -72,6 +83,13 @@ UPDATE jobs j SET
     service_gpu_s = j.service_gpu_s + CASE
         WHEN j.since_at IS NULL OR (c.active AND c.gpus IS NULL) THEN 0
         ELSE j.cell_gpus * greatest(extract(epoch FROM clock.at - j.since_at)::float8, 0) END,
+    failures = CASE WHEN c.event = 'release' THEN 0
+        ELSE {_FAILURES} + CASE WHEN c.event IN ('crash', 'fail') THEN 1 ELSE 0 END END,
+    retry_at = CASE WHEN c.event = 'crash' THEN clock.at + make_interval(
+            secs => least({MAX_S}, {FIRST_S} * 2.0 ^ least({_FAILURES}, 32)))
+        WHEN c.event = 'release' OR c.terminal THEN NULL ELSE j.retry_at END,
+    ran_at = CASE WHEN NOT c.active OR c.gpus IS NOT NULL THEN NULL WHEN c.event = 'ran' THEN clock.at
+        ELSE j.ran_at END,
     opportunistic = j.opportunistic AND c.active,
     cell_type_id = CASE WHEN c.active THEN coalesce(c.type_id, j.cell_type_id) END,
     cell_gpus = CASE WHEN c.active THEN coalesce(c.gpus, j.cell_gpus) END,
@@ -85,7 +103,7 @@ FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
     leader_id bigint
 )
 WHERE j.id = c.id
-""")
+""")  # noqa: S608 - constants of formulation
 
 _RECORD = sa.text("""
 INSERT INTO job_history (job_id, at, event, state, detail)
@@ -135,7 +153,7 @@ class Turn:
     def __init__(self, connection: sa.Connection, cluster: int, name: str, revision: int) -> None:
         self.connection, self.cluster, self.name = connection, cluster, name
         self.revision = revision + 1  # of the desired state that this turn makes, if it makes one
-        self.changed = False
+        self.changed = self.needs_round = False
 
     @classmethod
     def take(cls, connection: sa.Connection, name: str) -> Self:
@@ -153,6 +171,7 @@ class Turn:
         if not changes:
             return
         self.lock([change.job for change in changes])
+        self.needs_round |= any(change.event in NEEDS_ROUND for change in changes)
         losing = [c.job for c in changes if c.cell is not None or c.after not in ACTIVE]
         self._release(losing)
         self.connection.execute(_ADVANCE, {"rows": dumps([_row(c) for c in changes])})
@@ -182,6 +201,8 @@ class Turn:
             values = {"revision": self.revision, "cluster": self.cluster}
             self.connection.execute(_REVISE, values)
             self.connection.execute(_NOTIFY, {"channel": CHANNEL, "name": self.name})
+        if self.needs_round:
+            self.connection.execute(_NOTIFY, {"channel": ROUNDS_CHANNEL, "name": self.name})
         return self.changed
 
     def _release(self, jobs: Iterable[int]) -> None:

@@ -30,7 +30,9 @@ SELECT w.id, w.model, w.params, w.global_batch FROM workloads w
 JOIN json_to_recordset(CAST(:rows AS json)) AS r(model text, params text, global_batch bigint)
     ON w.model = r.model AND w.params = r.params AND w.global_batch = r.global_batch
 WHERE w.cluster_id = :cluster
+FOR KEY SHARE OF w
 """)
+"""The lock keeps retention from deleting a workload that a job is about to use."""
 
 _ADD_PLANS = sa.text("""
 INSERT INTO plans (cluster_id, name) SELECT :cluster, unnest(CAST(:names AS text[]))
@@ -84,17 +86,20 @@ GROUP BY e.workload_id, t.name ORDER BY e.workload_id, t.name
 def ensure(
     connection: sa.Connection, cluster: int, workloads: Collection[Workload]
 ) -> dict[Workload, int]:
-    """Return the keys of workloads, making those that are missing."""
+    """Return the keys of workloads, making those that are missing. They exist until the transaction ends."""
     ordered = sorted(workloads, key=lambda w: w.key)  # one order everywhere: no deadlock
     plain = [
         {"model": w.model, "params": w.params, "global_batch": w.global_batch} for w in ordered
     ]
     values = {"cluster": cluster, "rows": dumps(plain)}
-    connection.execute(_ADD_WORKLOADS, values)
-    return {
-        Workload(model=model, params=params, global_batch=batch): key
-        for key, model, params, batch in connection.execute(_WORKLOADS, values)
-    }
+    while True:  # again where retention deletes a workload between the two statements
+        connection.execute(_ADD_WORKLOADS, values)
+        keys = {
+            Workload(model=model, params=params, global_batch=batch): key
+            for key, model, params, batch in connection.execute(_WORKLOADS, values)
+        }
+        if keys.keys() >= set(ordered):
+            return keys
 
 
 def lock(connection: sa.Connection, workload_ids: Collection[int]) -> None:
@@ -132,8 +137,8 @@ def require_fit(
     A cluster without any node yet takes every job. Return whether a workload has nothing to run on yet.
 
     Raises:
-        InvalidInput: unknown type; a type pinned on which it has no Cells; more GPUs requested than there
-            are; or every Cell is too large.
+        InvalidInput: an unknown type; a pinned type without Cells; a bound on GPUs that contradicts the
+            request; more GPUs requested than there are; or every Cell is too large.
     """
     types = require_types(
         connection, cluster, {job.requested_type for job in jobs if job.requested_type}
@@ -144,6 +149,8 @@ def require_fit(
     for workload, gpu_type, least in connection.execute(_SMALLEST, {"workloads": keys}):
         needs.setdefault(workload, {})[gpu_type] = least
     for job in jobs:
+        if contradiction := job.contradicted_bound():
+            raise InvalidInput(f"jobs/{job.name}.{contradiction[0]}", contradiction[1])
         smallest = _on_pinned_type(job, needs.get(workload_ids[job.workload], {}))
         if total == 0:
             continue

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from db import estimating, inventory, network, pins, profiling, workloads
+from db import agents, deletion, estimating, inventory, network, pins, profiling, workloads
 from db import tenants as settings
 from db.documents import dumps
-from db.rows import CLUSTER, cluster_id, cluster_record, jobs_named, nodes_named
+from db.limits import require_few, require_few_clusters
+from db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from db.turn import Change, Turn
 from formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
 from formulation.reasons import Reason
 from formulation.resources import (
+    CellFilter,
     ClusterRecord,
     EstimateRecord,
     JobRecord,
     JobSpec,
+    Limits,
     ModelSpec,
     NodeRecord,
     NodeSpec,
@@ -35,21 +38,24 @@ UPDATABLE = frozenset(
     {
         "iterations", "requested_gpus", "requested_type", "tenant", "queue", "weight",
         "guaranteed", "movable", "deadline_s", "restart_s", "labels", "command", "max_retries",
-        "pinned_type", "avoid_nodes", "profile",
+        "pinned_type", "avoid_nodes", "profile", "min_gpus", "max_gpus",
     }
 )  # fmt: skip
 """Fields of a job that may change after it was submitted; its name and its workload may not."""
 
+DEFAULT_LIMITS = Limits()
+
 _JOB_COLUMNS = """
     name text, workload_id bigint, iterations bigint, requested_gpus bigint, requested_type text,
     pinned_type boolean, tenant text, queue bigint, weight float8, guaranteed boolean, movable boolean,
-    deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint, profile boolean
+    deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint, profile boolean,
+    min_gpus bigint, max_gpus bigint
 """
 
 _SUBMIT = sa.text(f"""
 INSERT INTO jobs (cluster_id, name, workload_id, iterations, requested_gpus, requested_type,
     pinned_type, tenant, queue, weight, guaranteed, movable, deadline_s, restart_s, labels, command,
-    max_retries, profile)
+    max_retries, profile, min_gpus, max_gpus)
 SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({_JOB_COLUMNS})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
@@ -60,46 +66,88 @@ SELECT id, version, state FROM jobs WHERE cluster_id = :cluster AND name = :name
 """)
 
 _DRAIN = sa.text("""
-UPDATE nodes SET draining = :draining, version = version + 1
-WHERE cluster_id = :cluster AND name = ANY(:names) AND draining <> :draining
+UPDATE nodes SET draining = true, drain_reason = :reason, drained_by = :drained_by, drained_at = now(),
+    version = version + 1
+WHERE cluster_id = :cluster AND name = ANY(:names)
+    AND (NOT draining OR (:reason <> '' AND drain_reason <> :reason))
+""")
+
+_UNDRAIN = sa.text("""
+UPDATE nodes SET draining = false, drain_reason = '', drained_by = '', drained_at = NULL,
+    version = version + 1
+WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
 """)
 
 
 class PostgresWriter:
     """The changes of ``service.ports.Writer``, on one connection."""
 
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
+    def __init__(
+        self, connection: sa.Connection, silence_s: float, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        """An agent that was silent for ``silence_s`` seconds counts as disconnected."""
+        self._connection, self._silence_s, self._limits = connection, silence_s, limits
 
     def upsert_cluster(
         self, name: str, gpu_types: Sequence[GpuType], version: int | None
     ) -> ClusterRecord:
         """Create the cluster or replace its GPU types."""
-        inventory.upsert_cluster(self._connection, name, gpu_types, version)
+        if inventory.upsert_cluster(self._connection, name, gpu_types, version):
+            require_few_clusters(self._connection, self._limits)
         row = self._connection.execute(CLUSTER, {"name": name}).mappings().one()
         return cluster_record(row)
 
+    def delete_cluster(self, name: str, version: int | None, *, force: bool) -> None:
+        """Delete the cluster; its rows are removed in the background."""
+        deletion.delete_cluster(self._connection, name, version, self._silence_s, force=force)
+
+    def delete_gpu_types(
+        self, cluster: str, names: Sequence[str], version: int | None, *, allow_missing: bool
+    ) -> ClusterRecord:
+        """Delete GPU types that nothing uses."""
+        inventory.delete_types(
+            self._connection, cluster, names, version, allow_missing=allow_missing
+        )
+        row = self._connection.execute(CLUSTER, {"name": cluster}).mappings().one()
+        return cluster_record(row)
+
     def upsert_nodes(self, cluster: str, nodes: Sequence[NodeSpec]) -> list[NodeRecord]:
-        """Create or change nodes, all or none."""
+        """Create or change nodes, all or none; agents that were told of a node's deletion get it back."""
         turn = Turn.take(self._connection, cluster)
+        names = [node.name for node in nodes]
         inventory.upsert_nodes(turn, nodes)
-        return nodes_named(self._connection, turn.cluster, [node.name for node in nodes])
+        agents.give_back(turn, names)
+        turn.end()
+        require_few(self._connection, cluster, "nodes", self._limits)
+        return nodes_named(self._connection, turn.cluster, names)
 
     def drain_nodes(
-        self, cluster: str, names: Sequence[str], *, draining: bool
-    ) -> list[NodeRecord]:
-        """Mark nodes as draining, or not."""
+        self, cluster: str, names: Sequence[str], *, draining: bool, reason: str = "",
+        drained_by: str = "",
+    ) -> list[NodeRecord]:  # fmt: skip
+        """Mark nodes as draining, or not. A reason replaces that of a node that drains already."""
         turn = Turn.take(self._connection, cluster)
-        values = {"cluster": turn.cluster, "names": list(names), "draining": draining}
-        self._connection.execute(_DRAIN, values)
+        values = {"cluster": turn.cluster, "names": list(names)}
+        if draining:
+            self._connection.execute(_DRAIN, values | {"reason": reason, "drained_by": drained_by})
+        else:
+            self._connection.execute(_UNDRAIN, values)
         found = nodes_named(self._connection, turn.cluster, names)
         if missing := set(names) - {node.spec.name for node in found}:
             raise NotFound(f"clusters/{cluster}/nodes/{min(missing)}")
         return found
 
+    def delete_nodes(
+        self, cluster: str, names: Sequence[str], versions: Mapping[str, int], *,
+        allow_missing: bool,
+    ) -> None:  # fmt: skip
+        """Delete nodes that no job uses, all or none."""
+        turn = Turn.take(self._connection, cluster)
+        deletion.delete_nodes(turn, names, versions, allow_missing=allow_missing)
+
     def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
         """Queue jobs, all or none."""
-        key, names = cluster_id(self._connection, cluster), [job.name for job in jobs]
+        key, names = enter_cluster(self._connection, cluster), [job.name for job in jobs]
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(repeated)}")
@@ -163,20 +211,36 @@ class PostgresWriter:
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         """Create tenants or replace their settings, all or none."""
-        return settings.upsert(Turn.take(self._connection, cluster), tenants)
+        put = settings.upsert(Turn.take(self._connection, cluster), tenants)
+        require_few(self._connection, cluster, "tenants", self._limits)
+        return put
 
-    def delete_tenants(self, cluster: str, names: Sequence[str]) -> None:
+    def delete_tenants(
+        self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+    ) -> None:
         """Forget the settings of tenants."""
-        settings.delete(Turn.take(self._connection, cluster), names)
+        settings.delete(Turn.take(self._connection, cluster), names, allow_missing=allow_missing)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""
-        key = cluster_id(self._connection, cluster)
+        key = enter_cluster(self._connection, cluster)
         return workloads.upsert_estimates(self._connection, key, estimates)
+
+    def delete_cells(self, cluster: str, cells: CellFilter) -> int:
+        """Delete all estimates that match; return how many."""
+        return deletion.delete_cells(self._connection, cluster, cells)
+
+    def delete_models(
+        self, cluster: str, models: Collection[tuple[str, str]], *, allow_missing: bool
+    ) -> None:
+        """Delete models of users that no live job trains."""
+        deletion.delete_models(self._connection, cluster, models, allow_missing=allow_missing)
 
     def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
         """Create or replace models; return how many."""
-        return estimating.upsert_models(self._connection, cluster, models)
+        count = estimating.upsert_models(self._connection, cluster, models)
+        require_few(self._connection, cluster, "models", self._limits)
+        return count
 
     def derive(
         self,
@@ -197,9 +261,11 @@ class PostgresWriter:
         """Describe the cluster's network."""
         return network.set_topology(self._connection, cluster, document, version)
 
-    def drop_topology(self, cluster: str) -> None:
+    def drop_topology(
+        self, cluster: str, version: int | None = None, *, allow_missing: bool = False
+    ) -> None:
         """Forget the cluster's network and its plans."""
-        network.drop_topology(self._connection, cluster)
+        network.drop_topology(self._connection, cluster, version, allow_missing=allow_missing)
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
         """Say why workloads have no estimates."""

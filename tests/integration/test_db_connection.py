@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pytest
@@ -163,10 +164,10 @@ def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely
             waits.append(timeout)
             return False
 
-    def refuse_at_first(dsn: str, application_name: str) -> object:
+    def refuse_at_first(dsn: str, **settings: Any) -> object:
         if len(waits) < 8:
             raise psycopg2.OperationalError("no\nroute")
-        return really_connect(dsn, application_name=application_name)
+        return really_connect(dsn, **settings)
 
     really_connect = psycopg2.connect
     monkeypatch.setattr("db.notify.psycopg2.connect", refuse_at_first)
@@ -202,8 +203,8 @@ def test_old_things_are_pruned_and_young_ones_kept(
     execute(database, "UPDATE jobs SET ended_at = ended_at - interval '1 day' WHERE name = 'old'")
     store.write(Request(id="r3", method="m", digest="d"), lambda w: b"x")
     deleted = {
-        "request_ids": 2, "rounds": 2, "jobs": 1, "job_history": 0, "network_plans": 0,
-        "measurements": 0,
+        "request_ids": 2, "rounds": 2, "snapshots": 0, "jobs": 1, "job_history": 0, "network_plans": 0,
+        "measurements": 0, "workloads": 0,
     }  # fmt: skip
     assert store.prune(3600.0, 2) == deleted
     assert states(store) == {"young": JobState.CANCELLED, "waits": JobState.QUEUED}

@@ -206,7 +206,9 @@ def test_why_a_workload_has_no_estimates_shows_with_its_queued_jobs(store: Postg
     happen(store, "held", JobEvent.HOLD)
     do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
     assert job(store, "j").reason == WAITS
-    assert job(store, "held").reason is None
+    held = job(store, "held").reason
+    assert held is not None
+    assert held.code is ReasonCode.HELD  # its state, not its workload, says why
     derive(store, analytic(1), moe="x")
     assert job(store, "j").reason is None
 

@@ -118,6 +118,8 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
         ({"requested_type": "a100", "pinned_type": True}, False),
         ({"avoid_nodes": (A0,)}, False),
         ({"guaranteed": True}, False),
+        ({"min_gpus": 1}, False),
+        ({"max_gpus": 8}, False),
         ({"weight": 3.0, "labels": {"k": "v"}}, True),
     ],
 )

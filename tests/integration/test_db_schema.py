@@ -218,6 +218,8 @@ def test_a_job_that_ended_cannot_own_gpus(running: Database) -> None:
         ("gpu_types SET memory_bytes = 0", "ck_gpu_types_memory"),
         ("gpu_types SET watts = 'NaN'", "ck_gpu_types_watts"),
         ("jobs SET pinned_type = true", "ck_jobs_pinned_type"),
+        ("jobs SET min_gpus = requested_gpus + 1", "ck_jobs_gpu_bounds"),
+        ("jobs SET requested_gpus = 2, max_gpus = 1", "ck_jobs_gpu_bounds"),
         ("jobs SET since_at = NULL WHERE name = 'a'", "ck_jobs_since"),
         ("jobs SET since_at = now() WHERE name = 'b'", "ck_jobs_since"),
         ("jobs SET service_gpu_s = -1", "ck_jobs_service"),

@@ -158,7 +158,7 @@ def test_a_type_that_a_quota_names_stays(store: PostgresStore) -> None:
     kinds = [GpuType(name=name, memory_bytes=1) for name in ("a100", "v100")]
     do(store, lambda w: w.upsert_cluster(C, kinds, None))
     put(store, TenantSpec(name="a", quotas={"v100": 0}))
-    with pytest.raises(InvalidInput, match="v100 is still used by quotas"):
+    with pytest.raises(InvalidInput, match=r"v100 is in use by 1 tenant with a quota of it \(a\)"):
         do(store, lambda w: w.upsert_cluster(C, kinds[:1], None))
 
 
@@ -207,6 +207,34 @@ def test_a_pinned_type_is_stored_and_in_the_snapshot(store: PostgresStore) -> No
     assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("v100", True)
     change(store, a_spec("a"), "pinned_type", "requested_type")
     assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("", False)
+
+
+def test_bounds_on_gpus_are_stored_and_in_the_snapshot(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", requested_gpus=2, min_gpus=1, max_gpus=4), a_spec("b"))
+    found = store.snapshot(C).jobs
+    assert (found.min_gpus.tolist(), found.max_gpus.tolist()) == ([1, 0], [4, 0])
+    change(store, a_spec("a", min_gpus=2, max_gpus=0), "min_gpus", "max_gpus")
+    assert (job(store, "a").spec.min_gpus, job(store, "a").spec.max_gpus) == (2, 0)
+
+
+def test_bounds_that_contradict_the_request_are_refused(store: PostgresStore) -> None:
+    a_cluster(store)
+    with pytest.raises(InvalidInput, match=r"jobs/a.min_gpus: is 3, but the job requests 2 GPUs"):
+        submit(store, a_spec("a", requested_gpus=2, min_gpus=3))
+    with pytest.raises(InvalidInput, match=r"jobs/a.max_gpus: is 1, but the job requests 2 GPUs"):
+        submit(store, a_spec("a", requested_gpus=2, max_gpus=1))
+    submit(store, a_spec("a", requested_gpus=2))
+    with pytest.raises(InvalidInput, match="give at most that, or 0 for no bound"):
+        change(store, a_spec("a", requested_gpus=2, min_gpus=3), "min_gpus")
+
+
+def test_the_bounds_of_jobs_are_counts_that_estimates_are_wanted_at(store: PostgresStore) -> None:
+    a_cluster(store)
+    fresh = Workload(model="new", params="1B", global_batch=8)
+    submit(store, a_spec("a", workload=fresh, requested_gpus=4, min_gpus=3, max_gpus=6))
+    (wanted,) = store.estimation(C).wanted
+    assert (wanted.requests, wanted.counts) == ((4,), (3, 6))
 
 
 def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:

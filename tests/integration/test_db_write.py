@@ -233,7 +233,7 @@ def test_an_estimate_without_nodes_needs_a_node_to_guess_from(store: PostgresSto
 def test_a_type_in_use_stays(store: PostgresStore) -> None:
     a_cluster(store, types=("a100", "v100"))
     keep = [GpuType(name="v100", memory_bytes=1)]
-    with pytest.raises(InvalidInput, match="a100 is still used by Cells"):
+    with pytest.raises(InvalidInput, match=r"gpuTypes/a100 is in use by .*Cells on it"):
         do(store, lambda w: w.upsert_cluster(C, keep, None))
     both = [GpuType(name="v100", memory_bytes=1), GpuType(name="a100", memory_bytes=2)]
     do(store, lambda w: w.upsert_cluster(C, both, 1))

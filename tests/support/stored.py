@@ -248,6 +248,18 @@ def agents_report(store: PostgresStore, **facts: Any) -> None:
         pass
 
 
+def fail(store: PostgresStore, name: str, error: str = "boom") -> None:
+    """Let the gang of a job fail, and the agents of its nodes report that it is gone."""
+    record = store.get_job(C, name)
+    assert record.allocation is not None
+    node, _ = record.allocation.shares[0]
+    gang = ObservedGang(
+        job=name, generation=record.generation, node=node, phase="failed", error=error
+    )
+    store.observe(C, f"agent-{node}", "first", [gang], store.desired(C, f"agent-{node}").revision)
+    agents_report(store)
+
+
 def job(store: PostgresStore, name: str) -> JobRecord:
     return store.get_job(C, name)
 

@@ -307,6 +307,7 @@ class Desired(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     GANGS_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
+    DELETED_NODES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def gangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredGang]: ...
@@ -314,16 +315,23 @@ class Desired(_message.Message):
     def network(self) -> Global___NetworkMap:
         """Absent: there is no network plan, and nothing is to be done about priorities."""
 
+    @_builtins.property
+    def deleted_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes of the hello that were deleted since this process started. Nothing runs there, and this process does not
+        register them again: another start of the agent does, and so does UpsertNodes.
+        """
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         gangs: _abc.Iterable[Global___DesiredGang] | None = ...,
         network: Global___NetworkMap | None = ...,
+        deleted_nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "network", b"network", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_nodes", b"deleted_nodes", "gangs", b"gangs", "network", b"network", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -459,6 +467,7 @@ class DesiredGang(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
+    JOB_NUMBER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -479,6 +488,10 @@ class DesiredGang(_message.Message):
     runtime: _builtins.str
     """What runs it. Empty: the agent's own runtime; "profile": the single-device profiler, with `command` as its
     arguments.
+    """
+    job_number: _builtins.int
+    """Rises with each job that is submitted to this database, so that a job is told from an earlier one of its name, which
+    was deleted or pruned. 0: not known.
     """
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentShare]:
@@ -516,10 +529,11 @@ class DesiredGang(_message.Message):
         command: _abc.Iterable[_builtins.str] | None = ...,
         runtime: _builtins.str = ...,
         network: Global___GangNetwork | None = ...,
+        job_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "leader", b"leader", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "leader", b"leader", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

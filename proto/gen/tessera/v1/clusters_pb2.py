@@ -22,51 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/clusters.proto\x12\ntessera.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"V\n\x07GpuType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x18\n\x10\x64ollars_per_hour\x18\x03 \x01(\x01\x12\r\n\x05watts\x18\x04 \x01(\x01\"\xaf\x01\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tgpu_types\x18\x02 \x03(\x0b\x32\x13.tessera.v1.GpuType\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05nodes\x18\x05 \x01(\x03\x12\x0c\n\x04gpus\x18\x06 \x01(\x03\x12\x12\n\nlast_round\x18\x07 \x01(\t\"\x8d\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.tessera.v1.Node.State\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x11\n\tfree_gpus\x18\x07 \x01(\x05\x12\x0c\n\x04jobs\x18\x08 \x03(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x17\n\x0fnetwork_remarks\x18\n \x03(\t\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\"\x98\x01\n\x14UpsertClusterRequest\x12$\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x13.tessera.v1.Cluster\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"!\n\x11GetClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListClustersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListClustersResponse\x12%\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Cluster\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x12UpsertNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"6\n\x13UpsertNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10ListNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"M\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"]\n\x11\x44rainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"5\n\x12\x44rainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"_\n\x13UndrainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14UndrainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node2\xda\x04\n\x08\x43lusters\x12\x46\n\rUpsertCluster\x12 .tessera.v1.UpsertClusterRequest\x1a\x13.tessera.v1.Cluster\x12@\n\nGetCluster\x12\x1d.tessera.v1.GetClusterRequest\x1a\x13.tessera.v1.Cluster\x12Q\n\x0cListClusters\x12\x1f.tessera.v1.ListClustersRequest\x1a .tessera.v1.ListClustersResponse\x12N\n\x0bUpsertNodes\x12\x1e.tessera.v1.UpsertNodesRequest\x1a\x1f.tessera.v1.UpsertNodesResponse\x12\x37\n\x07GetNode\x12\x1a.tessera.v1.GetNodeRequest\x1a\x10.tessera.v1.Node\x12H\n\tListNodes\x12\x1c.tessera.v1.ListNodesRequest\x1a\x1d.tessera.v1.ListNodesResponse\x12K\n\nDrainNodes\x12\x1d.tessera.v1.DrainNodesRequest\x1a\x1e.tessera.v1.DrainNodesResponse\x12Q\n\x0cUndrainNodes\x12\x1f.tessera.v1.UndrainNodesRequest\x1a .tessera.v1.UndrainNodesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/clusters.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"i\n\x07GpuType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x18\n\x10\x64ollars_per_hour\x18\x03 \x01(\x01\x12\r\n\x05watts\x18\x04 \x01(\x01\x12\x11\n\tnode_gpus\x18\x14 \x01(\x05\"\x95\x02\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tgpu_types\x18\x02 \x03(\x0b\x32\x13.tessera.v1.GpuType\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05nodes\x18\x05 \x01(\x03\x12\x0c\n\x04gpus\x18\x06 \x01(\x03\x12\x12\n\nlast_round\x18\x07 \x01(\t\x12\x33\n\x0fnext_round_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0cround_period\x18\x15 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf8\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.tessera.v1.Node.State\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x11\n\tfree_gpus\x18\x07 \x01(\x05\x12\x0c\n\x04jobs\x18\x08 \x03(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x17\n\x0fnetwork_remarks\x18\n \x03(\t\x12\x14\n\x0c\x64rain_reason\x18\x0b \x01(\t\x12\x12\n\ndrained_by\x18\x0c \x01(\t\x12.\n\ndrain_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x64rained\x18\x0e \x01(\x08\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\"\x98\x01\n\x14UpsertClusterRequest\x12$\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x13.tessera.v1.Cluster\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"!\n\x11GetClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListClustersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListClustersResponse\x12%\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Cluster\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x12UpsertNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"6\n\x13UpsertNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10ListNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"M\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x81\x01\n\x11\x44rainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\ndrained_by\x18\x06 \x01(\t\"5\n\x12\x44rainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"_\n\x13UndrainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14UndrainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x83\x01\n\x14\x44\x65leteClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"\x8a\x01\n\x15\x44\x65leteGpuTypesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tgpu_types\x18\x02 \x03(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"q\n\x11\x44\x65leteNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"u\n\x12\x44\x65leteNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t2\xfb\x06\n\x08\x43lusters\x12\x46\n\rUpsertCluster\x12 .tessera.v1.UpsertClusterRequest\x1a\x13.tessera.v1.Cluster\x12@\n\nGetCluster\x12\x1d.tessera.v1.GetClusterRequest\x1a\x13.tessera.v1.Cluster\x12Q\n\x0cListClusters\x12\x1f.tessera.v1.ListClustersRequest\x1a .tessera.v1.ListClustersResponse\x12N\n\x0bUpsertNodes\x12\x1e.tessera.v1.UpsertNodesRequest\x1a\x1f.tessera.v1.UpsertNodesResponse\x12\x37\n\x07GetNode\x12\x1a.tessera.v1.GetNodeRequest\x1a\x10.tessera.v1.Node\x12H\n\tListNodes\x12\x1c.tessera.v1.ListNodesRequest\x1a\x1d.tessera.v1.ListNodesResponse\x12K\n\nDrainNodes\x12\x1d.tessera.v1.DrainNodesRequest\x1a\x1e.tessera.v1.DrainNodesResponse\x12Q\n\x0cUndrainNodes\x12\x1f.tessera.v1.UndrainNodesRequest\x1a .tessera.v1.UndrainNodesResponse\x12I\n\rDeleteCluster\x12 .tessera.v1.DeleteClusterRequest\x1a\x16.google.protobuf.Empty\x12H\n\x0e\x44\x65leteGpuTypes\x12!.tessera.v1.DeleteGpuTypesRequest\x1a\x13.tessera.v1.Cluster\x12\x43\n\nDeleteNode\x12\x1d.tessera.v1.DeleteNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0b\x44\x65leteNodes\x12\x1e.tessera.v1.DeleteNodesRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.clusters_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GPUTYPE']._serialized_start=108
-  _globals['_GPUTYPE']._serialized_end=194
-  _globals['_CLUSTER']._serialized_start=197
-  _globals['_CLUSTER']._serialized_end=372
-  _globals['_NODE']._serialized_start=375
-  _globals['_NODE']._serialized_end=644
-  _globals['_NODE_STATE']._serialized_start=572
-  _globals['_NODE_STATE']._serialized_end=644
-  _globals['_UPSERTCLUSTERREQUEST']._serialized_start=647
-  _globals['_UPSERTCLUSTERREQUEST']._serialized_end=799
-  _globals['_GETCLUSTERREQUEST']._serialized_start=801
-  _globals['_GETCLUSTERREQUEST']._serialized_end=834
-  _globals['_LISTCLUSTERSREQUEST']._serialized_start=836
-  _globals['_LISTCLUSTERSREQUEST']._serialized_end=896
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=898
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=984
-  _globals['_UPSERTNODESREQUEST']._serialized_start=986
-  _globals['_UPSERTNODESREQUEST']._serialized_end=1098
-  _globals['_UPSERTNODESRESPONSE']._serialized_start=1100
-  _globals['_UPSERTNODESRESPONSE']._serialized_end=1154
-  _globals['_GETNODEREQUEST']._serialized_start=1156
-  _globals['_GETNODEREQUEST']._serialized_end=1186
-  _globals['_LISTNODESREQUEST']._serialized_start=1188
-  _globals['_LISTNODESREQUEST']._serialized_end=1261
-  _globals['_LISTNODESRESPONSE']._serialized_start=1263
-  _globals['_LISTNODESRESPONSE']._serialized_end=1340
-  _globals['_DRAINNODESREQUEST']._serialized_start=1342
-  _globals['_DRAINNODESREQUEST']._serialized_end=1435
-  _globals['_DRAINNODESRESPONSE']._serialized_start=1437
-  _globals['_DRAINNODESRESPONSE']._serialized_end=1490
-  _globals['_UNDRAINNODESREQUEST']._serialized_start=1492
-  _globals['_UNDRAINNODESREQUEST']._serialized_end=1587
-  _globals['_UNDRAINNODESRESPONSE']._serialized_start=1589
-  _globals['_UNDRAINNODESRESPONSE']._serialized_end=1644
-  _globals['_CLUSTERS']._serialized_start=1647
-  _globals['_CLUSTERS']._serialized_end=2249
+  _globals['_GPUTYPE']._serialized_start=169
+  _globals['_GPUTYPE']._serialized_end=274
+  _globals['_CLUSTER']._serialized_start=277
+  _globals['_CLUSTER']._serialized_end=554
+  _globals['_NODE']._serialized_start=557
+  _globals['_NODE']._serialized_end=933
+  _globals['_NODE_STATE']._serialized_start=861
+  _globals['_NODE_STATE']._serialized_end=933
+  _globals['_UPSERTCLUSTERREQUEST']._serialized_start=936
+  _globals['_UPSERTCLUSTERREQUEST']._serialized_end=1088
+  _globals['_GETCLUSTERREQUEST']._serialized_start=1090
+  _globals['_GETCLUSTERREQUEST']._serialized_end=1123
+  _globals['_LISTCLUSTERSREQUEST']._serialized_start=1125
+  _globals['_LISTCLUSTERSREQUEST']._serialized_end=1185
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=1187
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=1273
+  _globals['_UPSERTNODESREQUEST']._serialized_start=1275
+  _globals['_UPSERTNODESREQUEST']._serialized_end=1387
+  _globals['_UPSERTNODESRESPONSE']._serialized_start=1389
+  _globals['_UPSERTNODESRESPONSE']._serialized_end=1443
+  _globals['_GETNODEREQUEST']._serialized_start=1445
+  _globals['_GETNODEREQUEST']._serialized_end=1475
+  _globals['_LISTNODESREQUEST']._serialized_start=1477
+  _globals['_LISTNODESREQUEST']._serialized_end=1550
+  _globals['_LISTNODESRESPONSE']._serialized_start=1552
+  _globals['_LISTNODESRESPONSE']._serialized_end=1629
+  _globals['_DRAINNODESREQUEST']._serialized_start=1632
+  _globals['_DRAINNODESREQUEST']._serialized_end=1761
+  _globals['_DRAINNODESRESPONSE']._serialized_start=1763
+  _globals['_DRAINNODESRESPONSE']._serialized_end=1816
+  _globals['_UNDRAINNODESREQUEST']._serialized_start=1818
+  _globals['_UNDRAINNODESREQUEST']._serialized_end=1913
+  _globals['_UNDRAINNODESRESPONSE']._serialized_start=1915
+  _globals['_UNDRAINNODESRESPONSE']._serialized_end=1970
+  _globals['_DELETECLUSTERREQUEST']._serialized_start=1973
+  _globals['_DELETECLUSTERREQUEST']._serialized_end=2104
+  _globals['_DELETEGPUTYPESREQUEST']._serialized_start=2107
+  _globals['_DELETEGPUTYPESREQUEST']._serialized_end=2245
+  _globals['_DELETENODEREQUEST']._serialized_start=2247
+  _globals['_DELETENODEREQUEST']._serialized_end=2360
+  _globals['_DELETENODESREQUEST']._serialized_start=2362
+  _globals['_DELETENODESREQUEST']._serialized_end=2479
+  _globals['_CLUSTERS']._serialized_start=2482
+  _globals['_CLUSTERS']._serialized_end=3373
 # @@protoc_insertion_point(module_scope)

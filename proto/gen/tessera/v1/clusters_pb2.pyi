@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -29,13 +30,18 @@ class GpuType(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     WATTS_FIELD_NUMBER: _builtins.int
+    NODE_GPUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Unique in the cluster: lower-case letters, digits, '-', '_' or '.', e.g. "a100"."""
+    """Unique in the cluster: lower-case letters, digits, '-', '_' or '.', e.g. "a100". "any" is reserved: quotas use it
+    for GPUs of any type.
+    """
     memory_bytes: _builtins.int
     dollars_per_hour: _builtins.float
     """Of one GPU; 0: not known. What the objective `cost` counts."""
     watts: _builtins.float
     """Of one busy GPU; 0: not known. What `cost` counts where a round's `cost_of` is "watts"."""
+    node_gpus: _builtins.int
+    """Output only: GPUs of the largest node of this type; estimates assume such nodes. 0: no node has this type."""
     def __init__(
         self,
         *,
@@ -43,10 +49,11 @@ class GpuType(_message.Message):
         memory_bytes: _builtins.int = ...,
         dollars_per_hour: _builtins.float = ...,
         watts: _builtins.float = ...,
+        node_gpus: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars_per_hour", b"dollars_per_hour", "memory_bytes", b"memory_bytes", "name", b"name", "watts", b"watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars_per_hour", b"dollars_per_hour", "memory_bytes", b"memory_bytes", "name", b"name", "node_gpus", b"node_gpus", "watts", b"watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -63,6 +70,8 @@ class Cluster(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     LAST_ROUND_FIELD_NUMBER: _builtins.int
+    NEXT_ROUND_TIME_FIELD_NUMBER: _builtins.int
+    ROUND_PERIOD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}" """
     etag: _builtins.str
@@ -75,6 +84,16 @@ class Cluster(_message.Message):
     def gpu_types(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuType]: ...
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def next_round_time(self) -> _timestamp_pb2.Timestamp:
+        """Output only, and only from GetCluster: the latest time at which the next round begins. Unset: rounds are decided
+        only when somebody calls Schedule.
+        """
+
+    @_builtins.property
+    def round_period(self) -> _duration_pb2.Duration:
+        """Output only, and only from GetCluster: the time between two rounds of this server; 0 s: it begins none."""
+
     def __init__(
         self,
         *,
@@ -85,10 +104,12 @@ class Cluster(_message.Message):
         nodes: _builtins.int = ...,
         gpus: _builtins.int = ...,
         last_round: _builtins.str = ...,
+        next_round_time: _timestamp_pb2.Timestamp | None = ...,
+        round_period: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "next_round_time", b"next_round_time", "round_period", b"round_period"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "gpu_types", b"gpu_types", "gpus", b"gpus", "last_round", b"last_round", "name", b"name", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "gpu_types", b"gpu_types", "gpus", b"gpus", "last_round", b"last_round", "name", b"name", "next_round_time", b"next_round_time", "nodes", b"nodes", "round_period", b"round_period"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -127,6 +148,10 @@ class Node(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
     NETWORK_REMARKS_FIELD_NUMBER: _builtins.int
+    DRAIN_REASON_FIELD_NUMBER: _builtins.int
+    DRAINED_BY_FIELD_NUMBER: _builtins.int
+    DRAIN_TIME_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
@@ -140,6 +165,13 @@ class Node(_message.Message):
     """Output only: GPUs that no job holds."""
     silent_s: _builtins.float
     """Output only: seconds since its agent was last heard, by the database's clock; negative: never."""
+    drain_reason: _builtins.str
+    """Output only: why, by whom (as the caller said) and when it was drained. Unset while it is not."""
+    drained_by: _builtins.str
+    drained: _builtins.bool
+    """Output only: it is DRAINING, no job holds a GPU there any more, and none will until UndrainNodes. A state of its own
+    would be unknown to older clients.
+    """
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output only: jobs that hold GPUs here."""
@@ -148,6 +180,8 @@ class Node(_message.Message):
     def network_remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output only: what keeps network plans from having an effect on it, as its agent says; empty: nothing known."""
 
+    @_builtins.property
+    def drain_time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
@@ -161,10 +195,14 @@ class Node(_message.Message):
         jobs: _abc.Iterable[_builtins.str] | None = ...,
         silent_s: _builtins.float = ...,
         network_remarks: _abc.Iterable[_builtins.str] | None = ...,
+        drain_reason: _builtins.str = ...,
+        drained_by: _builtins.str = ...,
+        drain_time: _timestamp_pb2.Timestamp | None = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_time", b"drain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,9 +432,15 @@ class DrainNodesRequest(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DRAINED_BY_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     validate_only: _builtins.bool
     request_id: _builtins.str
+    reason: _builtins.str
+    """Why, at most 300 characters. Of a node that is drained already it replaces the reason; empty: the reason stays."""
+    drained_by: _builtins.str
+    """Who drains, at most 100 characters. It is kept as the caller says it."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"clusters/{cluster}/nodes/{node}" """
@@ -408,10 +452,12 @@ class DrainNodesRequest(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        drained_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained_by", b"drained_by", "names", b"names", "parent", b"parent", "reason", b"reason", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,3 +531,153 @@ class UndrainNodesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndrainNodesResponse: _TypeAlias = UndrainNodesResponse  # noqa: Y015
+
+@_typing.final
+class DeleteClusterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}" """
+    etag: _builtins.str
+    """Empty: any version."""
+    force: _builtins.bool
+    """Delete it although agents are connected. They stop and are told that the cluster does not exist. Live jobs are
+    refused nonetheless: cancel them first.
+    """
+    allow_missing: _builtins.bool
+    """Succeed where there is no such cluster."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "etag", b"etag", "force", b"force", "name", b"name", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteClusterRequest: _TypeAlias = DeleteClusterRequest  # noqa: Y015
+
+@_typing.final
+class DeleteGpuTypesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    GPU_TYPES_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    etag: _builtins.str
+    """The cluster's; empty: any version."""
+    allow_missing: _builtins.bool
+    """Succeed where the cluster has no such type."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of GPU types, e.g. "v100". At least one type of the cluster must remain."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        gpu_types: _abc.Iterable[_builtins.str] | None = ...,
+        etag: _builtins.str = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "etag", b"etag", "gpu_types", b"gpu_types", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGpuTypesRequest: _TypeAlias = DeleteGpuTypesRequest  # noqa: Y015
+
+@_typing.final
+class DeleteNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/nodes/{node}" """
+    etag: _builtins.str
+    """Empty: any version."""
+    allow_missing: _builtins.bool
+    """Succeed where there is no such node."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "etag", b"etag", "name", b"name", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteNodeRequest: _TypeAlias = DeleteNodeRequest  # noqa: Y015
+
+@_typing.final
+class DeleteNodesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    allow_missing: _builtins.bool
+    """Succeed where there are no such nodes."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"clusters/{cluster}/nodes/{node}", at most 100,000."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "names", b"names", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteNodesRequest: _TypeAlias = DeleteNodesRequest  # noqa: Y015

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from tessera.v1 import clusters_pb2 as tessera_dot_v1_dot_clusters__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
@@ -75,6 +76,26 @@ class ClustersStub:
                 request_serializer=tessera_dot_v1_dot_clusters__pb2.UndrainNodesRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_clusters__pb2.UndrainNodesResponse.FromString,
                 _registered_method=True)
+        self.DeleteCluster = channel.unary_unary(
+                '/tessera.v1.Clusters/DeleteCluster',
+                request_serializer=tessera_dot_v1_dot_clusters__pb2.DeleteClusterRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+        self.DeleteGpuTypes = channel.unary_unary(
+                '/tessera.v1.Clusters/DeleteGpuTypes',
+                request_serializer=tessera_dot_v1_dot_clusters__pb2.DeleteGpuTypesRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_clusters__pb2.Cluster.FromString,
+                _registered_method=True)
+        self.DeleteNode = channel.unary_unary(
+                '/tessera.v1.Clusters/DeleteNode',
+                request_serializer=tessera_dot_v1_dot_clusters__pb2.DeleteNodeRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+        self.DeleteNodes = channel.unary_unary(
+                '/tessera.v1.Clusters/DeleteNodes',
+                request_serializer=tessera_dot_v1_dot_clusters__pb2.DeleteNodesRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class ClustersServicer:
@@ -132,6 +153,38 @@ class ClustersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteCluster(self, request, context):
+        """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
+        with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
+        connected. The name is free at once; the stored rows are removed in the background.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGpuTypes(self, request, context):
+        """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
+        IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteNode(self, request, context):
+        """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
+        A connected agent of the node is told so, and does not register the node again until it is restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteNodes(self, request, context):
+        """Deletes nodes like DeleteNode, all or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClustersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -174,6 +227,26 @@ def add_ClustersServicer_to_server(servicer, server):
                     servicer.UndrainNodes,
                     request_deserializer=tessera_dot_v1_dot_clusters__pb2.UndrainNodesRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_clusters__pb2.UndrainNodesResponse.SerializeToString,
+            ),
+            'DeleteCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCluster,
+                    request_deserializer=tessera_dot_v1_dot_clusters__pb2.DeleteClusterRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'DeleteGpuTypes': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGpuTypes,
+                    request_deserializer=tessera_dot_v1_dot_clusters__pb2.DeleteGpuTypesRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_clusters__pb2.Cluster.SerializeToString,
+            ),
+            'DeleteNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteNode,
+                    request_deserializer=tessera_dot_v1_dot_clusters__pb2.DeleteNodeRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'DeleteNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteNodes,
+                    request_deserializer=tessera_dot_v1_dot_clusters__pb2.DeleteNodesRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -393,6 +466,114 @@ class Clusters:
             '/tessera.v1.Clusters/UndrainNodes',
             tessera_dot_v1_dot_clusters__pb2.UndrainNodesRequest.SerializeToString,
             tessera_dot_v1_dot_clusters__pb2.UndrainNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/DeleteCluster',
+            tessera_dot_v1_dot_clusters__pb2.DeleteClusterRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGpuTypes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/DeleteGpuTypes',
+            tessera_dot_v1_dot_clusters__pb2.DeleteGpuTypesRequest.SerializeToString,
+            tessera_dot_v1_dot_clusters__pb2.Cluster.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/DeleteNode',
+            tessera_dot_v1_dot_clusters__pb2.DeleteNodeRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/DeleteNodes',
+            tessera_dot_v1_dot_clusters__pb2.DeleteNodesRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

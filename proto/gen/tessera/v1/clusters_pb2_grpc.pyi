@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from google.protobuf import empty_pb2 as _empty_pb2
 from grpc import aio as _aio
 from tessera.v1 import clusters_pb2 as _clusters_pb2
 import abc as _abc_1
@@ -44,6 +45,21 @@ class ClustersStub:
     DrainNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DrainNodesRequest, _clusters_pb2.DrainNodesResponse]
     """The next round moves what runs there, or suspends it; nothing new starts there."""
     UndrainNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.UndrainNodesRequest, _clusters_pb2.UndrainNodesResponse]
+    DeleteCluster: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteClusterRequest, _empty_pb2.Empty]
+    """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
+    with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
+    connected. The name is free at once; the stored rows are removed in the background.
+    """
+    DeleteGpuTypes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteGpuTypesRequest, _clusters_pb2.Cluster]
+    """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
+    IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+    """
+    DeleteNode: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodeRequest, _empty_pb2.Empty]
+    """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
+    A connected agent of the node is told so, and does not register the node again until it is restarted.
+    """
+    DeleteNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodesRequest, _empty_pb2.Empty]
+    """Deletes nodes like DeleteNode, all or none."""
 
 @_typing.type_check_only
 class ClustersAsyncStub(ClustersStub):
@@ -61,6 +77,21 @@ class ClustersAsyncStub(ClustersStub):
     DrainNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DrainNodesRequest, _clusters_pb2.DrainNodesResponse]  # type: ignore[assignment]
     """The next round moves what runs there, or suspends it; nothing new starts there."""
     UndrainNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.UndrainNodesRequest, _clusters_pb2.UndrainNodesResponse]  # type: ignore[assignment]
+    DeleteCluster: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteClusterRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
+    with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
+    connected. The name is free at once; the stored rows are removed in the background.
+    """
+    DeleteGpuTypes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteGpuTypesRequest, _clusters_pb2.Cluster]  # type: ignore[assignment]
+    """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
+    IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+    """
+    DeleteNode: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
+    A connected agent of the node is told so, and does not register the node again until it is restarted.
+    """
+    DeleteNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodesRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes nodes like DeleteNode, all or none."""
 
 class ClustersServicer(metaclass=_abc_1.ABCMeta):
     """Clusters, their GPU types and their nodes."""
@@ -123,5 +154,44 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.UndrainNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_clusters_pb2.UndrainNodesResponse, _abc.Awaitable[_clusters_pb2.UndrainNodesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteCluster(
+        self,
+        request: _clusters_pb2.DeleteClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
+        with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
+        connected. The name is free at once; the stored rows are removed in the background.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteGpuTypes(
+        self,
+        request: _clusters_pb2.DeleteGpuTypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_clusters_pb2.Cluster, _abc.Awaitable[_clusters_pb2.Cluster]]:
+        """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
+        IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteNode(
+        self,
+        request: _clusters_pb2.DeleteNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
+        A connected agent of the node is told so, and does not register the node again until it is restarted.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteNodes(
+        self,
+        request: _clusters_pb2.DeleteNodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes nodes like DeleteNode, all or none."""
 
 def add_ClustersServicer_to_server(servicer: ClustersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

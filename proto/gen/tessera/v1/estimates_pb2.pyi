@@ -375,6 +375,70 @@ class ListCellsResponse(_message.Message):
 Global___ListCellsResponse: _TypeAlias = ListCellsResponse  # noqa: Y015
 
 @_typing.final
+class DeleteCellsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    gpu_type: _builtins.str
+    """On this GPU type only; empty: on all."""
+    gpus: _builtins.int
+    """With this number of GPUs only; 0: with any."""
+    all: _builtins.bool
+    """Must be set where nothing above is: then all Cells of the cluster are deleted."""
+    validate_only: _builtins.bool
+    """Answer how many would be deleted, and delete none."""
+    request_id: _builtins.str
+    @_builtins.property
+    def workload(self) -> Global___Workload:
+        """Cells of this workload only; empty model: of all workloads."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        workload: Global___Workload | None = ...,
+        gpu_type: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        all: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "gpu_type", b"gpu_type", "gpus", b"gpus", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCellsRequest: _TypeAlias = DeleteCellsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteCellsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.int
+    def __init__(
+        self,
+        *,
+        deleted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCellsResponse: _TypeAlias = DeleteCellsResponse  # noqa: Y015
+
+@_typing.final
 class EstimateCellsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -657,6 +721,66 @@ class UpsertModelsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpsertModelsResponse: _TypeAlias = UpsertModelsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    allow_missing: _builtins.bool
+    """Succeed where the cluster has no such models."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelName]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        models: _abc.Iterable[Global___ModelName] | None = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "models", b"models", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteModelsRequest: _TypeAlias = DeleteModelsRequest  # noqa: Y015
+
+@_typing.final
+class ModelName(_message.Message):
+    """A model as workloads name it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    params: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        params: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "params", b"params"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelName: _TypeAlias = ModelName  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

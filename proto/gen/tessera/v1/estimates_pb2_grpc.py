@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from tessera.v1 import estimates_pb2 as tessera_dot_v1_dot_estimates__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
@@ -45,6 +46,11 @@ class EstimatesStub:
                 request_serializer=tessera_dot_v1_dot_estimates__pb2.ListCellsRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_estimates__pb2.ListCellsResponse.FromString,
                 _registered_method=True)
+        self.DeleteCells = channel.unary_unary(
+                '/tessera.v1.Estimates/DeleteCells',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.DeleteCellsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_estimates__pb2.DeleteCellsResponse.FromString,
+                _registered_method=True)
         self.EstimateCells = channel.unary_unary(
                 '/tessera.v1.Estimates/EstimateCells',
                 request_serializer=tessera_dot_v1_dot_estimates__pb2.EstimateCellsRequest.SerializeToString,
@@ -59,6 +65,11 @@ class EstimatesStub:
                 '/tessera.v1.Estimates/ListModels',
                 request_serializer=tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.DeleteModels = channel.unary_unary(
+                '/tessera.v1.Estimates/DeleteModels',
+                request_serializer=tessera_dot_v1_dot_estimates__pb2.DeleteModelsRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
         self.AddProfiles = channel.unary_unary(
                 '/tessera.v1.Estimates/AddProfiles',
@@ -89,6 +100,15 @@ class EstimatesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteCells(self, request, context):
+        """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
+        the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
+        workloads of live jobs again by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EstimateCells(self, request, context):
         """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
         cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
@@ -108,6 +128,14 @@ class EstimatesServicer:
 
     def ListModels(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteModels(self, request, context):
+        """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
+        with the reason IN_USE while live jobs train one of them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -140,6 +168,11 @@ def add_EstimatesServicer_to_server(servicer, server):
                     request_deserializer=tessera_dot_v1_dot_estimates__pb2.ListCellsRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_estimates__pb2.ListCellsResponse.SerializeToString,
             ),
+            'DeleteCells': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCells,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.DeleteCellsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_estimates__pb2.DeleteCellsResponse.SerializeToString,
+            ),
             'EstimateCells': grpc.unary_unary_rpc_method_handler(
                     servicer.EstimateCells,
                     request_deserializer=tessera_dot_v1_dot_estimates__pb2.EstimateCellsRequest.FromString,
@@ -154,6 +187,11 @@ def add_EstimatesServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'DeleteModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteModels,
+                    request_deserializer=tessera_dot_v1_dot_estimates__pb2.DeleteModelsRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'AddProfiles': grpc.unary_unary_rpc_method_handler(
                     servicer.AddProfiles,
@@ -221,6 +259,33 @@ class Estimates:
             '/tessera.v1.Estimates/ListCells',
             tessera_dot_v1_dot_estimates__pb2.ListCellsRequest.SerializeToString,
             tessera_dot_v1_dot_estimates__pb2.ListCellsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCells(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/DeleteCells',
+            tessera_dot_v1_dot_estimates__pb2.DeleteCellsRequest.SerializeToString,
+            tessera_dot_v1_dot_estimates__pb2.DeleteCellsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -302,6 +367,33 @@ class Estimates:
             '/tessera.v1.Estimates/ListModels',
             tessera_dot_v1_dot_estimates__pb2.ListModelsRequest.SerializeToString,
             tessera_dot_v1_dot_estimates__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Estimates/DeleteModels',
+            tessera_dot_v1_dot_estimates__pb2.DeleteModelsRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from google.protobuf import empty_pb2 as _empty_pb2
 from grpc import aio as _aio
 from tessera.v1 import estimates_pb2 as _estimates_pb2
 import abc as _abc_1
@@ -36,6 +37,11 @@ class EstimatesStub:
     UpsertCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertCellsRequest, _estimates_pb2.UpsertCellsResponse]
     """Creates or replaces many Cells' estimates, all or none."""
     ListCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListCellsRequest, _estimates_pb2.ListCellsResponse]
+    DeleteCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.DeleteCellsRequest, _estimates_pb2.DeleteCellsResponse]
+    """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
+    the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
+    workloads of live jobs again by itself.
+    """
     EstimateCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.EstimateCellsRequest, _estimates_pb2.EstimateCellsResponse]
     """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
     cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
@@ -45,6 +51,10 @@ class EstimatesStub:
     UpsertModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]
     """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]
+    DeleteModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.DeleteModelsRequest, _empty_pb2.Empty]
+    """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
+    with the reason IN_USE while live jobs train one of them.
+    """
     AddProfiles: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.AddProfilesRequest, _estimates_pb2.AddProfilesResponse]
     """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
     now on. Records are never changed: those that this task sent before are left as they are.
@@ -60,6 +70,11 @@ class EstimatesAsyncStub(EstimatesStub):
     UpsertCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertCellsRequest, _estimates_pb2.UpsertCellsResponse]  # type: ignore[assignment]
     """Creates or replaces many Cells' estimates, all or none."""
     ListCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListCellsRequest, _estimates_pb2.ListCellsResponse]  # type: ignore[assignment]
+    DeleteCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.DeleteCellsRequest, _estimates_pb2.DeleteCellsResponse]  # type: ignore[assignment]
+    """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
+    the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
+    workloads of live jobs again by itself.
+    """
     EstimateCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.EstimateCellsRequest, _estimates_pb2.EstimateCellsResponse]  # type: ignore[assignment]
     """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
     cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
@@ -69,6 +84,10 @@ class EstimatesAsyncStub(EstimatesStub):
     UpsertModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]  # type: ignore[assignment]
     """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
     ListModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]  # type: ignore[assignment]
+    DeleteModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.DeleteModelsRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
+    with the reason IN_USE while live jobs train one of them.
+    """
     AddProfiles: _aio.UnaryUnaryMultiCallable[_estimates_pb2.AddProfilesRequest, _estimates_pb2.AddProfilesResponse]  # type: ignore[assignment]
     """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
     now on. Records are never changed: those that this task sent before are left as they are.
@@ -93,6 +112,17 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.ListCellsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.ListCellsResponse, _abc.Awaitable[_estimates_pb2.ListCellsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteCells(
+        self,
+        request: _estimates_pb2.DeleteCellsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimates_pb2.DeleteCellsResponse, _abc.Awaitable[_estimates_pb2.DeleteCellsResponse]]:
+        """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
+        the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
+        workloads of live jobs again by itself.
+        """
 
     @_abc_1.abstractmethod
     def EstimateCells(
@@ -120,6 +150,16 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.ListModelsResponse, _abc.Awaitable[_estimates_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteModels(
+        self,
+        request: _estimates_pb2.DeleteModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
+        with the reason IN_USE while live jobs train one of them.
+        """
 
     @_abc_1.abstractmethod
     def AddProfiles(

@@ -102,6 +102,8 @@ class Job(_message.Message):
     PINNED_GPU_TYPE_FIELD_NUMBER: _builtins.int
     AVOID_NODES_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    MIN_GPUS_FIELD_NUMBER: _builtins.int
+    MAX_GPUS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -118,6 +120,8 @@ class Job(_message.Message):
     OPPORTUNISTIC_FIELD_NUMBER: _builtins.int
     SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    RETRY_TIME_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
@@ -138,19 +142,25 @@ class Job(_message.Message):
     pinned: _builtins.bool
     """Opt out of moves that mend fragmentation."""
     max_retries: _builtins.int
-    """Failures after which it is tried again; unset: 3."""
+    """Failures after which it is tried again, each time later (`retry_time`); the next one ends the job. Default: 3."""
     pinned_gpu_type: _builtins.bool
     """The requested GPU type is a demand: the job runs there or waits. Needs `requested_gpu_type`."""
     profile: _builtins.bool
     """Its workload's layers are to be measured on one GPU of each type, by tasks of the least weight on GPUs that nobody
     else wants (Estimates.GetProfiling). Until then it runs on analytic estimates.
     """
+    min_gpus: _builtins.int
+    """Rounds give the job no fewer GPUs than this, and no more than max_gpus; 0: no bound. requested_gpus lies
+    between them. A job is worth the same on the same GPUs whatever it requests.
+    """
+    max_gpus: _builtins.int
     etag: _builtins.str
     """Output only from here on."""
     state: Global___JobState.ValueType
     iterations_done: _builtins.float
     generation: _builtins.int
     retries: _builtins.int
+    """How often it has failed."""
     last_error: _builtins.str
     """Exit text of the last failure."""
     deadline_admitted: _builtins.bool
@@ -167,15 +177,19 @@ class Job(_message.Message):
 
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
-        """Later than now when it is set. A round whose `deadlines` are not "ignore" promises it (`deadline_admitted`) or
-        says why not, and runs the job fast enough; what is promised is not broken by later jobs. Others ignore it.
+        """Later than now when it is set. A round whose `deadlines` are "myopic" or "look-ahead" promises it
+        (`deadline_admitted`) or says why not, and runs the job fast enough; later jobs do not break what is promised.
+        "keep", the default of objectives that do not name the deadline, keeps what is promised and promises nothing:
+        `warnings` says so.
         """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the runtime runs; empty for the replay runtime."""
+        """What the runtime runs. This release's agents replay jobs and train nothing, so they refuse every command but
+        "fail-at" N: the job fails once N iterations are done. Leave it empty.
+        """
 
     @_builtins.property
     def avoid_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -191,7 +205,7 @@ class Job(_message.Message):
     def allocation(self) -> Global___Allocation: ...
     @_builtins.property
     def reason(self) -> Global___Reason:
-        """Why it does not run; unset where it does, or before its first round."""
+        """Why it does not run in its present state; unset where it does, or before its first round."""
 
     @_builtins.property
     def certificate(self) -> _containers.RepeatedCompositeFieldContainer[Global___Leg]:
@@ -200,6 +214,18 @@ class Job(_message.Message):
     @_builtins.property
     def queue_time(self) -> _timestamp_pb2.Timestamp:
         """When it last began to wait: its submission, or the loss of its GPUs."""
+
+    @_builtins.property
+    def retry_time(self) -> _timestamp_pb2.Timestamp:
+        """It failed, and rounds leave it out until then (BACK_OFF): 30 s after a failure, twice as long after each further
+        one in a row, at most 30 min. A run of 10 min makes the next failure the first again; so does ReleaseJob.
+        """
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Answers of SubmitJob, SubmitJobs and UpdateJob only: which wishes the standing policy does not look at, and what
+        to do about it.
+        """
 
     def __init__(
         self,
@@ -222,6 +248,8 @@ class Job(_message.Message):
         pinned_gpu_type: _builtins.bool = ...,
         avoid_nodes: _abc.Iterable[_builtins.str] | None = ...,
         profile: _builtins.bool = ...,
+        min_gpus: _builtins.int = ...,
+        max_gpus: _builtins.int = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -238,10 +266,12 @@ class Job(_message.Message):
         opportunistic: _builtins.bool = ...,
         service_gpu_seconds: _builtins.float = ...,
         queue_time: _timestamp_pb2.Timestamp | None = ...,
+        retry_time: _timestamp_pb2.Timestamp | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_retries", b"max_retries", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015

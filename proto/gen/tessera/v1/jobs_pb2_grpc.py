@@ -117,7 +117,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateJob(self, request, context):
-        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes.
+        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,7 @@ class JobsStub:
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]
-    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
+    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus."""
     ListJobEvents: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]
     """What happened to a job, oldest first."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]
@@ -62,7 +62,7 @@ class JobsAsyncStub(JobsStub):
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
     UpdateJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
+    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus."""
     ListJobEvents: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]  # type: ignore[assignment]
     """What happened to a job, oldest first."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
@@ -112,7 +112,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.UpdateJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
-        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
+        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus."""
 
     @_abc_1.abstractmethod
     def ListJobEvents(

@@ -26,7 +26,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/networks.proto\x12\ntessera.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\x01\n\x08Topology\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\r\n\x05hosts\x18\x04 \x01(\x05\x12\x10\n\x08switches\x18\x05 \x01(\x05\x12\r\n\x05links\x18\x06 \x01(\x05\x12\x15\n\runknown_hosts\x18\x07 \x03(\t\x12\x15\n\rmissing_nodes\x18\x08 \x03(\t\"\"\n\x12GetTopologyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"j\n\x15UpdateTopologyRequest\x12&\n\x08topology\x18\x01 \x01(\x0b\x32\x14.tessera.v1.Topology\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"9\n\x15\x44\x65leteTopologyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xd9\x01\n\x0bNetworkPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\tplan_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\t\x12\x0e\n\x06levels\x18\x05 \x01(\x05\x12\x0f\n\x07\x63hanged\x18\x06 \x01(\x05\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\r\n\x05notes\x18\x08 \x03(\t\x12.\n\tdecisions\x18\t \x03(\x0b\x32\x1b.tessera.v1.NetworkDecision\"\xb5\x01\n\x0fNetworkDecision\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\r\n\x05level\x18\x03 \x01(\x05\x12\x0c\n\x04\x64scp\x18\x04 \x01(\x05\x12\x10\n\x08priority\x18\x05 \x01(\x01\x12\x11\n\tintensity\x18\x06 \x01(\x01\x12\r\n\x05meets\x18\x07 \x03(\t\x12(\n\x06routes\x18\x08 \x03(\x0b\x32\x18.tessera.v1.NetworkRoute\x12\x0c\n\x04note\x18\t \x01(\t\"O\n\x0cNetworkRoute\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0b\n\x03via\x18\x03 \x03(\t\x12\x12\n\nsent_bytes\x18\x04 \x01(\x01\"2\n\x15GetNetworkPlanRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"P\n\x17ListNetworkPlansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x18ListNetworkPlansResponse\x12&\n\x05plans\x18\x01 \x03(\x0b\x32\x17.tessera.v1.NetworkPlan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x12PlanNetworkRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x32\xdc\x03\n\x08Networks\x12\x43\n\x0bGetTopology\x12\x1e.tessera.v1.GetTopologyRequest\x1a\x14.tessera.v1.Topology\x12I\n\x0eUpdateTopology\x12!.tessera.v1.UpdateTopologyRequest\x1a\x14.tessera.v1.Topology\x12K\n\x0e\x44\x65leteTopology\x12!.tessera.v1.DeleteTopologyRequest\x1a\x16.google.protobuf.Empty\x12L\n\x0eGetNetworkPlan\x12!.tessera.v1.GetNetworkPlanRequest\x1a\x17.tessera.v1.NetworkPlan\x12]\n\x10ListNetworkPlans\x12#.tessera.v1.ListNetworkPlansRequest\x1a$.tessera.v1.ListNetworkPlansResponse\x12\x46\n\x0bPlanNetwork\x12\x1e.tessera.v1.PlanNetworkRequest\x1a\x17.tessera.v1.NetworkPlanb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/networks.proto\x12\ntessera.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\x01\n\x08Topology\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\r\n\x05hosts\x18\x04 \x01(\x05\x12\x10\n\x08switches\x18\x05 \x01(\x05\x12\r\n\x05links\x18\x06 \x01(\x05\x12\x15\n\runknown_hosts\x18\x07 \x03(\t\x12\x15\n\rmissing_nodes\x18\x08 \x03(\t\"\"\n\x12GetTopologyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"j\n\x15UpdateTopologyRequest\x12&\n\x08topology\x18\x01 \x01(\x0b\x32\x14.tessera.v1.Topology\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"u\n\x15\x44\x65leteTopologyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"\xd9\x01\n\x0bNetworkPlan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\tplan_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\t\x12\x0e\n\x06levels\x18\x05 \x01(\x05\x12\x0f\n\x07\x63hanged\x18\x06 \x01(\x05\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\r\n\x05notes\x18\x08 \x03(\t\x12.\n\tdecisions\x18\t \x03(\x0b\x32\x1b.tessera.v1.NetworkDecision\"\xb5\x01\n\x0fNetworkDecision\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\r\n\x05level\x18\x03 \x01(\x05\x12\x0c\n\x04\x64scp\x18\x04 \x01(\x05\x12\x10\n\x08priority\x18\x05 \x01(\x01\x12\x11\n\tintensity\x18\x06 \x01(\x01\x12\r\n\x05meets\x18\x07 \x03(\t\x12(\n\x06routes\x18\x08 \x03(\x0b\x32\x18.tessera.v1.NetworkRoute\x12\x0c\n\x04note\x18\t \x01(\t\"O\n\x0cNetworkRoute\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0b\n\x03via\x18\x03 \x03(\t\x12\x12\n\nsent_bytes\x18\x04 \x01(\x01\"2\n\x15GetNetworkPlanRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"P\n\x17ListNetworkPlansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x18ListNetworkPlansResponse\x12&\n\x05plans\x18\x01 \x03(\x0b\x32\x17.tessera.v1.NetworkPlan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x12PlanNetworkRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x32\xdc\x03\n\x08Networks\x12\x43\n\x0bGetTopology\x12\x1e.tessera.v1.GetTopologyRequest\x1a\x14.tessera.v1.Topology\x12I\n\x0eUpdateTopology\x12!.tessera.v1.UpdateTopologyRequest\x1a\x14.tessera.v1.Topology\x12K\n\x0e\x44\x65leteTopology\x12!.tessera.v1.DeleteTopologyRequest\x1a\x16.google.protobuf.Empty\x12L\n\x0eGetNetworkPlan\x12!.tessera.v1.GetNetworkPlanRequest\x1a\x17.tessera.v1.NetworkPlan\x12]\n\x10ListNetworkPlans\x12#.tessera.v1.ListNetworkPlansRequest\x1a$.tessera.v1.ListNetworkPlansResponse\x12\x46\n\x0bPlanNetwork\x12\x1e.tessera.v1.PlanNetworkRequest\x1a\x17.tessera.v1.NetworkPlanb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,21 +40,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATETOPOLOGYREQUEST']._serialized_start=292
   _globals['_UPDATETOPOLOGYREQUEST']._serialized_end=398
   _globals['_DELETETOPOLOGYREQUEST']._serialized_start=400
-  _globals['_DELETETOPOLOGYREQUEST']._serialized_end=457
-  _globals['_NETWORKPLAN']._serialized_start=460
-  _globals['_NETWORKPLAN']._serialized_end=677
-  _globals['_NETWORKDECISION']._serialized_start=680
-  _globals['_NETWORKDECISION']._serialized_end=861
-  _globals['_NETWORKROUTE']._serialized_start=863
-  _globals['_NETWORKROUTE']._serialized_end=942
-  _globals['_GETNETWORKPLANREQUEST']._serialized_start=944
-  _globals['_GETNETWORKPLANREQUEST']._serialized_end=994
-  _globals['_LISTNETWORKPLANSREQUEST']._serialized_start=996
-  _globals['_LISTNETWORKPLANSREQUEST']._serialized_end=1076
-  _globals['_LISTNETWORKPLANSRESPONSE']._serialized_start=1078
-  _globals['_LISTNETWORKPLANSRESPONSE']._serialized_end=1169
-  _globals['_PLANNETWORKREQUEST']._serialized_start=1171
-  _globals['_PLANNETWORKREQUEST']._serialized_end=1224
-  _globals['_NETWORKS']._serialized_start=1227
-  _globals['_NETWORKS']._serialized_end=1703
+  _globals['_DELETETOPOLOGYREQUEST']._serialized_end=517
+  _globals['_NETWORKPLAN']._serialized_start=520
+  _globals['_NETWORKPLAN']._serialized_end=737
+  _globals['_NETWORKDECISION']._serialized_start=740
+  _globals['_NETWORKDECISION']._serialized_end=921
+  _globals['_NETWORKROUTE']._serialized_start=923
+  _globals['_NETWORKROUTE']._serialized_end=1002
+  _globals['_GETNETWORKPLANREQUEST']._serialized_start=1004
+  _globals['_GETNETWORKPLANREQUEST']._serialized_end=1054
+  _globals['_LISTNETWORKPLANSREQUEST']._serialized_start=1056
+  _globals['_LISTNETWORKPLANSREQUEST']._serialized_end=1136
+  _globals['_LISTNETWORKPLANSRESPONSE']._serialized_start=1138
+  _globals['_LISTNETWORKPLANSRESPONSE']._serialized_end=1229
+  _globals['_PLANNETWORKREQUEST']._serialized_start=1231
+  _globals['_PLANNETWORKREQUEST']._serialized_end=1284
+  _globals['_NETWORKS']._serialized_start=1287
+  _globals['_NETWORKS']._serialized_end=1763
 # @@protoc_insertion_point(module_scope)

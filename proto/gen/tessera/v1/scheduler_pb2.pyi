@@ -79,9 +79,10 @@ class RoundOptions(_message.Message):
     queue_weights: _builtins.str
     """Factors on the weights of queues' jobs, e.g. "1:4,2:1"; a queue that is not named has 1. Default: none."""
     deadlines: _builtins.str
-    """"ignore"; "myopic": a job that is promised runs fast enough each round; "look-ahead": it follows a schedule over
-    rounds to come; "planned": such a schedule is made anew each round, so that more deadlines are met, and none is
-    promised or refused before it is hopeless. Default (""): look-ahead if the objective names deadline, else ignore.
+    """"ignore"; "keep": what earlier rounds promised is kept, and nothing else is promised; "myopic": a job that is
+    promised runs fast enough each round; "look-ahead": it follows a schedule over rounds to come; "planned": each
+    round makes such a schedule again, so that more deadlines are met, and none is promised or refused before it is
+    hopeless. Default (""): look-ahead if the objective names deadline, else keep.
     """
     run_to_completion: _builtins.bool
     """No launched job is suspended."""
@@ -98,7 +99,7 @@ class RoundOptions(_message.Message):
     rate_floor: _builtins.float
     """The objective cost runs no job below this share of its reference rate, in [0, 1]. Default: 0.5."""
     fairness_levels: _builtins.int
-    """How many of the worst-off jobs an objective without a sum settles before the next one. Default (also 0): 4."""
+    """How many of the worst-off jobs an objective without a sum settles before the next one. Default (also 0): 4; at most 64."""
     scheduler: _builtins.str
     """A published policy decides in place of the objective, e.g. "fcfs"; default (""): Tessera's own statement.
     It has rules of its own: guarantees, promised deadlines, quotas and the limits above do not bind it. Promises stay
@@ -365,6 +366,7 @@ class GoalResult(_message.Message):
     OBJECTIVE_FIELD_NUMBER: _builtins.int
     BOUND_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
+    BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """As it was written, e.g. "0.7*throughput + 0.3*jct"."""
     unit: _builtins.str
@@ -373,6 +375,8 @@ class GoalResult(_message.Message):
     """The best that any answer could reach once the goals before it are kept."""
     gap: _builtins.float
     """Relative; 0: proven."""
+    bound_is_trivial: _builtins.bool
+    """As in Round."""
     def __init__(
         self,
         *,
@@ -381,10 +385,11 @@ class GoalResult(_message.Message):
         objective: _builtins.float = ...,
         bound: _builtins.float = ...,
         gap: _builtins.float = ...,
+        bound_is_trivial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "gap", b"gap", "name", b"name", "objective", b"objective", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "gap", b"gap", "name", b"name", "objective", b"objective", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +511,7 @@ class Round(_message.Message):
     SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     GOALS_FIELD_NUMBER: _builtins.int
+    BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}"; a dry run has number 0."""
     epoch: _builtins.int
@@ -532,6 +538,10 @@ class Round(_message.Message):
     unit: _builtins.str
     samples_per_s: _builtins.float
     """Raw samples/s of what runs after the round."""
+    bound_is_trivial: _builtins.bool
+    """No solver looked for a bound (greedy and published policies do not). Then bound is what all jobs would reach
+    if each had the cluster to itself: it is true, but the gap says nothing about the answer.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -592,10 +602,11 @@ class Round(_message.Message):
         samples_per_s: _builtins.float = ...,
         versions: _abc.Iterable[_builtins.str] | None = ...,
         goals: _abc.Iterable[Global___GoalResult] | None = ...,
+        bound_is_trivial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,8 +57,8 @@ class Tenant(_message.Message):
     """Others may not use its quota while it does not."""
     @_builtins.property
     def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """GPUs that its guaranteed jobs may claim, by GPU type; "" is any type. A type that is absent is not limited by
-        itself. All tenants' quotas together must fit the cluster.
+        """GPUs that its guaranteed jobs may claim, by GPU type; "" is any type, and on the way in "any" means the same. A
+        type that is absent is not limited by itself. All tenants' quotas together must fit the cluster.
         """
 
     def __init__(
@@ -196,9 +196,12 @@ class DeleteTenantsRequest(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     validate_only: _builtins.bool
     request_id: _builtins.str
+    allow_missing: _builtins.bool
+    """Succeed where a tenant has no settings."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"clusters/{cluster}/tenants/{tenant}" """
@@ -210,10 +213,11 @@ class DeleteTenantsRequest(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        allow_missing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "names", b"names", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

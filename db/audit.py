@@ -1,0 +1,107 @@
+"""Checks of what is stored, for tests and benchmarks: what must hold at every moment, and who is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import sqlalchemy as sa
+
+from db.engine import Database
+
+RULES: Final[Mapping[str, str]] = {
+    "a GPU has two holders": """
+        SELECT node_id || '/' || gpu FROM allocations WHERE hold IN ('held', 'releasing')
+        GROUP BY node_id, gpu HAVING count(*) > 1
+    """,
+    "a GPU has two successors": """
+        SELECT node_id || '/' || gpu FROM allocations WHERE hold = 'reserved'
+        GROUP BY node_id, gpu HAVING count(*) > 1
+    """,
+    "a job owns other GPUs than its Cell has": """
+        SELECT j.name FROM jobs j LEFT JOIN allocations a
+            ON a.job_id = j.id AND a.generation = j.generation AND a.hold <> 'releasing'
+        WHERE j.state IN ('starting', 'running')
+        GROUP BY j.id HAVING count(a.gpu) <> j.cell_gpus
+    """,
+    "a job has GPUs of another type than its Cell": """
+        SELECT j.name FROM jobs j JOIN allocations a ON a.job_id = j.id AND a.generation = j.generation
+            JOIN nodes n ON n.id = a.node_id
+        WHERE a.hold <> 'releasing' AND j.cell_type_id IS NOT NULL
+            AND n.gpu_type_id <> j.cell_type_id
+    """,
+    "a job that does not run owns GPUs": """
+        SELECT j.name FROM jobs j JOIN allocations a ON a.job_id = j.id
+        WHERE a.hold <> 'releasing' AND j.cell_type_id IS NULL
+    """,
+    "an allocation is of a generation to come": """
+        SELECT j.name FROM jobs j JOIN allocations a ON a.job_id = j.id
+        WHERE a.generation > j.generation
+    """,
+    "epochs do not rise with rounds": """
+        SELECT cluster_id || '/' || number FROM (
+            SELECT cluster_id, number, epoch,
+                lag(epoch) OVER (PARTITION BY cluster_id ORDER BY number) AS before FROM rounds
+        ) r WHERE before >= epoch
+    """,
+    "a round is newer than its cluster": """
+        SELECT c.name FROM clusters c JOIN rounds r ON r.cluster_id = c.id
+        WHERE r.number > c.last_round OR r.epoch > c.epoch
+    """,
+    "a request was acknowledged without an answer": """
+        SELECT id FROM request_ids WHERE response IS NULL
+    """,
+}
+"""By what is wrong: a query of the names of all that is so. Each must be empty."""
+
+SHOWN: Final = 5
+"""Names in a finding."""
+
+
+def find_broken_rules(database: Database) -> list[str]:
+    """Return a sentence for each of ``RULES`` that does not hold now. Raises Unavailable."""
+    found = []
+    with database.read() as connection:
+        for wrong, query in RULES.items():
+            names = [str(name) for name in connection.execute(sa.text(query)).scalars()]
+            if names:
+                found.append(f"{wrong}: {', '.join(names[:SHOWN])} ({len(names)} in all)")
+    return found
+
+
+def load_epochs(database: Database) -> dict[str, int]:
+    """Return the epoch of each cluster. Raises Unavailable."""
+    with database.read() as connection:
+        rows = connection.execute(sa.text("SELECT name, epoch FROM clusters"))
+        return {name: epoch for name, epoch in rows}
+
+
+def load_silence_s(database: Database, cluster: str) -> dict[str, float]:
+    """Return how long each agent of the cluster was not heard, in seconds. Raises Unavailable."""
+    query = sa.text(
+        "SELECT a.name, extract(epoch FROM clock_timestamp() - a.heard_at)::float8"
+        " FROM agents a JOIN clusters c ON c.id = a.cluster_id WHERE c.name = :cluster"
+    )
+    with database.read() as connection:
+        return {name: silence for name, silence in connection.execute(query, {"cluster": cluster})}
+
+
+def count_lost_jobs(database: Database, cluster: str) -> int:
+    """Return how often a job of the cluster lost its GPUs to a silent node. Raises Unavailable."""
+    query = sa.text(
+        "SELECT count(*) FROM job_history h JOIN jobs j ON j.id = h.job_id"
+        " JOIN clusters c ON c.id = j.cluster_id WHERE c.name = :cluster AND h.event = 'lost'"
+    )
+    with database.read() as connection:
+        return int(connection.execute(query, {"cluster": cluster}).scalar_one())
+
+
+def count_long_transactions(database: Database, longer_than_s: float) -> int:
+    """Return how many transactions of other connections last for longer. Raises Unavailable."""
+    query = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle'"
+        " AND clock_timestamp() - xact_start > make_interval(secs => :seconds)"
+    )
+    with database.read() as connection:
+        return int(connection.execute(query, {"seconds": longer_than_s}).scalar_one())

@@ -1,0 +1,44 @@
+"""Notices when the database's clock is set forward: every agent then seems to have been silent that long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import sqlalchemy as sa
+
+log = logging.getLogger(__name__)
+
+TOLERANCE_S: Final = 5.0
+"""Seconds that a clock may gain between two looks: a slow answer of the database seems to set it forward."""
+
+_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())::float8")
+
+
+class ClockWatch:
+    """Compares the database's clock with this process's, which nobody sets. Safe to share between threads."""
+
+    def __init__(self, grace_s: float, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """``grace_s``: how long silence is not believed after the clock was set forward."""
+        self._grace_s, self._monotonic_s = grace_s, monotonic_s
+        self._lock = threading.Lock()
+        self._ahead_s: float | None = None
+        self._until_s = float("-inf")
+
+    def is_trusted(self, connection: sa.Connection) -> bool:
+        """Look at both clocks; return whether the database's was not set forward within the grace."""
+        database_s = float(connection.execute(_CLOCK).scalar_one())
+        with self._lock:
+            now_s = self._monotonic_s()
+            before_s, self._ahead_s = self._ahead_s, database_s - now_s
+            gained_s = 0.0 if before_s is None else self._ahead_s - before_s
+            if gained_s > TOLERANCE_S:
+                self._until_s = now_s + self._grace_s
+                log.warning(
+                    "the database's clock was set forward by %.0f s; no node counts as silent for %.0f s",
+                    gained_s, self._grace_s, extra={"action": "clock_set"},
+                )  # fmt: skip
+            return now_s >= self._until_s

@@ -1,0 +1,148 @@
+"""Decisions of rounds: compressed pages, each a row, so that a round of many jobs stays small.
+
+A row for each decision took 0.4 KiB, and made up most of what grew with each round. A page holds decisions
+on jobs that were submitted one after another, so that one job's reason is found in one page.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from db.documents import (
+    allocation_from,
+    allocation_plain,
+    dumps,
+    finite_or_text,
+    reason_from,
+    reason_plain,
+)
+from formulation.reasons import Reason
+from formulation.resources import DecisionRecord
+
+PAGE_DECISIONS: Final = 256
+"""Decisions in a page: one job's reason is read in about a millisecond."""
+
+_LEVEL: Final = 6
+
+_INSERT = sa.text("""
+INSERT INTO decision_pages (cluster_id, round, page, first_job_id, document)
+SELECT :cluster, :round, p.page, p.first_job_id, p.document FROM unnest(
+    CAST(:first_jobs AS bigint[]), CAST(:documents AS bytea[])
+) WITH ORDINALITY AS p(first_job_id, document, page)
+""")
+
+_PAGES = sa.text("""
+SELECT document FROM decision_pages WHERE cluster_id = :cluster AND round = :round ORDER BY page
+""")
+
+_FIRST_JOBS = sa.text("""
+SELECT p.round, p.page, p.first_job_id FROM decision_pages p
+JOIN clusters c ON c.id = p.cluster_id AND c.decided_round = p.round
+WHERE p.cluster_id = :cluster ORDER BY p.page
+""")
+
+_SOME_PAGES = sa.text("""
+SELECT document FROM decision_pages
+WHERE cluster_id = :cluster AND round = :round AND page = ANY(:pages)
+""")
+
+_ROWS = sa.text("""
+SELECT job, kind, allocation, reason, restart_price, skipped, admitted, opportunistic FROM decisions
+WHERE cluster_id = :cluster AND round = :round ORDER BY ordinal
+""")
+
+_REASON_ROWS = sa.text("""
+SELECT d.job, d.reason, d.round FROM decisions d
+WHERE d.cluster_id = :cluster AND d.job = ANY(:names) AND d.reason IS NOT NULL
+    AND d.round = (SELECT c.decided_round FROM clusters c WHERE c.id = :cluster)
+""")
+"""Rounds up to revision 0005 have a row for each decision."""
+
+
+def write_decisions(
+    connection: sa.Connection, cluster: int, number: int, records: Sequence[DecisionRecord],
+    job_ids: Mapping[str, int],
+) -> None:  # fmt: skip
+    """Store a round's decisions. ``job_ids``: the keys of the jobs that still exist, by name."""
+    keyed = sorted((job_ids.get(record.job, 0), i) for i, record in enumerate(records))
+    if not keyed:
+        return
+    first_jobs, documents = [], []
+    for start in range(0, len(keyed), PAGE_DECISIONS):
+        page = keyed[start : start + PAGE_DECISIONS]
+        first_jobs.append(page[0][0])
+        documents.append(_pack(page, records))
+    values = {"cluster": cluster, "round": number, "first_jobs": first_jobs, "documents": documents}
+    connection.execute(_INSERT, values)
+
+
+def read_decisions(
+    connection: sa.Connection, cluster: int, number: int
+) -> tuple[DecisionRecord, ...]:
+    """Return a round's decisions, in the order in which they were made."""
+    values = {"cluster": cluster, "round": number}
+    pages = connection.execute(_PAGES, values).scalars().all()
+    if not pages:
+        rows = connection.execute(_ROWS, values).mappings()
+        return tuple(_record(dict(row)) for row in rows)
+    rows_of_pages = [row for page in pages for row in _unpack(page)]
+    return tuple(_record(row) for row in sorted(rows_of_pages, key=lambda row: row["ordinal"]))
+
+
+def find_reasons(
+    connection: sa.Connection, cluster: int, jobs: Mapping[str, int]
+) -> Iterator[tuple[str, Reason | None, int]]:
+    """Yield (job, reason, round) where the last round that was not refused gave one.
+
+    ``jobs``: their keys by name.
+    """
+    pages = connection.execute(_FIRST_JOBS, {"cluster": cluster}).all()
+    if not pages:
+        values = {"cluster": cluster, "names": list(jobs)}
+        for job, plain, number in connection.execute(_REASON_ROWS, values):
+            yield job, reason_from(plain), number
+        return
+    number, first_jobs = pages[0].round, [page.first_job_id for page in pages]
+    places = {bisect_right(first_jobs, job) - 1 for job in jobs.values()} - {-1}
+    wanted = [pages[place].page for place in sorted(places)]
+    values = {"cluster": cluster, "round": number, "pages": wanted}
+    for page in connection.execute(_SOME_PAGES, values).scalars():
+        for row in _unpack(page):
+            if row["job"] in jobs and row["reason"] is not None:
+                yield row["job"], reason_from(row["reason"]), number
+
+
+def _pack(page: Sequence[tuple[int, int]], records: Sequence[DecisionRecord]) -> bytes:
+    rows = [_plain(i, records[i]) for _, i in page]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return zlib.compress(dumps(columns).encode(), _LEVEL)
+
+
+def _unpack(page: bytes | memoryview) -> Iterator[dict[str, Any]]:
+    columns = json.loads(zlib.decompress(page))
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def _plain(ordinal: int, record: DecisionRecord) -> dict[str, Any]:
+    return {
+        "ordinal": ordinal, "job": record.job, "kind": record.kind,
+        "allocation": allocation_plain(record.allocation), "reason": reason_plain(record.reason),
+        "restart_price": finite_or_text(record.restart_price), "skipped": record.skipped,
+        "admitted": record.admitted, "opportunistic": record.opportunistic,
+    }  # fmt: skip
+
+
+def _record(row: Mapping[str, Any]) -> DecisionRecord:
+    return DecisionRecord(
+        job=row["job"], kind=row["kind"], allocation=allocation_from(row["allocation"]),
+        reason=reason_from(row["reason"]), restart_price=float(row["restart_price"]),
+        applied=not row["skipped"], skipped=row["skipped"], admitted=row["admitted"],
+        opportunistic=row["opportunistic"],
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Removes the rows of deleted clusters, a bounded number in each transaction."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+ROWS_PER_BATCH = 20_000
+"""Rows of one table that a transaction removes at most."""
+
+JOBS_PER_BATCH = 1000
+"""Jobs that a transaction removes at most; their histories, at most some hundred rows each, go with them."""
+
+ROUNDS_PER_BATCH = 100
+"""Stored rounds that a transaction removes at most; each holds a whole snapshot."""
+
+# Replicas that purge at once take different clusters.
+_CLUSTER = sa.text("""
+SELECT id FROM clusters WHERE deleted_at IS NOT NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+""")
+
+_OF_WORKLOADS = "SELECT w.id FROM workloads w WHERE w.cluster_id = :cluster"
+
+
+def _delete(table: str, where: str, limit: int) -> tuple[sa.TextClause, int]:
+    """Return the statement that deletes at most ``limit`` rows, and the limit."""
+    found = f"SELECT x.ctid FROM {table} x WHERE {where} LIMIT {limit}"  # noqa: S608 - constants
+    return sa.text(f"DELETE FROM {table} WHERE ctid = ANY(ARRAY({found}))"), limit  # noqa: S608
+
+
+_STATEMENTS = (
+    _delete("decisions", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("rounds", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
+    _delete("network_plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("networks", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("jobs", "x.cluster_id = :cluster", JOBS_PER_BATCH),
+    _delete("estimates", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
+    _delete("measurements", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
+    _delete("profiles", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
+    _delete("workloads", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("models", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
+    _delete("tenants", "x.cluster_id = :cluster", JOBS_PER_BATCH),
+    _delete(
+        "gpus", "x.node_id IN (SELECT n.id FROM nodes n WHERE n.cluster_id = :cluster)",
+        ROWS_PER_BATCH,
+    ),
+    _delete("nodes", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("agents", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("gpu_types", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("leases", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+)  # fmt: skip
+"""In the order of foreign keys: what refers comes before what is referred to."""
+
+_DROP_CLUSTER = sa.text("DELETE FROM clusters WHERE id = :cluster")
+
+
+def purge(connection: sa.Connection) -> bool:
+    """Remove a batch of rows of one deleted cluster; return whether there may be more to remove."""
+    cluster = connection.execute(_CLUSTER).scalar()
+    if cluster is None:
+        return False
+    values = {"cluster": cluster}
+    for statement, limit in _STATEMENTS:
+        if connection.execute(statement, values).rowcount >= limit:
+            return True
+    connection.execute(_DROP_CLUSTER, values)
+    return True

@@ -1,0 +1,109 @@
+"""Snapshots of rounds as they are stored: whole now and then, and else as their difference from a whole one.
+
+Both forms hold the canonical JSON of ``formulation.codec`` to the byte, so the digest that names it holds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from db.deltas import decode_delta, encode_delta
+from formulation import codec
+from formulation.errors import NotAllowed, NotFound
+from formulation.snapshot import Snapshot
+
+MAX_ROUNDS_APART: Final = 16
+"""A snapshot is stored whole when the last whole one is that many rounds old: they grow ever less alike."""
+
+MIN_BASE_BYTES: Final = 4 << 10
+"""A difference from a smaller one saves nothing worth the second row that reading it takes."""
+
+MAX_DELTA_SHARE: Final = 1 / 3
+"""A snapshot is stored whole when its difference would take more than this share of the last whole one."""
+
+_LATEST_WHOLE = sa.text("""
+SELECT r.number, r.snapshot FROM rounds r JOIN clusters c ON c.id = r.cluster_id
+WHERE c.name = :name AND r.number > c.last_round - :apart AND r.base IS NULL AND r.snapshot IS NOT NULL
+ORDER BY r.number DESC LIMIT 1
+""")
+
+_IS_WHOLE = sa.text("""
+SELECT FROM rounds
+WHERE cluster_id = :cluster AND number = :number AND base IS NULL AND snapshot IS NOT NULL
+""")
+
+_SNAPSHOT = sa.text("""
+SELECT r.snapshot, r.base, b.snapshot AS whole
+FROM rounds r JOIN clusters c ON c.id = r.cluster_id
+LEFT JOIN rounds b ON b.cluster_id = r.cluster_id AND b.number = r.base
+WHERE c.name = :name AND r.number = :number
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot as a round's row holds it. ``base``: the round that it is a difference from, or None."""
+
+    document: bytes
+    base: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A round whose snapshot is stored whole."""
+
+    number: int
+    document: bytes
+
+
+def read_base(connection: sa.Connection, cluster: str) -> Base | None:
+    """Return the whole snapshot that the next round's is best stored against; None: there is none."""
+    values = {"name": cluster, "apart": MAX_ROUNDS_APART - 1}
+    row = connection.execute(_LATEST_WHOLE, values).one_or_none()
+    return None if row is None else Base(row.number, bytes(row.snapshot))
+
+
+def pack_snapshot(base: Base | None, encoded: bytes) -> StoredSnapshot:
+    """Return a snapshot's canonical JSON as it is to be stored."""
+    if base is not None and len(base.document) >= MIN_BASE_BYTES:
+        delta = encode_delta(zlib.decompress(base.document), encoded)
+        if len(delta) <= MAX_DELTA_SHARE * len(base.document):
+            return StoredSnapshot(delta, base.number)
+    return pack_whole(encoded)
+
+
+def pack_whole(encoded: bytes) -> StoredSnapshot:
+    """Return a snapshot as it is stored by itself: zlib at its fastest."""
+    return StoredSnapshot(zlib.compress(encoded, level=1), None)
+
+
+def has_base(connection: sa.Connection, cluster: int, stored: StoredSnapshot) -> bool:
+    """Return whether the snapshot can be read where it is stored: its base may have been deleted since."""
+    if stored.base is None:
+        return True
+    values = {"cluster": cluster, "number": stored.base}
+    return connection.execute(_IS_WHOLE, values).one_or_none() is not None
+
+
+def round_snapshot(connection: sa.Connection, cluster: str, number: int) -> Snapshot:
+    """Return the snapshot that a round was decided on. Raises NotFound, NotAllowed (no longer kept)."""
+    row = connection.execute(_SNAPSHOT, {"name": cluster, "number": number}).one_or_none()
+    if row is None:
+        raise NotFound(f"clusters/{cluster}/rounds/{number}")
+    if row.snapshot is None:
+        raise NotAllowed(
+            f"the snapshot of clusters/{cluster}/rounds/{number} is no longer kept; choose a later round, or"
+            " raise the setting retain_snapshots"
+        )
+    if row.base is None:
+        encoded = zlib.decompress(row.snapshot)
+    else:
+        encoded = decode_delta(zlib.decompress(row.whole), bytes(row.snapshot))
+    found = codec.decode(encoded)
+    if not isinstance(found, Snapshot):
+        raise AssertionError("a round's record holds something else than a snapshot")
+    return found

@@ -1,0 +1,73 @@
+"""Why jobs do not run: what the last round said of them, where that is still true of their present state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import sqlalchemy as sa
+
+from db.decisions import find_reasons
+from db.documents import reason_from
+from formulation.lifecycle import JobState
+from formulation.promises.backoff import backs_off, tried_next
+from formulation.reasons import Reason, ReasonCode, is_held, is_leaving
+
+Why = tuple[Reason | None, int]
+"""A reason, and the round that gave it; 0: none did."""
+
+_BY_ROUNDS: Final = frozenset({JobState.QUEUED, JobState.STOPPING})
+"""States of waiting jobs on which rounds decide; of other states the state itself is the reason."""
+
+_OF_THEN: Final = frozenset({ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF})
+"""Reasons that say in which state a job was when the round looked at it."""
+
+
+def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict[int, Why]:
+    """Return why jobs of one cluster do not run, by key, where that is known; rows of ``db.rows``.
+
+    A rejected job has the reason of the round that rejected it. What is known of a job's present state goes
+    before the last round that was not refused, and so does what was found out since about its estimates.
+    """
+    waiting = {row["name"]: row["id"] for row in rows if row["state"] in _BY_ROUNDS}
+    said: dict[int, Why] = {}
+    if waiting:
+        for job, reason, number in find_reasons(connection, rows[0]["cluster_id"], waiting):
+            said[waiting[job]] = (reason, number)
+    return {row["id"]: _why(row, *said.get(row["id"], (None, 0))) for row in rows}
+
+
+def _why(row: sa.RowMapping, said: Reason | None, number: int) -> Why:
+    """Return why the job of ``row`` does not run; round ``number`` has ``said`` why it waits."""
+    state = JobState(row["state"])
+    if row["rejection"] is not None:
+        return reason_from(row["rejection"]["reason"]), int(row["rejection"]["round"])
+    if state in (JobState.HELD, JobState.HOLDING):
+        return is_held(state, row["name"], row["held_s"]), 0
+    if state in (JobState.CANCELLING, JobState.FAILING):
+        return is_leaving(state), 0
+    if state not in _BY_ROUNDS:
+        return None, 0
+    if row["retry_s"] is not None and row["retry_s"] > row["now_s"]:
+        return backs_off(row["failures"], row["retry_s"], row["last_error"]), 0
+    if said is not None and said.code in _OF_THEN:
+        said, number = (tried_next() if said.code is ReasonCode.BACK_OFF else None), 0
+    if state is JobState.QUEUED:
+        return _of_estimating(row, said), number
+    return (is_leaving(state), 0) if said is None else (said, number)
+
+
+def _of_estimating(row: sa.RowMapping, reason: Reason | None) -> Reason | None:
+    """Return why a queued job waits, with what is known of its workload's estimates by now."""
+    if reason is not None and reason.code is not ReasonCode.NO_ESTIMATE:
+        return reason
+    if row["waits_for"] is not None:
+        return reason_from(row["waits_for"])
+    return reason if reason is None or not row["derived_from"] else _ESTIMATED_SINCE
+
+
+_ESTIMATED_SINCE = Reason(
+    code=ReasonCode.NO_ESTIMATE,
+    message="its Cells have been estimated since the last round",
+    next_step="wait for the next round, or run one",
+)

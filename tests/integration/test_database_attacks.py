@@ -1,0 +1,336 @@
+"""The database is stopped, full, out of connections, restarted under load, and restored to an older state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import grpc.aio
+import psutil
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from db import embedded, migrate, pgserver
+from db.engine import Database, connect
+from db.store import PostgresStore
+from db.writer import PostgresWriter
+from formulation.errors import TesseraError, Unavailable
+from formulation.lifecycle import JobState
+from formulation.resources import ObservedGang, Request
+from service.config import Config
+from service.wiring import running
+from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_spec,
+    agents_report,
+    commit,
+    job,
+    run,
+    start,
+    submit,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MOUNT_MIB = 192
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tessera-pg-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Path]:
+    """Return the directory of a database server of the test's own."""
+    yield folder / "pg"
+    embedded.stop(folder / "pg")
+
+
+def migrated(url: str) -> Database:
+    database = connect(url)
+    migrate.upgrade(database)
+    return database
+
+
+def processes(place: Path) -> list[psutil.Process]:
+    first = psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
+    return [first, *first.children(recursive=True)]
+
+
+@contextlib.contextmanager
+def stopped(place: Path) -> Iterator[None]:
+    """Stop every process of the server inside the block."""
+    frozen = processes(place)
+    for process in frozen:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in frozen:
+            process.send_signal(signal.SIGCONT)
+
+
+async def until_health_is(stub: health_pb2_grpc.HealthStub, status: int) -> None:
+    async with asyncio.timeout(60):
+        while (await stub.Check(health_pb2.HealthCheckRequest())).status != status:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline(
+    place: Path,
+) -> None:
+    database = migrated(embedded.start(place))
+    store = PostgresStore(database)
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    config = Config(
+        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, health_period_s=0.5,
+        estimate_cells=False, heartbeat_s=0.5,
+    )  # fmt: skip
+    answers = health_pb2.HealthCheckResponse
+    async with (
+        running(config) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        jobs, health = jobs_pb2_grpc.JobsStub(channel), health_pb2_grpc.HealthStub(channel)
+        stream = agents_pb2_grpc.AgentsStub(channel).Sync()
+        node = agents_pb2.AgentNode(node="new", gpu_type="a100", gpus=4)
+        hello = agents_pb2.Hello(
+            parent=f"clusters/{C}", agent_id="new", incarnation="1", nodes=[node]
+        )
+        await stream.write(agents_pb2.AgentMessage(hello=hello))
+        welcome = await stream.read()
+        assert isinstance(welcome, agents_pb2.ServerMessage)
+        assert welcome.HasField("welcome")
+        request = jobs_pb2.GetJobRequest(name=f"clusters/{C}/jobs/a")
+        with stopped(place):
+            await until_health_is(health, answers.NOT_SERVING)
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await jobs.GetJob(request, timeout=1.0)
+            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until_health_is(health, answers.SERVING)
+        assert (await jobs.GetJob(request, timeout=60)).state == jobs_pb2.QUEUED
+        await stream.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
+        async with asyncio.timeout(60):
+            told = await stream.read()
+        assert isinstance(told, agents_pb2.ServerMessage)  # the stream has outlived it
+        assert told.HasField("desired")
+        stream.cancel()
+    database.engine.dispose()
+
+
+def test_a_database_without_a_free_connection_says_so_and_is_used_again_once_it_has_one(
+    place: Path,
+) -> None:
+    url = embedded.start(place)
+    database = migrated(url)
+    store = PostgresStore(database)
+    a_cluster(store)
+    database.engine.dispose()
+    hogs = []
+    with contextlib.suppress(psycopg2.OperationalError):
+        while True:
+            hogs.append(psycopg2.connect(url))
+    with pytest.raises(
+        Unavailable, match="has no connection left; close some, or raise its max_conn"
+    ):
+        store.get_cluster(C)
+    for hog in hogs:
+        hog.close()
+    deadline_s = time.monotonic() + 30
+    while True:
+        try:
+            assert store.get_cluster(C).name == C
+            break
+        except Unavailable:
+            assert time.monotonic() < deadline_s
+    database.engine.dispose()
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Return a folder on a small file system of its own."""
+    disk = folder / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    command = ["mount", "-t", "tmpfs", "-o", f"size={MOUNT_MIB}m,mode=0711", "tmpfs", str(disk)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield disk
+    embedded.stop(disk / "pg")
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
+    small_disk: Path,
+) -> None:
+    place = small_disk / "pg"
+    database = migrated(embedded.start(place))
+    store = PostgresStore(database)
+    a_cluster(store)
+    ballast, acknowledged, errors = small_disk / "ballast", [], []
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 18))
+    for number in range(400):
+        name = f"job-{number}"
+        try:
+            submit(store, a_spec(name, command=("x" * 60_000,)))
+            acknowledged.append(name)
+        except TesseraError as error:
+            errors.append(error)
+            break
+    assert errors, "the disk was never full"
+    assert isinstance(errors[0], Unavailable)
+    ballast.unlink()
+    embedded.start(place)  # it may have stopped when it could not write its log
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            submit(store, a_spec("after"))
+            break
+        except Unavailable:
+            assert time.monotonic() < deadline_s
+    stored = {j.spec.name for j in store.list_jobs(C, [], 0, 1000)[0]}
+    assert stored >= {*acknowledged, "after"}
+    assert stored <= {*acknowledged, "after", f"job-{len(acknowledged)}"}
+    database.engine.dispose()
+
+
+def test_a_database_that_is_restarted_hard_under_load_loses_and_doubles_nothing(
+    place: Path,
+) -> None:
+    database = migrated(embedded.start(place))
+    store = PostgresStore(database)
+    a_cluster(store)
+    over, acknowledged, failures, strange = threading.Event(), [], [], []
+
+    def load(worker: int) -> None:
+        for number in range(100_000):
+            if over.is_set():
+                return
+            name, request = f"w{worker}-{number}", Request(id=str(uuid4()), method="m", digest="d")
+            while True:  # as a client repeats a call with its request id
+                try:
+                    store.write(request, partial(_submit, name=name))
+                    acknowledged.append(name)
+                    break
+                except Unavailable as error:
+                    failures.append(error)
+                    over.wait(0.05)
+                except TesseraError as error:
+                    strange.append(error)
+                    return
+
+    workers = [threading.Thread(target=load, args=(i,)) for i in range(3)]
+    for worker in workers:
+        worker.start()
+    for how in ("immediate", "fast", "immediate"):
+        wait_for_more(acknowledged)
+        pgserver._run("pg_ctl", "-w", "-D", str(place), "-m", how, "stop")
+        embedded.start(place)
+    wait_for_more(acknowledged)
+    over.set()
+    for worker in workers:
+        worker.join()
+    assert strange == []
+    assert failures, "no call was interrupted"
+    names = [j.spec.name for j in store.list_jobs(C, [], 0, 10_000)[0]]
+    assert sorted(names) == sorted(acknowledged)
+    database.engine.dispose()
+
+
+def _submit(writer: PostgresWriter, name: str) -> bytes:
+    writer.submit_jobs(C, [a_spec(name)])
+    return b"done"
+
+
+def wait_for_more(acknowledged: list[str]) -> None:
+    """Wait until twenty more calls have been acknowledged."""
+    enough = len(acknowledged) + 20
+    wait_for(lambda: len(acknowledged) >= enough)
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+    end_s, pause = time.monotonic() + within_s, threading.Event()
+    while not condition():
+        assert time.monotonic() < end_s
+        pause.wait(0.01)
+
+
+HOLDERS = """
+    SELECT count(*) FROM (SELECT node_id, gpu FROM allocations WHERE hold IN ('held', 'releasing')
+    GROUP BY 1, 2 HAVING count(*) > 1) AS twice
+"""
+
+
+def test_a_database_restored_to_an_older_state_comes_to_agree_with_its_agents(place: Path) -> None:
+    server = embedded.start(place)
+    admin = sa.create_engine(
+        connect(server).engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+    )
+
+    def copy(source: str, target: str) -> None:
+        with admin.connect() as connection:
+            connection.execute(sa.text(f"DROP DATABASE IF EXISTS {target} WITH (FORCE)"))
+            connection.execute(sa.text(f"CREATE DATABASE {target} TEMPLATE {source}"))
+
+    copy("template1", "live")
+    url = sa.make_url(server).set(database="live").render_as_string(hide_password=False)
+    database = migrated(url)
+    store = PostgresStore(database)
+    a_cluster(store)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[("a100-0", [0])])
+    old = store.snapshot(C)
+    database.engine.dispose()
+    copy("live", "backup")
+    snapshot = store.snapshot(C)  # then a moves, b takes its place, and c comes
+    commit(
+        store, snapshot, start(snapshot, "a", [("a100-1", [0])]),
+        start(snapshot, "b", [("a100-0", [0])]),
+    )  # fmt: skip
+    agents_report(store)
+    submit(store, a_spec("c"))
+    late = [(agent, store.desired(C, agent)) for agent in ("agent-a100-0", "agent-a100-1")]
+    database.engine.dispose()
+    copy("backup", "live")
+    store.ready()
+
+    for agent, desired in late:  # the agents still do what they were told, and tell it
+        gangs = [
+            ObservedGang(job=g.spec.name, generation=g.generation, node=agent.removeprefix("agent-"),
+                         phase="running", iterations_done=1.0)
+            for g in desired.gangs
+        ]  # fmt: skip
+        store.observe(C, agent, "first", gangs, desired.revision)
+    assert (job(store, "a").state, job(store, "a").generation) == (JobState.RUNNING, 1)
+    agents_report(store)  # they follow what is stored now
+    again = store.snapshot(C)
+    assert (again.epoch, again.round_number) == (old.epoch, old.round_number)
+    record = commit(store, again, start(again, "b", [("a100-1", [0])]))
+    assert record.summary.number == old.round_number
+    agents_report(store)
+    assert (job(store, "a").state, job(store, "b").state) == (JobState.RUNNING, JobState.RUNNING)
+    with database.read() as connection:
+        assert connection.execute(sa.text(HOLDERS)).scalar_one() == 0
+    database.engine.dispose()
+    admin.dispose()

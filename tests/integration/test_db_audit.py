@@ -1,0 +1,100 @@
+"""The audit of what is stored finds each rule that is broken, and nothing where all is well."""
+
+from __future__ import annotations
+
+import pytest
+
+from db.audit import (
+    RULES,
+    count_long_transactions,
+    count_lost_jobs,
+    find_broken_rules,
+    load_epochs,
+    load_silence_s,
+)
+from db.engine import Database
+from db.store import PostgresStore
+from tests.support.stored import C, a_cluster, a_spec, execute, run, submit
+
+BREAKS = {
+    "a GPU has two holders": (
+        "DROP INDEX uq_allocations_holder;"
+        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT a.node_id, a.gpu, j.id, 1, 'held' FROM allocations a, jobs j"
+        " WHERE j.name = 'idle' LIMIT 1"
+    ),
+    "a GPU has two successors": (
+        "DROP INDEX uq_allocations_successor;"
+        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT a.node_id, a.gpu, j.id, 9, 'reserved' FROM allocations a, jobs j"
+    ),
+    "a job owns other GPUs than its Cell has": (
+        "DELETE FROM allocations WHERE gpu = 1"
+    ),
+    "a job has GPUs of another type than its Cell": (
+        "UPDATE nodes SET gpu_type_id = (SELECT id FROM gpu_types WHERE name = 'h100')"
+    ),
+    "a job that does not run owns GPUs": (
+        "INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j"
+        " WHERE j.name = 'idle' AND NOT EXISTS"
+        " (SELECT FROM allocations a WHERE a.node_id = g.node_id AND a.gpu = g.gpu) LIMIT 1"
+    ),
+    "an allocation is of a generation to come": "UPDATE jobs SET generation = 0 WHERE name = 'busy'",
+    "epochs do not rise with rounds": (
+        "ALTER TABLE rounds DROP CONSTRAINT uq_rounds_cluster_id_epoch;"
+        " INSERT INTO rounds SELECT cluster_id, number + 1, epoch, created_at, summary, snapshot"
+        " FROM rounds"
+    ),
+    "a round is newer than its cluster": "UPDATE clusters SET epoch = 0",
+    "a request was acknowledged without an answer": (
+        "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def busy(store: PostgresStore) -> PostgresStore:
+    a_cluster(store, types=("a100", "h100"), nodes=1)
+    submit(store, a_spec("busy", requested_gpus=2), a_spec("idle"))
+    run(store, busy=[("a100-0", (0, 1))])
+    return store
+
+
+def test_nothing_is_found_where_all_rules_hold(busy: PostgresStore, database: Database) -> None:
+    assert find_broken_rules(database) == []
+    assert load_epochs(database)[C] == 1
+    assert count_lost_jobs(database, C) == 0
+
+
+def test_there_is_a_case_of_each_rule() -> None:
+    assert BREAKS.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_broken_rule_is_found(busy: PostgresStore, database: Database, rule: str) -> None:
+    execute(database, BREAKS[rule])
+    assert any(found.startswith(rule) for found in find_broken_rules(database))
+
+
+def test_the_silence_of_each_agent_is_known(busy: PostgresStore, database: Database) -> None:
+    execute(
+        database,
+        "UPDATE agents SET heard_at = now() - interval '1 hour' WHERE name = 'agent-h100-0'",
+    )
+    silence_s = load_silence_s(database, C)
+    assert silence_s.keys() == {"agent-a100-0", "agent-h100-0"}
+    assert silence_s["agent-h100-0"] >= 3600.0 > silence_s["agent-a100-0"]
+
+
+def test_jobs_that_a_silent_node_cost_are_counted(busy: PostgresStore, database: Database) -> None:
+    execute(database, "UPDATE agents SET heard_at = now() - interval '1 hour'")
+    assert busy.expire(C) == ["busy"]
+    assert count_lost_jobs(database, C) == 1
+
+
+def test_a_transaction_that_stays_open_is_counted(database: Database) -> None:
+    assert count_long_transactions(database, 0.0) == 0
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        assert count_long_transactions(database, 0.0) == 1

@@ -1,0 +1,492 @@
+"""Deletion of clusters, nodes, GPU types, Cells and models: refused while in use, complete afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from db import purge, tables
+from db.engine import Database
+from db.store import PostgresStore
+from db.writer import PostgresWriter
+from formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
+from formulation.lifecycle import JobEvent, JobState
+from formulation.resources import CellFilter, ModelSpec, NodeSpec, ObservedGang, TenantSpec
+from formulation.snapshot import GpuType, Source
+from tests.support.stored import (
+    BERT,
+    C,
+    a_cluster,
+    a_record,
+    a_round,
+    a_spec,
+    agents_report,
+    commit,
+    do,
+    execute,
+    happen,
+    job,
+    run,
+    start,
+    submit,
+)
+
+PROFILES = """
+INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype, forward_s,
+    backward_s, method, repeats, device_s, device, versions, date)
+SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 1, 'gpu', '{}', ''
+FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
+"""
+
+
+def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
+    values: dict[str, Any] = {"version": None, "force": True} | options
+    do(store, lambda w: w.delete_cluster(name, **values))
+
+
+def delete_nodes(store: PostgresStore, *names: str, **options: Any) -> None:
+    values: dict[str, Any] = {"versions": {}, "allow_missing": False} | options
+    do(store, lambda w: w.delete_nodes(C, names, **values))
+
+
+def drain(store: PostgresStore, *names: str, draining: bool = True, **told: str) -> None:
+    do(store, lambda w: w.drain_nodes(C, names, draining=draining, **told))
+
+
+def fall_silent(database: Database) -> None:
+    execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
+
+
+def rows_left(database: Database) -> dict[str, int]:
+    """Return how many rows each table has, where it has any; request ids and the high water aside."""
+    found = {}
+    with database.read() as connection:
+        for table in tables.metadata.sorted_tables:
+            if table.name not in ("request_ids", "high_water"):
+                count = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
+                found[table.name] = count or 0
+    return {name: count for name, count in found.items() if count}
+
+
+def a_rich_cluster(store: PostgresStore, database: Database) -> None:
+    """Create a cluster that has rows in every table, and end its jobs."""
+    a_cluster(store)
+    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})]))
+    do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
+    do(store, lambda w: w.set_topology(C, "{}", None))
+    store.acquire_lease(C, "me", 60.0)
+    submit(store, a_spec("runs", avoid_nodes=("a100-1",)), a_spec("waits"))
+    run(store, runs=[("a100-0", [0])])
+    for done in range(8):
+        agents_report(store)
+        desired = store.desired(C, "agent-a100-0")
+        (gang,) = desired.gangs
+        seen = ObservedGang(job="runs", generation=gang.generation, node="a100-0", phase="running",
+                            iterations_done=done + 1.0, iter_time_s=1.0)  # fmt: skip
+        store.observe(C, "agent-a100-0", "first", [seen], desired.revision)
+    for statement in (
+        PROFILES,
+        "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
+        " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
+        "INSERT INTO standings (job_id, generation, rank, level, document)"
+        " SELECT id, 1, 0, 0, '{}' FROM jobs WHERE name = 'runs'",
+        "INSERT INTO measured_traffic (job_id, node_id, generation, period_s, sent_bytes)"
+        " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
+    ):
+        execute(database, statement)
+    happen(store, "runs", JobEvent.CANCEL)
+    happen(store, "waits", JobEvent.CANCEL)
+    agents_report(store)
+
+
+def test_a_deleted_cluster_leaves_no_row_in_any_table(
+    store: PostgresStore, database: Database
+) -> None:
+    a_rich_cluster(store, database)
+    before = rows_left(database)
+    assert set(before) == {t.name for t in tables.metadata.sorted_tables} - {
+        "request_ids", "high_water", "allocations", "decisions",
+    }  # fmt: skip
+    delete_cluster(store)
+    assert store.list_clusters("", 10) == []
+    while store.purge():
+        pass
+    assert rows_left(database) == {}
+
+
+def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clusters(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cluster(store, name="other")
+    kept = rows_left(database)
+    a_cluster(store)
+    submit(store, *(a_spec(f"j{i}") for i in range(25)))
+    for i in range(25):
+        happen(store, f"j{i}", JobEvent.CANCEL)
+    small = tuple(
+        (sa.text(str(text).replace(f"LIMIT {limit}", "LIMIT 10")), 10)
+        for text, limit in purge._STATEMENTS
+    )
+    monkeypatch.setattr(purge, "_STATEMENTS", small)
+    delete_cluster(store)
+    jobs = [25]
+    while store.purge():
+        jobs.append(rows_left(database).get("jobs", 0))
+    assert jobs == [25, 15, 5, 0]
+    assert rows_left(database) == kept
+    assert [c.name for c in store.list_clusters("", 10)] == ["other"]
+
+
+def test_a_cluster_with_live_jobs_is_refused_even_by_force_and_the_error_names_them(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, *(a_spec(f"j{i}") for i in range(5)))
+    with pytest.raises(
+        InUse, match=r"in use by 5 live jobs \(j0, j1, j2, \.\.\.\); cancel"
+    ) as error:
+        delete_cluster(store)
+    assert error.value.metadata() == {"resource": f"clusters/{C}", "jobs": "5"}
+    assert len(store.list_jobs(C, [], 0, 10)[0]) == 5
+
+
+def test_a_cluster_whose_ended_job_still_holds_gpus_is_refused(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("big", requested_gpus=8))
+    run(store, big=[("a100-0", [0, 1, 2, 3]), ("a100-1", [0, 1, 2, 3])])
+    desired = store.desired(C, "agent-a100-0")
+    seen = ObservedGang(job="big", generation=1, node="a100-0", phase="succeeded")
+    store.observe(C, "agent-a100-0", "first", [seen], desired.revision)
+    assert job(store, "big").state is JobState.SUCCEEDED
+    with pytest.raises(InUse, match=r"1 ended job \(big\).*wait until all GPUs are free"):
+        delete_cluster(store)
+    agents_report(store)
+    delete_cluster(store)
+
+
+def test_connected_agents_are_named_and_force_deletes_nonetheless(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    with pytest.raises(InUse, match=r"2 connected agents \(agent-a100-0, agent-a100-1\).*--force"):
+        delete_cluster(store, force=False)
+    do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
+    delete_cluster(store, "quiet", force=False)
+    fall_silent(database)
+    delete_cluster(store, force=False)
+    with pytest.raises(NotFound):
+        store.get_cluster(C)
+
+
+def test_agents_and_rounds_of_a_deleted_cluster_are_told_that_there_is_none(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    solved = a_round(store.snapshot(C))
+    delete_cluster(store)
+    calls: list[Callable[[], object]] = [
+        lambda: store.commit(solved),
+        lambda: store.heartbeat(C, "agent-a100-0", "first"),
+        lambda: store.desired(C, "agent-a100-0"),
+        lambda: store.observe(C, "agent-a100-0", "first", [], 0),
+        lambda: store.hello(C, "a", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)]),
+        lambda: store.snapshot(C),
+    ]
+    for call in calls:
+        with pytest.raises(NotFound, match=f"clusters/{C} does not exist"):
+            call()
+    assert not store.acquire_lease(C, "me", 60.0)
+
+
+def test_a_cluster_of_a_deleted_name_counts_from_above_the_deleted_one(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    (first,) = store.desired(C, "agent-a100-0").gangs
+    happen(store, "j", JobEvent.CANCEL)
+    agents_report(store)
+    old, revision = store.snapshot(C), store.desired(C, "agent-a100-0").revision
+    etag = store.get_cluster(C).version
+    delete_cluster(store)
+    a_cluster(store)
+    new = store.snapshot(C)
+    assert new.epoch > old.epoch
+    assert store.desired(C, "agent-a100-0").revision > revision
+    assert store.get_cluster(C).version > etag
+    submit(store, a_spec("j"))
+    late = a_round(old)
+    with pytest.raises(RoundSuperseded):
+        store.commit(late)
+    while store.purge():
+        pass
+    run(store, j=[("a100-0", [0])])
+    assert job(store, "j").state is JobState.RUNNING
+    (second,) = store.desired(C, "agent-a100-0").gangs
+    assert (first.spec.name, first.generation) == (second.spec.name, second.generation)
+    assert second.job_number > first.job_number  # so the first one's checkpoint is not resumed
+
+
+def test_a_submission_that_is_under_way_is_not_lost_in_a_deletion(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    entered, outcome = threading.Event(), []
+
+    def delete() -> None:
+        entered.wait(20)
+        try:
+            delete_cluster(store)
+        except InUse as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+
+    def submit_slowly(writer: PostgresWriter) -> None:
+        writer.submit_jobs(C, [a_spec("j")])
+        entered.set()
+        blocked = sa.text("""
+SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
+""")
+        for _ in range(2000):
+            with database.read() as connection:
+                if connection.execute(blocked).scalar():
+                    return
+            thread.join(0.01)
+
+    do(store, submit_slowly)
+    thread.join(20)
+    assert len(outcome) == 1
+    assert job(store, "j").state is JobState.QUEUED
+
+
+def test_an_etag_and_a_missing_cluster_are_checked(store: PostgresStore) -> None:
+    a_cluster(store)
+    with pytest.raises(StaleEtag, match="read it again"):
+        delete_cluster(store, version=77)
+    with pytest.raises(NotFound):
+        delete_cluster(store, "nowhere")
+    delete_cluster(store, version=store.get_cluster(C).version)
+
+
+def test_a_node_in_use_is_refused_with_the_jobs_that_hold_it(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, *(a_spec(f"j{i}") for i in range(4)))
+    run(store, **{f"j{i}": [("a100-0", [i])] for i in range(4)})
+    text = (
+        r"nodes/a100-0 is in use by 4 jobs \(j0, j1, j2, \.\.\.\); drain first .*drain NODE --wait"
+    )
+    with pytest.raises(InUse, match=text):
+        delete_nodes(store, "a100-0", "a100-1")
+    assert len(store.list_nodes(C, "", 10)) == 2
+
+
+def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j", avoid_nodes=("a100-1",)))
+    number = run(store, j=[("a100-0", [0])]).summary.number
+    happen(store, "j", JobEvent.HOLD)
+    agents_report(store)
+    delete_nodes(store, "a100-0", "a100-1")
+    assert store.list_nodes(C, "", 10) == []
+    (decision,) = store.get_round(C, number).decisions
+    assert decision.allocation is not None
+    assert decision.allocation.shares == (("a100-0", (0,)),)
+    assert store.round_snapshot(C, number).nodes.name == ("a100-0", "a100-1")
+    assert job(store, "j").spec.avoid_nodes == ()
+    assert [event.event for event in store.job_history(C, "j")][-1] == "gone"
+
+
+def test_a_node_that_is_missing_or_has_another_version_is_refused_and_none_is_deleted(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    with pytest.raises(NotFound, match="nodes/x does not exist"):
+        delete_nodes(store, "a100-0", "x")
+    with pytest.raises(StaleEtag, match="node a100-0 has changed"):
+        delete_nodes(store, "a100-0", versions={"a100-0": 9})
+    assert len(store.list_nodes(C, "", 10)) == 2
+    delete_nodes(store, "a100-0", "x", allow_missing=True)
+    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["a100-1"]
+
+
+def test_a_round_that_was_solved_before_a_node_was_made_anew_does_not_use_it(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    old = store.snapshot(C)
+    delete_nodes(store, "a100-0")
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="a100-0", gpu_type="a100", gpus=2)]))
+    (decision,) = commit(store, old, start(old, "j", [("a100-0", [3])])).decisions
+    assert decision.skipped == "node a100-0 changed during the solve"
+
+
+def hello(store: PostgresStore, incarnation: str, *nodes: str, agent: str = "both") -> None:
+    specs = [NodeSpec(name=n, gpu_type="a100", gpus=4) for n in nodes]
+    store.hello(C, agent, incarnation, specs)
+
+
+def test_an_agent_does_not_make_a_deleted_node_again_until_it_is_restarted(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=0)
+    hello(store, "first", "n1", "n2")
+    before = store.desired(C, "both").revision
+    delete_nodes(store, "n1")
+    desired = store.desired(C, "both")
+    assert desired.deleted_nodes == ("n1",)
+    assert desired.revision > before  # its stream is woken
+    hello(store, "first", "n1", "n2")  # the connection was lost
+    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n2"]
+    assert store.desired(C, "both").deleted_nodes == ("n1",)
+    hello(store, "second", "n1", "n2")
+    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n1", "n2"]
+    assert store.desired(C, "both").deleted_nodes == ()
+
+
+def test_a_deleted_node_that_a_user_creates_again_goes_back_to_its_agent(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=0)
+    hello(store, "first", "n1", "n2")
+    delete_nodes(store, "n1", "n2")
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n1", gpu_type="a100", gpus=4)]))
+    assert store.desired(C, "both").deleted_nodes == ("n2",)
+    (node,) = store.list_nodes(C, "", 10)
+    assert node.silent_s < 60
+
+
+def test_a_gpu_type_in_use_is_refused_with_all_that_use_it_and_what_to_do(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"v100": 2})]))
+    submit(store, a_spec("j", requested_type="v100"))
+    delete: Callable[..., None] = lambda *names, **rest: do(  # noqa: E731
+        store, lambda w: w.delete_gpu_types(C, names, None, **({"allow_missing": False} | rest))
+    )
+    with pytest.raises(InUse) as error:
+        delete("v100")
+    assert str(error.value) == (
+        "clusters/lab/gpuTypes/v100 is in use by 2 nodes (v100-0, v100-1), 1 workload with Cells on it"
+        " (bert/1B at batch 256), 1 tenant with a quota of it (nlp) and 1 live job that asks for it (j);"
+        " remove what uses it first: `tessera nodes delete`, `tessera cells delete --gpu-type v100`,"
+        " `tessera tenants apply` without the quota, `tessera cancel`"
+    )
+    with pytest.raises(InvalidInput, match=r"gpu_types: .*cells delete --gpu-type v100.*or keep"):
+        do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
+    happen(store, "j", JobEvent.CANCEL)
+    do(store, lambda w: w.delete_tenants(C, ["nlp"]))
+    do(store, lambda w: w.delete_cells(C, CellFilter(gpu_type="v100")))
+    delete_nodes(store, "v100-0", "v100-1")
+    delete("v100")
+    assert [t.name for t in store.get_cluster(C).gpu_types] == ["a100"]
+    with pytest.raises(NotFound):
+        delete("v100")
+    delete("v100", allow_missing=True)
+    with pytest.raises(InvalidInput, match="at least one GPU type; delete the cluster instead"):
+        delete("a100")
+
+
+def test_cells_that_jobs_run_on_are_refused_and_others_are_deleted(store: PostgresStore) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+
+    def delete(**cells: Any) -> int:
+        found: list[int] = []
+        do(store, lambda w: found.append(w.delete_cells(C, CellFilter(**cells))))
+        return found[0]
+
+    with pytest.raises(InUse, match=r"a Cell of clusters/lab is in use by 1 job \(j\)"):
+        delete(gpu_type="a100")
+    assert delete(workload=BERT, gpu_type="v100") == 4
+    assert delete(gpus=8) == 1
+    assert delete(workload=a_spec("x").workload, gpus=64) == 0
+    with pytest.raises(InvalidInput, match="no type 'h100'"):
+        delete(gpu_type="h100")
+    assert len(store.list_estimates(C, "", "", 0, 0, 100)[0]) == 3
+    happen(store, "j", JobEvent.CANCEL)
+    agents_report(store)
+    assert delete() == 3
+
+
+def test_deleted_cells_of_the_service_itself_are_estimated_again(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1)
+    do(store, lambda w: w.delete_cells(C, CellFilter()))
+    submit(store, a_spec("j"))
+    own = a_record(2, nodes=1)
+    do(store, lambda w: w.derive(C, [own], {BERT: "digest"}))
+    assert [w.derived_from for w in store.estimation(C).wanted] == ["digest"]
+    do(store, lambda w: w.delete_cells(C, CellFilter()))
+    assert [w.derived_from for w in store.estimation(C).wanted] != ["digest"]
+
+
+def test_a_model_that_live_jobs_train_is_refused_and_goes_with_what_was_computed_from_it(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=1)
+    do(store, lambda w: w.delete_cells(C, CellFilter()))
+    spec = ModelSpec(model="bert", params="1B", architecture="{}")
+    do(store, lambda w: w.upsert_models(C, [spec]))
+    computed = a_record(2, nodes=1, source=Source.ANALYTIC)
+    measured = a_record(4, nodes=1, source=Source.MEASURED)
+    do(store, lambda w: w.derive(C, [computed, measured], {BERT: "digest"}))
+    submit(store, a_spec("j"))
+    delete: Callable[..., None] = lambda *models, **rest: do(  # noqa: E731
+        store, lambda w: w.delete_models(C, models, **({"allow_missing": False} | rest))
+    )
+    with pytest.raises(InUse, match=r"1 live job \(j\)"):
+        delete(("bert", "1B"))
+    happen(store, "j", JobEvent.CANCEL)
+    delete(("bert", "1B"))
+    assert store.list_models(C) == []
+    assert [e.gpus for e in store.list_estimates(C, "", "", 0, 0, 100)[0]] == [4]
+    with pytest.raises(NotFound, match="models/bert/1B does not exist"):
+        delete(("bert", "1B"))
+    delete(("bert", "1B"), allow_missing=True)
+
+
+def test_a_topology_is_deleted_at_its_version_only(store: PostgresStore) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.set_topology(C, "{}", None))
+    with pytest.raises(StaleEtag):
+        do(store, lambda w: w.drop_topology(C, 7))
+    do(store, lambda w: w.drop_topology(C, 1))
+    with pytest.raises(NotFound):
+        do(store, lambda w: w.drop_topology(C))
+    do(store, lambda w: w.drop_topology(C, allow_missing=True))
+
+
+def test_a_drained_node_says_why_by_whom_and_since_when(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    drain(store, "a100-0", reason="bad fan", drained_by="ann")
+    node = store.get_node(C, "a100-0")
+    assert (node.draining, node.drained, node.drain_reason, node.drained_by) == (
+        True, False, "bad fan", "ann",
+    )  # fmt: skip
+    assert node.drained_s is not None
+    drain(store, "a100-0", drained_by="bob")  # drains already, and no other reason is given
+    assert store.get_node(C, "a100-0").drained_by == "ann"
+    drain(store, "a100-0", reason="bad disk", drained_by="bob")
+    assert store.get_node(C, "a100-0").drain_reason == "bad disk"
+    happen(store, "j", JobEvent.HOLD)
+    assert not store.get_node(
+        C, "a100-0"
+    ).drained  # its agent has not yet said that the job is gone
+    agents_report(store)
+    assert store.get_node(C, "a100-0").drained
+    drain(store, "a100-0", draining=False)
+    node = store.get_node(C, "a100-0")
+    assert (node.draining, node.drain_reason, node.drained_by, node.drained_s) == (
+        False, "", "", None,
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Only its user reaches the embedded database: whoever can connect to its socket is its superuser."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from db import embedded, pgserver
+from formulation.errors import Unavailable
+
+CONNECT = """
+import os, socket, sys
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tessera-pg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Path]:
+    yield folder / "pg"
+    embedded.stop(folder / "pg")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def socket_of(url: str) -> Path:
+    return Path(str(sa.make_url(url).query["host"])) / f".s.PGSQL.{pgserver.PORT}"
+
+
+def test_directory_and_socket_are_the_user_s_own(place: Path) -> None:
+    path = socket_of(embedded.start(place))
+    assert (mode(place), mode(path)) == (0o700, 0o700)
+    assert all(mode(file) & 0o077 == 0 for file in place.parent.glob(".pg.*"))
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place: Path) -> None:
+    path = socket_of(embedded.start(place))
+    nobody = str(pwd.getpwnam("nobody").pw_uid)
+    place.chmod(0o755)
+    place.parent.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, str(path), nobody], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert "PermissionError" in done.stderr
+
+
+def test_a_database_that_others_may_enter_is_refused_with_the_command_that_mends_it(
+    place: Path,
+) -> None:
+    embedded.start(place)
+    embedded.stop(place)
+    place.chmod(0o755)
+    with pytest.raises(Unavailable, match=r"open to other users \(mode 0755\); run chmod 700"):
+        embedded.start(place)
+    place.chmod(0o700)
+    assert embedded.start(place)
+
+
+def test_a_folder_above_in_which_anyone_may_write_is_refused(folder: Path) -> None:
+    above = folder / "above"
+    above.mkdir()
+    above.chmod(0o777)
+    with pytest.raises(
+        Unavailable, match=r"any user may replace what is in .*above; run chmod o-w"
+    ):
+        embedded.start(above / "data" / "pg")
+    assert not (above / "data" / "pg").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
+def test_another_user_s_directory_is_refused_and_left_as_it_is(place: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    place.mkdir(mode=0o700)
+    os.chown(place, nobody.pw_uid, nobody.pw_gid)
+    with pytest.raises(Unavailable, match="is another user's"):
+        embedded.start(place)
+    assert (place.stat().st_uid, list(place.iterdir())) == (nobody.pw_uid, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_another_user_s_lock_does_not_hold_the_database_up(place: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    lock = place.with_name(".pg.lock")
+    lock.touch()
+    os.chown(lock, nobody.pw_uid, nobody.pw_gid)
+    with pytest.raises(Unavailable, match=r"\.pg\.lock is another user's; remove it"):
+        embedded.start(place)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    place.with_name(".pg.lock").symlink_to(target)
+    with pytest.raises(Unavailable, match="does not start"):
+        embedded.start(place)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_a_socket_s_folder_that_was_laid_out_by_others_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    place = folder / ("long" * 30) / "pg"
+    url = embedded.start(place)
+    sockets = socket_of(url).parent
+    embedded.stop(place)
+    assert not sockets.exists()
+    match kind:
+        case "open":
+            sockets.mkdir()
+            sockets.chmod(0o777)
+        case "link":
+            sockets.symlink_to(folder)
+        case "file":
+            sockets.touch()
+    with pytest.raises(Unavailable, match=r"open to other users|is not a directory"):
+        embedded.start(place)

@@ -1,0 +1,178 @@
+"""Retention: `prune` says which database it takes from, and servers delete old rows a little at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner, Result
+
+from db import prune
+from db.engine import Database, connect
+from db.store import PostgresStore
+from formulation.errors import InvalidInput
+from formulation.lifecycle import JobEvent
+from formulation.resources import Request, Retention
+from service.cli.main import app
+from service.config import Config, load_config
+from service.retention import Pruner
+from service.wiring import running
+from tests.support.stored import C, a_cluster, a_spec, commit, execute, happen, submit, wait
+
+
+def tessera(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, env=environment)
+
+
+def url_of(database: Database) -> str:
+    return database.url.replace("+psycopg2", "", 1)
+
+
+def a_past(store: PostgresStore, database: Database, jobs: int = 3) -> None:
+    """Make ended jobs, a request and a round that are two months old."""
+    a_cluster(store)
+    submit(store, a_spec("stays"), *(a_spec(f"old-{i}") for i in range(jobs)))
+    for i in range(jobs):
+        happen(store, f"old-{i}", JobEvent.CANCEL)
+    store.write(Request(id="r", method="m", digest="d"), lambda w: b"x")
+    for _ in range(102):
+        snapshot = store.snapshot(C)
+        commit(store, snapshot, wait(snapshot, "stays"))
+    for column in ("jobs SET ended_at = ended_at", "rounds SET created_at = created_at",
+                   "request_ids SET created_at = created_at"):  # fmt: skip
+        execute(database, f"UPDATE {column} - interval '60 days'")
+
+
+OLD = {"request_ids": 1, "rounds": 2, "jobs": 3}
+
+
+def counts(output: str) -> dict[str, int]:
+    return {kind: int(n) for kind, n in (row.split() for row in output.splitlines()) if int(n)}
+
+
+def test_a_dry_run_names_the_database_and_counts_without_deleting(
+    store: PostgresStore, database: Database
+) -> None:
+    a_past(store, database)
+    url = url_of(database).replace("postgres:@", "postgres:secret@")
+    for _ in range(2):
+        done = tessera("prune", "--dry-run", TESSERA_DATABASE_URL=url)
+        assert done.exit_code == 0
+        assert counts(done.stdout) == OLD
+        assert f"would delete from postgresql://postgres:***@/{database.engine.url.database}" in (
+            done.stderr
+        )
+        assert "secret" not in done.output
+    done = tessera("prune", TESSERA_DATABASE_URL=url)
+    assert (done.exit_code, counts(done.stdout)) == (0, OLD)
+    assert "deleting from postgresql://" in done.stderr
+    assert len(store.list_jobs(C, [], 0, 9)[0]) == 1
+
+
+@pytest.mark.parametrize("arguments", [("prune",), ("prune", "--dry-run")])
+def test_without_a_url_prune_asks_for_explicitness(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    done = tessera(*arguments, TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
+    assert done.exit_code == 2
+    assert "set TESSERA_DATABASE_URL" in done.stderr
+    assert "--embedded" in done.stderr
+    assert str(tmp_path / "pg") in done.stderr
+    assert not (tmp_path / "pg").exists()
+
+
+def test_prune_makes_no_embedded_database(tmp_path: Path) -> None:
+    done = tessera("prune", "--embedded", TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
+    assert done.exit_code == 2
+    assert "there is no embedded database" in done.stderr
+    assert not (tmp_path / "pg").exists()
+
+
+def test_an_embedded_database_and_a_url_are_too_much() -> None:
+    done = tessera("prune", "--embedded", TESSERA_DATABASE_URL="postgresql://u:secret@h/d")
+    assert done.exit_code == 2
+    assert "postgresql://u:***@h/d" in done.stderr
+
+
+async def test_a_server_deletes_what_its_settings_do_not_keep(
+    store: PostgresStore, database: Database
+) -> None:
+    a_past(store, database)
+    config = Config(listen="127.0.0.1:0", database_url=database.url, period_s=0.0)
+    async with running(config), asyncio.timeout(60):
+        while len((await asyncio.to_thread(store.list_jobs, C, [], 0, 9))[0]) > 1:
+            await asyncio.sleep(0.02)
+        while len(await asyncio.to_thread(store.list_rounds, C, 0, 200)) > 100:
+            await asyncio.sleep(0.02)
+    assert store.get_job(C, "stays").reason is not None
+    assert not any(store.count_old(30 * 86_400.0, 100).values())
+
+
+def test_one_batch_is_bounded_and_the_rest_goes_with_the_next(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "BATCH_ROWS", 2)
+    a_past(store, database, jobs=5)
+    kept = Retention(jobs_s=86_400.0)
+    assert [store.prune_batch(C, kept)["jobs"] for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "BATCH_ROWS", 1)
+    a_past(store, database)
+    pauses: list[float] = []
+    pruner = Pruner(store, Retention(jobs_s=86_400.0), pauses.append)
+    assert pruner.prune(C, lambda: len(pauses) == 1)["jobs"] == 1
+    assert pruner.prune(C, lambda: False)["jobs"] == 2
+    assert len(pauses) == 3
+
+
+def test_nothing_is_deleted_where_everything_is_kept_for_ever(
+    store: PostgresStore, database: Database
+) -> None:
+    a_past(store, database)
+    forever = load_config(
+        None,
+        {f"TESSERA_RETAIN_{name}": "0" for name in
+         ("REQUESTS_DAYS", "ROUNDS_DAYS", "ROUNDS", "SNAPSHOTS", "JOBS_DAYS")},
+    )  # fmt: skip
+    assert not any(store.prune_batch(C, forever.retention()).values())
+
+
+def test_a_submission_and_the_deletion_of_its_workload_do_not_meet(
+    store: PostgresStore, database: Database
+) -> None:
+    """The workload was deleted between the two statements of a submission, which then failed."""
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    happen(store, "a", JobEvent.CANCEL)
+    execute(database, "DELETE FROM jobs; DELETE FROM estimates")
+    other = connect(database.url)
+
+    def submit_while_pruning(writer: object) -> bytes:
+        ids = "SELECT id FROM workloads FOR KEY SHARE"
+        writer._connection.execute(sa.text(ids)).all()  # type: ignore[attr-defined]
+        assert PostgresStore(other).prune_batch(C, Retention())["workloads"] == 0
+        return b""
+
+    store.write(None, submit_while_pruning)
+    assert PostgresStore(other).prune_batch(C, Retention())["workloads"] == 1
+    submit(store, a_spec("a"))
+    other.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("retain_jobs_days", -1.0), ("retain_rounds_days", 1e9), ("retain_requests_days", float("nan")),
+     ("retain_rounds", -1), ("retain_snapshots", 2**40)],
+)  # fmt: skip
+def test_retention_settings_are_checked(setting: str, value: float) -> None:
+    settings: dict[str, object] = {setting: value}
+    make: Callable[..., Config] = Config
+    with pytest.raises(InvalidInput, match=setting):
+        make(**settings)

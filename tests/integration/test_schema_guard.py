@@ -1,0 +1,228 @@
+"""A program and a schema of different releases: nothing is written, nobody sees a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import grpc.aio
+import pytest
+import sqlalchemy as sa
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner, Result
+
+from db import migrate
+from db.engine import Database, connect
+from db.store import PostgresStore
+from formulation.errors import NotMigrated
+from formulation.lifecycle import JobEvent
+from formulation.resources import Request, Retention
+from service.cli.main import app
+from service.config import Config
+from service.wiring import running
+from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
+from tests.support.stored import C, a_cluster, a_round, a_spec, do, happen, submit, wait
+
+NEWER = "9999"
+
+CHANGES: dict[str, Callable[[PostgresStore], object]] = {
+    "a change of a user": lambda s: happen(s, "a", JobEvent.CANCEL),
+    "a submission": lambda s: submit(s, a_spec("b")),
+    "a dry run": lambda s: s.write(None, lambda w: b"", validate_only=True),
+    "a repeated request": lambda s: s.write(Request(id="r", method="m", digest="d"), lambda w: b""),
+    "a lease": lambda s: s.acquire_lease(C, "me", 5.0),
+    "nodes that fell silent": lambda s: s.expire(C),
+    "an agent's hello": lambda s: s.hello(C, "agent-a100-0", "second", []),
+    "an agent's heartbeat": lambda s: s.heartbeat(C, "agent-a100-0", "first"),
+    "an agent's report": lambda s: s.observe(C, "agent-a100-0", "first", [], 1),
+    "retention": lambda s: s.prune_batch(C, Retention(jobs_s=0.0)),
+    "prune": lambda s: s.prune(-1.0, 0),
+    "the desired state of an agent": lambda s: s.desired(C, "agent-a100-0"),
+    "a job": lambda s: s.get_job(C, "a"),
+}
+
+
+def set_revision(database: Database, revision: str) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision}
+        )
+
+
+@contextmanager
+def migrated_by_a_newer_release(database: Database) -> Iterator[None]:
+    set_revision(database, NEWER)
+    yield
+    set_revision(database, migrate.head())
+
+
+def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
+    """Return every row of every table."""
+    with database.read() as connection:
+        names = connection.execute(
+            sa.text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        ).scalars()
+        return {
+            name: sorted((tuple(row) for row in connection.execute(sa.text(f"TABLE {name}"))), key=repr)
+            for name in names.all()
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_running_program_neither_writes_nor_reads_once_a_newer_one_has_migrated(
+    store: PostgresStore, database: Database, what: str
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    store.ready()
+    with migrated_by_a_newer_release(database):
+        before = contents(database)
+        with pytest.raises(NotMigrated, match=r"9999 is a newer release's.*upgrade this program"):
+            CHANGES[what](store)
+        assert contents(database) == before
+
+
+def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committed(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    decided = a_round(snapshot, wait(snapshot, "a"))
+    with (
+        migrated_by_a_newer_release(database),
+        pytest.raises(NotMigrated, match="upgrade this program"),
+    ):
+        store.commit(decided)
+    assert store.list_rounds(C, 0, 9) == []
+    assert store.commit(decided).summary.number == 1
+
+
+def test_an_older_schema_says_how_to_migrate(store: PostgresStore, database: Database) -> None:
+    a_cluster(store)
+    migrate.downgrade(database, "0004")
+    for change in CHANGES.values():
+        with pytest.raises(NotMigrated, match=r"is 0004, this release needs .* `tessera migrate`"):
+            change(store)
+
+
+def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    within, go_on = threading.Event(), threading.Event()
+
+    def change_slowly() -> None:
+        def work(writer: object) -> None:
+            within.set()
+            assert go_on.wait(30)
+
+        do(store, work)
+
+    other = connect(database.url)
+    changing = threading.Thread(target=change_slowly)
+    migrating = threading.Thread(target=migrate.downgrade, args=(other, "0005"))
+    changing.start()
+    assert within.wait(30)
+    migrating.start()
+    waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND database = "
+                    "(SELECT oid FROM pg_database WHERE datname = current_database())")  # fmt: skip
+    with database.engine.connect() as plain:
+        connection = plain.execution_options(isolation_level="AUTOCOMMIT")
+        while not connection.execute(waits).scalar_one():
+            assert migrating.is_alive()
+    go_on.set()
+    with pytest.raises(NotMigrated, match="tessera migrate"):  # it waits, then sees what came of it
+        happen(store, "a", JobEvent.CANCEL)
+    changing.join()
+    migrating.join()
+    other.engine.dispose()
+
+
+@pytest.mark.parametrize("change", [migrate.upgrade, lambda d: migrate.downgrade(d, "base")])
+def test_migrating_a_newer_schema_is_refused(
+    database: Database, change: Callable[[Database], None]
+) -> None:
+    with (
+        migrated_by_a_newer_release(database),
+        pytest.raises(NotMigrated, match="upgrade this program"),
+    ):
+        change(database)
+
+
+def tessera(database: Database, *arguments: str) -> Result:
+    url = database.url.replace("+psycopg2", "", 1)
+    return CliRunner().invoke(app, arguments, env={"TESSERA_DATABASE_URL": url})
+
+
+@pytest.mark.parametrize(
+    "command", [("migrate",), ("prune",), ("prune", "--dry-run"), ("serve", "--migrate")]
+)
+def test_commands_on_a_newer_schema_say_so_in_a_line(
+    database: Database, command: tuple[str, ...]
+) -> None:
+    with migrated_by_a_newer_release(database):
+        done = tessera(database, *command)
+    assert done.exit_code not in (0, 1)
+    assert "9999 is a newer release's" in done.stderr
+    assert "upgrade this program" in done.stderr
+    assert "Traceback" not in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_its_database(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    config = Config(
+        listen="127.0.0.1:0", database_url=database.url, period_s=0.2, health_period_s=0.1,
+        heartbeat_s=0.2, lease_s=6.0, margin_s=1.0,
+    )  # fmt: skip
+    async with (
+        running(config) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        jobs, health = jobs_pb2_grpc.JobsStub(channel), health_pb2_grpc.HealthStub(channel)
+        agents = agents_pb2_grpc.AgentsStub(channel)
+        hello = agents_pb2.AgentMessage(
+            hello=agents_pb2.Hello(
+                parent=f"clusters/{C}", agent_id="agent-new", incarnation="1",
+                nodes=[agents_pb2.AgentNode(node="new", gpu_type="a100", gpus=4)],
+            )
+        )  # fmt: skip
+        await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
+        set_revision(database, NEWER)
+        before = contents(database)
+        name = jobs_pb2.SubmitJobRequest(parent=f"clusters/{C}", job=a_job())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await jobs.SubmitJob(name)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "upgrade this program" in str(refused.value.details())
+        with pytest.raises(grpc.aio.AioRpcError) as turned_away:
+            await agents.Sync(iter([hello])).read()
+        assert turned_away.value.code() is grpc.StatusCode.UNAVAILABLE
+        await wait_for(health, health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert contents(database) == before
+        set_revision(database, migrate.head())
+        await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
+        await jobs.SubmitJob(name)
+    assert len(store.list_jobs(C, [], 0, 9)[0]) == 1
+
+
+def a_job() -> jobs_pb2.Job:
+    return jobs_pb2.Job(
+        workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=256), iterations=10,
+        requested_gpus=1,
+    )  # fmt: skip
+
+
+async def wait_for(health: health_pb2_grpc.HealthStub, status: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                if (await health.Check(health_pb2.HealthCheckRequest())).status == status:
+                    return
+            await asyncio.sleep(0.02)
