@@ -1,8 +1,9 @@
 """A job's latest checkpoint, fenced by generation: once a newer one has opened it, an older cannot write.
 
 A directory a job, on a file system that all of the job's nodes share (with working ``flock``). It holds
-``lock``, ``fence.json`` (the newest generation that opened it) and ``checkpoint.json``. Imported by the
-jobs' processes, so it stays light: hence also an error outside of ``formulation.errors``.
+``lock``, ``fence.json`` (the newest job of the name and its newest generation that opened it) and
+``checkpoint.json``. Imported by the jobs' processes, so it stays light: hence also an error outside of
+``formulation.errors``.
 """
 
 from __future__ import annotations
@@ -25,33 +26,40 @@ class StaleGeneration(RuntimeError):
         self.fence = fence
 
 
-def open_generation(directory: str, generation: int) -> int:
+def open_generation(directory: str, generation: int, job: int = 0) -> int:
     """Shut out all older generations; return the iterations of the latest checkpoint, 0 where none.
 
+    ``job`` is the job's number, which rises with each job; 0: not known. What an earlier job of the same name
+    left is removed, and that job is shut out.
+
     Raises:
-        StaleGeneration: a newer generation was here before.
+        StaleGeneration: a newer generation, or a newer job of this name, was here before.
         ValueError: a file of the store does not hold what this module writes.
     """
     os.makedirs(directory, exist_ok=True)
     lock = _lock(directory)
     try:
-        if generation > _checked_fence(directory, generation):
-            write_json(_fence_path(directory), {"generation": generation}, durable=True)
+        fenced_job, fence = _checked_fence(directory, generation, job)
+        if job and fenced_job and job != fenced_job and os.path.exists(_checkpoint_path(directory)):
+            os.unlink(_checkpoint_path(directory))  # before the fence says that it is this job's
+        if (job or fenced_job, generation) != (fenced_job, fence):
+            value = {"generation": generation, "job": job or fenced_job}
+            write_json(_fence_path(directory), value, durable=True)
         latest = read_json(_checkpoint_path(directory))
     finally:
         os.close(lock)
-    return int(latest["iterations"]) if latest else 0
+    return _whole(_checkpoint_path(directory), latest, "iterations") if latest else 0
 
 
-def save(directory: str, generation: int, iterations: int) -> None:
+def save(directory: str, generation: int, iterations: int, job: int = 0) -> None:
     """Replace the checkpoint, durably.
 
     Raises:
-        StaleGeneration: a newer generation has opened it; nothing was written.
+        StaleGeneration: a newer generation, or a newer job of this name, has opened it; nothing was written.
     """
     lock = _lock(directory)
     try:
-        _checked_fence(directory, generation)
+        _checked_fence(directory, generation, job)
         write_json(
             _checkpoint_path(directory),
             {"generation": generation, "iterations": iterations},
@@ -61,20 +69,37 @@ def save(directory: str, generation: int, iterations: int) -> None:
         os.close(lock)
 
 
-def _checked_fence(directory: str, generation: int) -> int:
-    """Return the newest generation that opened the store, under its lock. Raises StaleGeneration."""
+def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]:
+    """Return the newest job and generation that opened the store, under its lock. Raises StaleGeneration.
+
+    Where one of the jobs is not known, they are taken for the same: an older release wrote no number.
+    """
     stored = read_json(_fence_path(directory))
-    fence = int(stored["generation"]) if stored else 0
-    if generation < fence:
+    path = _fence_path(directory)
+    fence = _whole(path, stored, "generation") if stored else 0
+    fenced_job = _whole(path, stored, "job") if stored and "job" in stored else 0
+    same = not (job and fenced_job) or job == fenced_job
+    if (same and generation < fence) or (not same and job < fenced_job):
         raise StaleGeneration(generation, fence)
-    return fence
+    return fenced_job, fence
 
 
 def _lock(directory: str) -> int:
     """Return a descriptor that holds the store's lock until it is closed."""
-    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    path = os.path.join(directory, "lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
+
+
+def _whole(path: str, stored: dict[str, object], name: str) -> int:
+    """Return a number of a stored object. Raises ValueError: it has none, or one that means nothing."""
+    value = stored.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
+        raise ValueError(
+            f"{path} is broken: {name} is {value!r}; remove it, or put back an older one"
+        )
+    return int(value)
 
 
 def _fence_path(directory: str) -> str:

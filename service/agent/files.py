@@ -1,42 +1,92 @@
-"""JSON files that are never seen half written; imported by the jobs' processes too, so it stays light."""
+"""JSON files that are never seen half written; imported by the jobs' processes too, so it stays light.
+
+A job's process writes files that its agent reads. So nothing that lies there may stop the agent: a link, a
+pipe, a file without an end or one that means nothing is an error of that file.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 
 TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
     from typing import Any
 
+MAX_BYTES = 64 * 2**20
+"""The largest file that is read: a gang's description with all of its members."""
+
 
 def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> None:
     """Replace the file at ``path`` in one step. ``durable``: it also survives a power failure."""
     temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        _remove(temporary)  # on a full disk it would only take space
+        raise
     if durable:
         _sync_directory(os.path.dirname(path))
 
 
-def read_json(path: str) -> dict[str, Any] | None:
+def read_json(path: str, most_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
     """Return what ``write_json`` wrote; None where there is no such file.
 
     Raises:
-        ValueError: the file is not a JSON object, so something else wrote it.
+        ValueError: it is not a regular file of at most ``most_bytes`` that holds a JSON object, so something
+            else wrote it.
+        OSError: it cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
+        text = read_start(path, most_bytes + 1)
     except FileNotFoundError:
         return None
+    if len(text) > most_bytes:
+        raise ValueError(f"{path} holds more than {most_bytes:,} bytes; remove it")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not hold JSON ({error}); remove it") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object; remove it")
     return value
+
+
+def read_start(path: str, most_bytes: int, *, from_end: bool = False) -> bytes:
+    """Return the first ``most_bytes`` of a regular file, or its last.
+
+    Raises:
+        ValueError: it is a link, a pipe or another thing that is not a regular file.
+        OSError: it cannot be read.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a symbolic link; remove it") from error
+        raise
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file; remove it")
+        if from_end:
+            file.seek(max(0, status.st_size - most_bytes))
+        return file.read(most_bytes)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # it was never made, or cannot be removed either
 
 
 def _sync_directory(path: str) -> None:

@@ -62,6 +62,7 @@ class Gang:
     restart_s: float = 0.0
     command: tuple[str, ...] = ()
     runtime: str = ""  # what runs it; "": the agent's own
+    job_number: int = 0  # tells the job from an earlier one of its name; 0: not known
     network: Part | None = field(default=None, compare=False)  # kept apart from the rest, too
 
     @property
@@ -121,6 +122,7 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         pipeline_degree=m.pipeline_degree, plan=m.plan, iter_time_s=m.iter_time_s,
         iterations_total=m.iterations_total, iterations_done=m.iterations_done,
         restart_s=m.restart_s, command=tuple(m.command), runtime=m.runtime,
+        job_number=m.job_number,
         network=_part(m.network) if m.HasField("network") else None,
     )  # fmt: skip
 

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
+from formulation.documents import NODE_LIST, NotJson, read_json
 from formulation.errors import InvalidInput, TesseraError
+from formulation.release import install_hint, release
+from formulation.runtimes import PROFILER, REPLAY
 from service.agent.network import command as network
 from service.agent.network.backend import Backend
 from service.agent.network.carrying import Carrying
 from service.agent.network.launch import Launch
 from service.agent.network.node import NodeNetwork
 from service.agent.network.sampling import Sampling, sent
-from service.agent.profiler import NAME as PROFILER
 from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Runtime
@@ -36,6 +39,9 @@ from tessera.v1 import agents_pb2 as pb
 log = logging.getLogger(__name__)
 
 EXIT_INVALID, EXIT_SUPERSEDED = 2, 3
+
+CLUSTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""Names of clusters, as servers check them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +71,7 @@ class Config:
         """Return the message that registers the agent."""
         return pb.Hello(
             parent=f"clusters/{self.cluster}", agent_id=self.agent_id,
-            incarnation=self.incarnation, nodes=self.nodes, version=_version(),
+            incarnation=self.incarnation, nodes=self.nodes, version=release(),
         )  # fmt: skip
 
 
@@ -77,8 +83,9 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
     """Run the agent until ``leave`` is set; its children go on, unless ``config.stop_on_exit``.
 
     Raises:
+        InvalidInput: another user could write to the data directory.
         NotAllowed: another agent runs on the same data directory.
-        Superseded: a newer incarnation has taken the nodes over; the children are left to it.
+        Superseded: a newer incarnation has taken the nodes over; the children have been stopped.
     """
     state = StateDir(config.data_dir.resolve(), config.checkpoints.resolve() / config.cluster)
     state.claim()
@@ -99,7 +106,7 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
                 timing=config.timing, changed=changed, leave=leave, clock=time.monotonic,
             )  # fmt: skip
             tasks.create_task(watch_lease(lease, supervisor))
-            tasks.create_task(link.run())
+            tasks.create_task(_stay_connected(link, supervisor))
             await leave.wait()
             if config.stop_on_exit:
                 await supervisor.close()
@@ -108,6 +115,20 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
         log.info("leaving", extra={"action": "leave"})
     finally:
         state.release()
+
+
+async def _stay_connected(link: Link, supervisor: Supervisor) -> None:
+    """Keep the stream; stop all gangs if another process has taken over. Raises Superseded.
+
+    That process cannot adopt them: this one holds the data directory, so it has another. It starts the same
+    gangs itself, and nobody would ever stop these.
+    """
+    try:
+        await link.run()
+    except Superseded:
+        log.error("replaced by another process: stopping all gangs", extra={"action": "superseded"})
+        await supervisor.close()
+        raise
 
 
 def _carrying(config: Config, tasks: asyncio.TaskGroup) -> Carrying | None:
@@ -151,20 +172,13 @@ def read_nodes(path: Path) -> list[pb.AgentNode]:
                 node=row["node"], gpu_type=row["gpu_type"], gpus=row["gpus"],
                 rack=row.get("rack", ""),
             )
-            for row in json.loads(path.read_text(encoding="utf-8"))
+            for row in read_json("--nodes-file", path.read_text(encoding="utf-8"), NODE_LIST)
         ]  # fmt: skip
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             "--nodes-file",
             f"{path} must hold a JSON list of objects with node, gpu_type, gpus (and rack): {error!r}",
         ) from error
-
-
-def _version() -> str:
-    try:
-        return version("tessera")
-    except PackageNotFoundError:
-        return "unpackaged"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -226,6 +240,11 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
     nodes += read_nodes(options.nodes_file) if options.nodes_file else []
     if not nodes:
         raise InvalidInput("--node", "name at least one node, here or in --nodes-file")
+    if not CLUSTER.fullmatch(options.cluster):  # it is a part of the path of checkpoints
+        raise InvalidInput(
+            "--cluster",
+            "must be 1 to 100 letters, digits, '-', '_' or '.', the first a letter or digit",
+        )
     for name in ("lease_s", "heartbeat_s", "inspect_s", "grace_s"):
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -263,7 +282,21 @@ def _counted(
         raise InvalidInput(
             "--measure-traffic", "cannot see counters in --netns: run the agent in it"
         )
+    if find_spec("numpy") is None:
+        raise InvalidInput(
+            "--measure-traffic", f"needs numpy; install it with: {install_hint('traffic')}"
+        )
     return sent(options.interface)
+
+
+def runtimes(options: argparse.Namespace, config: Config) -> dict[str, Runtime]:
+    """Return the runtimes that this agent carries, those of ``formulation.runtimes``. Raises InvalidInput."""
+    return {
+        REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
+        PROFILER: ProfilerRuntime(
+            servers=config.servers, cluster=config.cluster, environment=dict(os.environ)
+        ),
+    }
 
 
 async def _serve_until_signal(config: Config, runtime: Runtime) -> None:
@@ -293,11 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         config = configure(options, uuid.uuid4().hex)
-        replay = ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s)
-        profiler = ProfilerRuntime(
-            servers=config.servers, cluster=config.cluster, environment=dict(os.environ)
-        )
-        runtime = ByName(replay, {PROFILER: profiler})
+        carried = runtimes(options, config)
+        runtime = ByName(carried[REPLAY], carried)
         asyncio.run(_serve_until_signal(config, runtime))
     except* Superseded as group:
         status = EXIT_SUPERSEDED

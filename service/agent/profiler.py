@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from formulation.errors import InvalidInput
+from formulation.runtimes import PROFILER, RUNTIMES
 from service.agent.gangs import Gang
 from service.agent.replay import ReplayHandle
 from service.agent.runtime import NOTHING, Handle, Runtime
-
-NAME: Final = "profile"
-"""What gangs that it runs say; as ``formulation.resources.PROFILER``, which agents do not import."""
 
 MODULE: Final = "service.profiletask"
 """Run, never imported: it needs the estimator, which agents do without."""
@@ -36,8 +34,9 @@ class ProfilerRuntime:
         environment: Mapping[str, str] = NOTHING,
     ) -> Handle:  # fmt: skip
         """Start the process. Raises InvalidInput (not one GPU, or not a task), OSError."""
-        if len(gang.devices) != 1 or len(gang.command) != 1:
-            raise InvalidInput("command", "a profiling task has one GPU and one word, its task")
+        RUNTIMES[PROFILER].check_command("command", gang.command)
+        if len(gang.devices) != 1:
+            raise InvalidInput("gpus", f"a profiling task has one GPU, not {len(gang.devices)}")
         ((_, gpu),) = gang.devices
         spec = {
             "directory": str(directory), "checkpoints": str(checkpoints), "task": gang.command[0],

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Final, Self, TypeGuard
 
 from formulation.errors import InvalidInput
+from formulation.runtimes import fail_at
 from service.agent import replay_job
-from service.agent.files import read_json
+from service.agent.files import read_json, read_start
 from service.agent.gangs import Gang
 from service.agent.process import Process, python_argv
 from service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
-
-FAIL_AT = "fail-at"
-"""The only command that a replayed job knows: ``fail-at N`` fails once N iterations are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class ReplayRuntime:
             raise InvalidInput("iter_time_s", f"must be above 0, not {gang.iter_time_s}")
         spec = {
             "directory": str(directory), "checkpoints": str(checkpoints),
-            "generation": gang.generation, "iter_time_s": gang.iter_time_s,
+            "generation": gang.generation, "job_number": gang.job_number, "iter_time_s": gang.iter_time_s,
             "iterations_total": gang.iterations_total, "iterations_done": gang.iterations_done,
             "restart_s": gang.restart_s, "fail_at": fail_at(gang.command),
             "clock_factor": self.clock_factor, "checkpoint_s": self.checkpoint_s,
@@ -54,12 +53,26 @@ class ReplayRuntime:
         return ReplayHandle.adopt(directory)
 
 
+log = logging.getLogger(__name__)
+
+MAX_AMOUNT: Final = 1e18
+"""Beyond, neither iterations nor seconds mean anything."""
+
+MAX_FILE_BYTES: Final = 65_536
+"""Bytes of a file of a job's process that are read."""
+
+
 class ReplayHandle:
-    """A replayed job's process and the files that it leaves in its gang's directory."""
+    """A replayed job's process and the files that it leaves in its gang's directory.
+
+    Whatever it leaves there, its agent goes on: a file that cannot be read says nothing, and that is
+    logged once.
+    """
 
     def __init__(self, process: Process, directory: Path) -> None:
         self._process = process
         self._directory = directory
+        self._complained: set[str] = set()
 
     @classmethod
     def spawn(
@@ -76,7 +89,11 @@ class ReplayHandle:
     @classmethod
     def adopt(cls, directory: Path) -> Self | None:
         """Return the process that an earlier agent started there, dead or alive; None: there is none."""
-        process = Process.adopt(directory / "process.json")
+        try:
+            process = Process.adopt(directory / "process.json")
+        except (OSError, TypeError, ValueError) as error:
+            log.warning("%s is not adopted: %s", directory.name, error, extra={"action": "adopt"})
+            return None
         return cls(process, directory) if process else None
 
     async def begun(self) -> None:
@@ -86,17 +103,22 @@ class ReplayHandle:
     async def ended(self) -> Exit:
         """Return how it ended, from the file that it left, else from its exit status."""
         status = await self._process.ended()
-        left = read_json(str(self._directory / "exit.json"))
-        if left is not None:
-            return Exit(outcome=Outcome(left["outcome"]), error=left["error"])
+        left = self._read("exit.json")
+        if left.get("outcome") in list(Outcome):
+            return Exit(outcome=Outcome(left["outcome"]), error=str(left.get("error", "")))
         return Exit(outcome=Outcome.FAILED, error=self._sudden_end(status))
 
     def progress(self) -> Progress | None:
         """Return what it wrote last."""
-        written = read_json(str(self._directory / "progress.json"))
-        if written is None:
+        written = self._read("progress.json")
+        if not written:
             return None
-        return Progress(iterations=written["iterations"], iter_time_s=written["iter_time_s"])
+        values = [written.get(name) for name in ("iterations", "iter_time_s")]
+        numbers = [float(v) for v in values if _is_amount(v)]
+        if len(numbers) < len(values):
+            self._complain("progress.json", f"it says {values}")
+            return None
+        return Progress(iterations=numbers[0], iter_time_s=numbers[1])
 
     def stop(self) -> None:
         """Ask it to write a checkpoint and exit."""
@@ -111,22 +133,34 @@ class ReplayHandle:
             return "the process died while no agent watched it, and left no exit status"
         if status < 0:
             return f"the process was killed by {signal.Signals(-status).name}"
-        lines = (self._directory / "errors.log").read_text(errors="replace").splitlines()
-        return f"the process exited with status {status}: {lines[-1] if lines else 'no message'}"
+        try:
+            path = str(self._directory / "errors.log")
+            text = read_start(path, MAX_FILE_BYTES, from_end=True).decode(errors="replace")
+        except (OSError, ValueError) as error:
+            text = f"its last words cannot be read: {error}"
+        last = text.strip().rpartition("\n")[2]
+        said = last or f"no message; is there space left in {self._directory}?"
+        return f"the process exited with status {status}: {said}"
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return what the process wrote into one of its files; empty: nothing that can be read."""
+        try:
+            return read_json(str(self._directory / name), MAX_FILE_BYTES) or {}
+        except (OSError, ValueError) as error:
+            self._complain(name, str(error))
+            return {}
+
+    def _complain(self, name: str, problem: str) -> None:
+        if name not in self._complained:
+            self._complained.add(name)
+            log.warning(
+                "%s of %s is not used: %s", name, self._directory.name, problem,
+                extra={"action": "read"},
+            )  # fmt: skip
 
 
-def fail_at(command: tuple[str, ...]) -> int | None:
-    """Return the iteration at which ``command`` asks to fail; None: it asks for nothing.
-
-    Raises:
-        InvalidInput: the replay runtime knows no such command.
-    """
-    if not command:
-        return None
-    if len(command) == 2 and command[0] == FAIL_AT and command[1].isdecimal():
-        return int(command[1])
-    raise InvalidInput(
-        "command",
-        f"the replay runtime runs nothing but '{FAIL_AT} N', not {' '.join(command)!r};"
-        " submit the job without a command",
-    )
+def _is_amount(value: object) -> TypeGuard[float]:
+    """Return whether ``value`` is a number that progress can be."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value < MAX_AMOUNT

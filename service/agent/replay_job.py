@@ -71,10 +71,16 @@ def run(spec: dict[str, Any]) -> int:
     Raises:
         StaleGeneration: a newer generation has taken the checkpoint over.
     """
-    store, generation = spec["checkpoints"], spec["generation"]
+    store, generation, job = spec["checkpoints"], spec["generation"], spec.get("job_number", 0)
     total = int(spec["iterations_total"])
     target = min(total, spec["fail_at"]) if spec["fail_at"] is not None else total
-    resumed = max(int(spec["iterations_done"]), checkpoint.open_generation(store, generation))
+    saved = checkpoint.open_generation(store, generation, job)
+    if saved > total:
+        raise ValueError(
+            f"the checkpoint in {store} is of {saved} iterations, and the job has {total}: it is another"
+            " job's; remove it, or submit the job under another name"
+        )
+    resumed = max(int(spec["iterations_done"]), saved)
     checkpoint_s = max(1.0, spec["checkpoint_s"] / spec["clock_factor"])
     begins_s, ends_s = (elapsed_s_at(spec, resumed, n) for n in (resumed, target))
     next_progress_s, next_checkpoint_s, running, stopped = begins_s, checkpoint_s, False, False
@@ -90,7 +96,7 @@ def run(spec: dict[str, Any]) -> int:
             announce()
             running = True
         if now_s >= next_checkpoint_s or ended or stopped:
-            checkpoint.save(store, generation, done)
+            checkpoint.save(store, generation, done, job)
             next_checkpoint_s = now_s + checkpoint_s
         if ended and target == spec["fail_at"]:
             return end(spec, "failed", f"failed at iteration {target}, as asked for")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import shutil
+import signal
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
-from formulation.errors import NotAllowed
+from formulation.errors import InvalidInput, NotAllowed
 from service.agent.files import read_json, write_json
 from service.agent.gangs import Gang, Key, Part, gang_from_json, gang_to_json
-from service.agent.process import boot_id
+from service.agent.process import Process, boot_id
+
+log = logging.getLogger(__name__)
 
 
 class StateDir:
@@ -25,13 +31,17 @@ class StateDir:
         self._lock: int | None = None
 
     def claim(self) -> None:
-        """Make the directory this process's own until it ends.
+        """Make the directory this process's own until it ends; only its user may look into it.
 
         Raises:
+            InvalidInput: another user could write there.
             NotAllowed: another agent runs on it.
+            OSError: it cannot be made.
         """
-        (self._root / "gangs").mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        _make_private(self._root)
+        _make_private(self._root / "gangs")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = os.open(self._root / "agent.lock", flags, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,7 +68,7 @@ class StateDir:
         """Write down that ``gang`` is here; return its empty directory."""
         self.remove(gang.key)
         directory = self.directory(gang.key)
-        directory.mkdir()
+        directory.mkdir(parents=True, mode=0o700)  # somebody may have removed what is above it
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
@@ -70,27 +80,110 @@ class StateDir:
 
     def remove(self, key: Key) -> None:
         """Forget a gang."""
-        directory = self.directory(key)
-        if directory.exists():
-            shutil.rmtree(directory)
+        _clear(self.directory(key))
 
     def gangs(self) -> Iterator[Gang]:
-        """Yield the gangs that are written down; clear directories that were never finished."""
+        """Yield the gangs that are written down; clear what was never finished, or is not an agent's."""
         for directory in sorted((self._root / "gangs").iterdir()):
-            stored = read_json(str(directory / "gang.json"))
-            if stored is None:
-                shutil.rmtree(directory)
+            gang = None
+            if not directory.is_symlink() and directory.is_dir():
+                gang = _written_down(directory)
+            if gang is not None and self.directory(gang.key) == directory:
+                yield gang
             else:
-                yield gang_from_json(stored)
+                _end_stray(directory)
+                _clear(directory)
 
     def save_lease(self, heard_s: float, lease_s: float) -> None:
-        """Write down when, by the monotonic clock, a server was last heard, and for how long that holds."""
+        """Write down when, by the monotonic clock, a server was last heard, and for how long that holds.
+
+        Raises:
+            OSError: it cannot be written, so that a restart would find an older moment, or none.
+        """
         value = {"heard_s": heard_s, "lease_s": lease_s, "boot": boot_id()}
         write_json(str(self._root / "lease.json"), value)
 
     def load_lease(self) -> tuple[float, float] | None:
-        """Return what ``save_lease`` wrote in this boot; None: nothing."""
-        stored = read_json(str(self._root / "lease.json"))
-        if stored is None or stored["boot"] != boot_id():
-            return None
-        return stored["heard_s"], stored["lease_s"]
+        """Return what ``save_lease`` wrote in this boot; None: nothing.
+
+        A broken file is a lease that is over.
+        """
+        try:
+            stored = read_json(str(self._root / "lease.json"))
+            if stored is None or stored["boot"] != boot_id():
+                return None
+            return float(stored["heard_s"]), float(stored["lease_s"])
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            log.warning(
+                "the lease on disk is taken to be over: %s", error, extra={"action": "lease"}
+            )
+            return -math.inf, 1.0
+
+
+def _make_private(path: Path) -> None:
+    """Make a directory that only its user may use, or check that one is.
+
+    Raises:
+        InvalidInput: another user could write there, or decide what is there.
+        OSError: it cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidInput(
+            "--data-dir", f"{path} is a symbolic link; remove it, or name its target"
+        )
+    if found.st_uid != os.geteuid():
+        raise InvalidInput(
+            "--data-dir",
+            f"{path} belongs to another user ({found.st_uid}); run the agent as that user, or choose another",
+        )
+    for parent in (path, *path.parents):
+        mode = parent.stat().st_mode
+        shared = (
+            mode & stat.S_ISVTX and parent != path
+        )  # like /tmp: nobody renames what is another's
+        if mode & stat.S_IWOTH and not shared:
+            raise InvalidInput(
+                "--data-dir",
+                f"every user may write to {parent} (mode {stat.S_IMODE(mode):o}), and so decide what runs"
+                f" here; run `chmod o-w {parent}`, or choose another",
+            )
+    path.chmod(0o700)
+
+
+def _written_down(directory: Path) -> Gang | None:
+    """Return the gang that is written down in its directory; None: none is, or not as an agent does it."""
+    try:
+        stored = read_json(str(directory / "gang.json"))
+        return gang_from_json(stored) if stored is not None else None
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        log.warning(
+            "%s is cleared, and what runs there ends: %s", directory.name, error,
+            extra={"action": "clear"},
+        )  # fmt: skip
+        return None
+
+
+def _end_stray(directory: Path) -> None:
+    """End the process of a gang whose description is gone: nobody could tell it to stop."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    try:
+        process = Process.adopt(directory / "process.json")
+    except (OSError, TypeError, ValueError) as error:
+        log.warning("%s: %s", directory.name, error, extra={"action": "clear"})
+        return
+    if process is not None:
+        process.signal(signal.SIGKILL)
+
+
+def _clear(path: Path) -> None:
+    """Remove what is at ``path``, without following a link. What cannot be removed is logged."""
+    try:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+    except OSError as error:
+        log.warning("cannot remove %s: %s", path, error, extra={"action": "clear"})

@@ -39,6 +39,9 @@ REFUSED = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITIO
 """How a server ends the stream of an agent whose nodes a newer incarnation has taken over. Before the
 welcome, FAILED_PRECONDITION means that the server itself cannot serve yet, e.g. for want of a migration."""
 
+_NOT_FOUND = grpc.StatusCode.NOT_FOUND
+"""How a server answers an agent whose cluster does not exist."""
+
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits an old one's back-off
     ("grpc.keepalive_time_ms", 20_000),
@@ -78,14 +81,25 @@ class Lease:
         self._clock = clock
         self._heard_s, stored_s = state.load_lease() or (clock(), math.inf)
         self._saved_s = -math.inf
+        self._unsaved = ""  # why it could not be written the last time
         self.lease_s = lease_s or stored_s
 
     def renew(self, said_s: float) -> None:
         """Take note that what the agent said at ``said_s``, by its own clock, is recorded."""
         self._heard_s = max(self._heard_s, said_s)
         if math.isfinite(self.lease_s) and self._heard_s >= self._saved_s + SAVE_LEASE_S:
+            self._save()
+
+    def _save(self) -> None:
+        """Write the lease down; where that fails an older one stays, so a restart stops gangs earlier."""
+        try:
             self._state.save_lease(self._heard_s, self.lease_s)
-            self._saved_s = self._heard_s
+        except OSError as error:
+            if str(error) != self._unsaved:
+                log.warning("the lease cannot be written: %s", error, extra={"action": "lease"})
+            self._unsaved = str(error)
+            return
+        self._saved_s, self._unsaved = self._heard_s, ""
 
     def left_s(self) -> float:
         """Return the seconds until it runs out; negative: since it did."""
@@ -130,6 +144,8 @@ class Link:
         self._leave = leave
         self._clock = clock
         self._failures = 0  # in a row; 0 during and after a session
+        self._deleted: frozenset[str] = frozenset()  # nodes of the hello that the cluster lacks
+        self._logged = ""  # the last failure to connect: each is logged once in a row
         self._heartbeat_s = timing.heartbeat_s or 5.0
         self._inspect_s = timing.inspect_s or 20.0
 
@@ -150,14 +166,41 @@ class Link:
             except* (grpc.aio.AioRpcError, TimeoutError, Unavailable) as group:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
-                    log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
+                    self._log_failure(server, error)
             if self._leave.is_set():  # a read that is cancelled may say "ended" instead
                 return
             if refused:
-                raise Superseded(f"{server} refuses this agent, its children are left: {refused}")
+                raise Superseded(f"{server} refuses this agent: {refused}")
             await asyncio.sleep(
                 backoff_s(self._hello.incarnation, self._failures, len(self._servers))
             )
+
+    def _log_failure(self, server: str, error: BaseException) -> None:
+        """Log why a stream ended. A cluster that does not exist is logged once, as it may stay so."""
+        if not (isinstance(error, grpc.aio.AioRpcError) and error.code() is _NOT_FOUND):
+            self._logged = ""
+            log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
+            return
+        missing = error.details() or "the cluster does not exist"
+        if missing != self._logged:
+            log.error(
+                "%s: %s: it was deleted, or it was never created. This agent runs nothing and waits for"
+                " it; stop the agent if it is not coming back", server, missing,
+                extra={"action": "unknown_cluster"},
+            )  # fmt: skip
+        self._logged = missing
+
+    def _log_deleted(self, deleted: frozenset[str]) -> None:
+        """Log which nodes the cluster has lost or has again since the last desired state."""
+        if gone := sorted(deleted - self._deleted):
+            log.error(
+                "deleted from the cluster: %s. Nothing runs there, and this process does not register them"
+                " again; restart the agent to do so, or stop it", ", ".join(gone),
+                extra={"action": "unknown_node"},
+            )  # fmt: skip
+        if back := sorted(self._deleted - deleted):
+            log.info("in the cluster again: %s", ", ".join(back), extra={"action": "known_node"})
+        self._deleted = deleted
 
     async def _session(self, server: str) -> None:
         """Hold one stream; raises when it ends."""
@@ -166,7 +209,7 @@ class Link:
             await self._write(call, pb.AgentMessage(hello=self._hello))
             await self._take(call, CONNECT_S)
             log.info("connected to %s", server, extra={"action": "connect"})
-            self._failures = 0
+            self._failures, self._logged = 0, ""
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(call))
                 tasks.create_task(self._send(call))
@@ -191,6 +234,7 @@ class Link:
         if message.HasField("desired") and self._lease.left_s() > 0:
             gangs = [gang_from_message(gang) for gang in message.desired.gangs]
             settings = settings_from_message(message.desired)
+            self._log_deleted(frozenset(message.desired.deleted_nodes))
             self._supervisor.apply(message.desired.revision, gangs, settings)
 
     async def _send(self, call: Call) -> None:

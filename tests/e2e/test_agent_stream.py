@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 
@@ -255,7 +256,7 @@ async def test_an_end_while_no_agent_watched_is_reported_by_the_next(
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION])
-async def test_a_superseded_agent_ends_and_leaves_its_children_to_the_next(
+async def test_a_superseded_agent_stops_its_children_and_ends(
     server: FakeServer, make_agent: MakeAgent, code: grpc.StatusCode
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
@@ -265,11 +266,11 @@ async def test_a_superseded_agent_ends_and_leaves_its_children_to_the_next(
     server.refused = code
     assert await agent.ended() == 3
     assert "a newer incarnation has taken over" in agent.log.read_text()
-    assert is_running(pid)
+    assert not is_running(pid)
     server.refused, server.observed = None, None
     agent.start()
     await server.sees(1, RUNNING)
-    assert agent.pid_of("a") == pid
+    assert agent.pid_of("a") != pid
 
 
 async def test_an_agent_that_is_told_to_end_leaves_its_children_unless_asked_to_stop_them(
@@ -308,3 +309,33 @@ async def test_an_agent_finds_the_server_that_answers(server: FakeServer, tmp_pa
             await server.sees(0)
         finally:
             agent.clean()
+
+
+async def test_an_agent_says_once_which_of_its_nodes_were_deleted_and_goes_on(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang())
+    agent = make_agent()
+    await server.sees(1, RUNNING)
+    gangs = server.desired.gangs
+    server.desired = pb.Desired(revision=2, gangs=gangs, deleted_nodes=["n1"])
+    await server.sees(2, RUNNING)
+    sent = server.sent
+    await until(lambda: server.sent > sent + 2)
+    log = agent.log.read_text()
+    assert log.count("deleted from the cluster: n1.") == 1
+    assert "restart the agent" in log
+    server.desired = pb.Desired(revision=3, gangs=gangs)
+    await until(lambda: "in the cluster again: n1" in agent.log.read_text())
+
+
+async def test_an_agent_whose_cluster_does_not_exist_says_so_once_and_waits_for_it(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.has_cluster = False
+    agent = make_agent()
+    await until(lambda: len(server.hellos) > 3)
+    server.has_cluster = True
+    server.want(1, a_gang())
+    await server.sees(1, RUNNING)
+    assert agent.log.read_text().count("clusters/c does not exist: it was deleted, or") == 1

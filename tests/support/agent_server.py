@@ -48,7 +48,8 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     said_s: float = 0.0
     sent: int = 0
     mute: bool = False
-    refused: grpc.StatusCode | None = None
+    refused: grpc.StatusCode | None = None  # how streams end after the welcome
+    has_cluster: bool = True  # False: hellos are answered with NOT_FOUND
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _server: Any = None
 
@@ -84,6 +85,8 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
         first = await anext(request_iterator)
         self.hellos.append(first.hello)
         self.said_s = first.said_s
+        if not self.has_cluster:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "clusters/c does not exist")
         yield pb.ServerMessage(
             welcome=pb.Welcome(
                 lease_s=self.lease_s, heartbeat_s=self.heartbeat_s, inspect_s=self.inspect_s

@@ -84,3 +84,30 @@ def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_pat
     assert seen == last_written >= 5
     stored = json.loads((tmp_path / "job" / "checkpoint.json").read_text())
     assert stored == {"generation": 2, "iterations": 1_000_000}
+
+
+def test_a_later_job_of_the_same_name_begins_anew_and_shuts_the_earlier_one_out(
+    tmp_path: Path,
+) -> None:
+    store = str(tmp_path)
+    checkpoint.open_generation(store, 3, job=7)
+    checkpoint.save(store, 3, 40, job=7)
+    assert checkpoint.open_generation(store, 1, job=9) == 0
+    checkpoint.save(store, 1, 5, job=9)
+    with pytest.raises(checkpoint.StaleGeneration):
+        checkpoint.save(store, 3, 41, job=7)
+    with pytest.raises(checkpoint.StaleGeneration):
+        checkpoint.open_generation(store, 4, job=7)
+    assert checkpoint.open_generation(store, 2, job=9) == 5
+
+
+def test_a_checkpoint_of_a_release_without_job_numbers_is_the_jobs_own(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    checkpoint.open_generation(store, 3)
+    checkpoint.save(store, 3, 40)
+    with pytest.raises(checkpoint.StaleGeneration):
+        checkpoint.open_generation(store, 2, job=7)
+    assert checkpoint.open_generation(store, 4, job=7) == 40
+    checkpoint.save(store, 4, 50)  # the number is not known to an older server either
+    assert checkpoint.open_generation(store, 5) == 50
+    assert checkpoint.open_generation(store, 1, job=8) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from formulation.errors import InvalidInput
+from formulation.runtimes import fail_at
 from service.agent import checkpoint, replay_job
 from service.agent.gangs import Gang
 from service.agent.process import Process, python_argv
-from service.agent.replay import ReplayRuntime, fail_at
+from service.agent.replay import ReplayRuntime
 from service.agent.replay_job import elapsed_s_at, iterations_at
 from service.agent.runtime import Exit, Handle, Outcome, Progress
 from tests.support.agents import a_gang, is_running, process_of, until
@@ -127,14 +129,13 @@ async def test_a_killed_job_is_told_by_its_signal(bench: Bench) -> None:
 
 
 async def test_a_broken_program_is_told_by_its_last_words(bench: Bench) -> None:
-    gang = a_gang()
+    gang = a_gang(iterations_total=math.inf)
     bench.directory(gang).mkdir(parents=True)
-    bench.store.mkdir()
-    (bench.store / "fence.json").write_text('{"unknown": 1}')
     handle = ReplayRuntime().start(gang, bench.directory(gang), bench.store)
     end = await end_of(handle)
     assert end == Exit(
-        outcome=Outcome.FAILED, error="the process exited with status 1: KeyError: 'generation'"
+        outcome=Outcome.FAILED,
+        error="the process exited with status 1: OverflowError: cannot convert float infinity to integer",
     )
 
 

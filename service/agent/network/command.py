@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from formulation.documents import NODE_LIST, NotJson, read_json
 from formulation.errors import InvalidInput, TesseraError
 from formulation.network.tags import Fabric, Settings, assigned
 from service.agent.network.backend import Advice, Backend, differences
@@ -70,11 +71,11 @@ def read_settings(path: Path, fabric: Fabric) -> Settings:
         OSError: it cannot be read.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json("--settings", path.read_text(encoding="utf-8"), NODE_LIST)
         jobs = {str(job): int(level) for job, level in told["jobs"].items()}
         tags = {str(job): int(tag) for job, tag in told.get("tags", {}).items()}
         levels = int(told["levels"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             "--settings",
             f'{path} must hold {{"levels": K, "jobs": {{job: level}}, "tags": {{job: DSCP}}}}: {error!r}',

@@ -1,0 +1,265 @@
+"""Agents as processes that meet twins, lost directories, full disks and lies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.lifecycle import JobState
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import GpuType, Source, Workload
+from service.clock import SystemClock
+from service.config import Config
+from service.loop import RoundLoop
+from service.roundoptions import RoundOptions
+from service.wiring import running
+from tests.support.agent_server import AgentProcess, FakeServer
+from tests.support.agents import a_gang, is_running, until
+
+LONG = 1e12
+RUNNING = ("a", 1, "n0", "RUNNING")
+MakeAgent = Callable[..., AgentProcess]
+NEXT: dict[str, Any] = {"shares": (("n1", (0,)),), "leader": "n1", "iterations_total": LONG}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+def make_agent(tmp_path: Path) -> Iterator[MakeAgent]:
+    made: list[AgentProcess] = []
+
+    def make(port: int, *flags: str, folder: Path | None = None, **more: Any) -> AgentProcess:
+        agent = AgentProcess(folder or tmp_path / f"agent-{len(made)}", [port], *flags, **more)
+        made.append(agent)
+        agent.start()
+        return agent
+
+    yield make
+    for agent in made:
+        agent.clean()
+
+
+def error_of(server: FakeServer, job: str) -> str:
+    assert server.observed is not None
+    (error,) = [gang.error for gang in server.observed.gangs if gang.job == job]
+    return error
+
+
+async def hears_on(server: FakeServer) -> None:
+    """Wait until the agent has sent more heartbeats."""
+    beats = server.heartbeats
+    await until(lambda: server.heartbeats > beats + 2)
+
+
+async def test_a_job_that_lies_about_its_progress_does_not_end_its_agent(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG), a_gang("b", **NEXT))
+    agent = make_agent(server.port)
+    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
+    progress = agent.data_dir / "gangs" / "a@1" / "progress.json"
+    agent.pid_of("b")
+    for lie in ('{"iterations": "many", "iter_time_s": {}}', "[" * 100_000, '{"iterations": -1}'):
+        part = progress.with_suffix(".lie")
+        part.write_text(lie)
+        part.rename(progress)
+        await hears_on(server)
+    assert server.seen(1) == [RUNNING, ("b", 1, "n1", "RUNNING")]
+    await until(lambda: server.observed and server.observed.gangs[1].iterations_done >= 0)
+
+
+async def test_an_agent_whose_data_directory_is_removed_goes_on(
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent(server.port, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    await server.sees(1, RUNNING)
+    pid = agent.pid_of("a")
+    shutil.rmtree(agent.data_dir)
+    await hears_on(server)
+    server.want(2, a_gang("b", **NEXT))
+    await server.sees(2, ("b", 1, "n1", "RUNNING"))
+    assert not is_running(pid)
+    agent.pid_of("b")
+    assert len(server.hellos) == 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        ("{", "does not hold JSON"),
+        ('{"generation": 1}', "is broken: iterations is None"),
+        ('{"generation": 1, "iterations": 10e12}', "it is another job's"),
+    ],
+)
+async def test_a_broken_checkpoint_fails_its_job_with_what_to_do(
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path, stored: str, says: str
+) -> None:
+    store = tmp_path / "agent-0" / "checkpoints" / "c" / "job-a"
+    store.mkdir(parents=True)
+    (store / "checkpoint.json").write_text(stored)
+    server.want(1, a_gang(iterations_total=LONG), a_gang("b", **NEXT))
+    agent = make_agent(server.port)
+    await server.sees(1, ("a", 1, "n0", "FAILED"), ("b", 1, "n1", "RUNNING"))
+    assert says in error_of(server, "a")
+    assert "remove it" in error_of(server, "a")
+    agent.pid_of("b")
+
+
+async def test_a_gang_directory_that_is_a_link_is_not_written_through(
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("keep me")
+    gangs = tmp_path / "agent-0" / "gangs"
+    gangs.mkdir(parents=True)
+    (gangs / "a@1").symlink_to(precious)
+    server.want(1, a_gang(iterations_total=LONG))
+    agent = make_agent(server.port)
+    await server.sees(1, RUNNING)
+    agent.pid_of("a")
+    assert [path.name for path in precious.iterdir()] == ["file"]
+    assert not (gangs / "a@1").is_symlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a disk of 512 KiB; skip where none can be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tessera-test", str(place)]
+    try:
+        made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("a full disk: there is no mount here")
+    if made.returncode:
+        pytest.skip(f"a full disk: only root may mount one: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until there is no space left."""
+    with path.open("wb", buffering=0) as rest, contextlib.suppress(OSError):
+        while rest.write(bytes(4096)):
+            continue
+
+
+async def test_a_full_disk_fails_jobs_with_its_name_and_costs_no_agent(
+    server: FakeServer, make_agent: MakeAgent, small_disk: Path
+) -> None:
+    agent = make_agent(server.port, "--clock-factor", "100", folder=small_disk / "agent")
+    await until(lambda: server.hellos)
+    await server.sees(0)
+    fill(small_disk / "rest")
+    server.want(1, a_gang(iterations_total=LONG))
+    await server.sees(1, ("a", 1, "n0", "FAILED"))
+    assert "No space left" in error_of(server, "a")
+    await hears_on(server)
+    (small_disk / "rest").unlink()
+    server.want(2, a_gang("b", **NEXT))
+    await server.sees(2, ("b", 1, "n1", "RUNNING"))
+    agent.pid_of("b")
+    await hears_on(server)
+    assert (agent.data_dir / "lease.json").exists()
+    assert len(server.hellos) == 1
+
+
+@pytest.mark.parametrize("name", ["../../evil", "..", "a/../../b"])
+async def test_a_job_whose_name_leads_elsewhere_stays_in_the_agents_directories(
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path, name: str
+) -> None:
+    server.want(1, a_gang(name, iterations_total=LONG))
+    agent = make_agent(server.port)
+    await server.sees(1, (name, 1, "n0", "RUNNING"))
+    assert {path.name for path in tmp_path.iterdir()} == {"agent-0", "agent-0.log"}
+    (gang,) = (agent.data_dir / "gangs").iterdir()
+    (store,) = (agent.data_dir / "checkpoints" / "c").iterdir()
+    assert store.name.startswith("job-")
+    server.want(2)
+    await server.sees(2)
+    assert not gang.exists()
+
+
+def a_lab(store: PostgresStore) -> None:
+    """Store a cluster with a type, and a job that runs on one GPU for long."""
+    workload = Workload(model="m", params="", global_batch=8)
+    cell = EstimateRecord(
+        workload=workload, gpu_type="a100", gpus=1, nodes=1, pipeline_degree=1, plan="",
+        iter_time_s=1.0, source=Source.MEASURED,
+    )  # fmt: skip
+
+    def work(writer: Any) -> bytes:
+        writer.upsert_cluster("c", [GpuType(name="a100", memory_bytes=2**35)], None)
+        writer.upsert_estimates("c", [cell])
+        spec = JobSpec(
+            name="a", workload=workload, iterations=10**9, requested_gpus=1, restart_s=0.0
+        )
+        writer.submit_jobs("c", [spec])
+        return b""
+
+    store.write(None, work)
+
+
+def decide(store: PostgresStore) -> None:
+    """Decide and commit a round."""
+    RoundLoop(store, SystemClock()).schedule(
+        "c", RoundOptions(), remaining_s=lambda: 600.0, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
+
+
+async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_once_and_stops(
+    store: PostgresStore, database: Database, make_agent: MakeAgent
+) -> None:
+    """The twin has a directory of its own, so it could not stop what the first one left."""
+    a_lab(store)
+    config = Config(
+        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, estimate_cells=False,
+        heartbeat_s=1.0, inspect_s=1.0, grace_s=2.0, store_threads=4,
+    )  # fmt: skip
+
+    async def job_is(state: JobState) -> None:
+        async with asyncio.timeout(60):
+            while (await asyncio.to_thread(store.get_job, "c", "a")).state is not state:
+                await asyncio.sleep(0.05)
+
+    async with running(config) as port:
+        nodes = ("n0:a100:1",)
+        first = make_agent(port, nodes=nodes)
+        await until(lambda: store.list_clusters("", 1)[0].nodes, within_s=60)
+        await asyncio.to_thread(decide, store)
+        await job_is(JobState.RUNNING)
+        generation = store.get_job("c", "a").generation
+        pid = first.pid_of("a", generation)
+        second = make_agent(port, nodes=nodes)
+        assert await asyncio.wait_for(first.ended(), 60) == 3
+        assert not is_running(pid)
+        log = first.log.read_text()
+        assert log.count("connected to") == 1  # it does not try again
+        assert "give it another name" in log.splitlines()[-1]
+        await until(lambda: list((second.data_dir / "gangs").glob("a@*/process.json")), within_s=60)
+        await job_is(JobState.RUNNING)
+        (left,) = (second.data_dir / "gangs").glob("a@*")
+        other = json.loads((left / "process.json").read_text())["pid"]
+        assert is_running(other)
+        (node,) = store.list_nodes("c", "", 10)
+        assert node.silent_s < 45
+        assert store.get_job("c", "a").retries == 0

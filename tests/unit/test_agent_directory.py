@@ -1,0 +1,264 @@
+"""What lies in an agent's directory, whoever put it there: the agent goes on, and writes nowhere else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from formulation.errors import InvalidInput
+from service.agent import checkpoint
+from service.agent.files import read_json, write_json
+from service.agent.main import main
+from service.agent.process import Process, identity_of
+from service.agent.replay import ReplayHandle
+from service.agent.runtime import Outcome, Progress
+from service.agent.state import StateDir
+from service.agent.stream import Lease
+from tests.support.agents import a_gang
+
+
+def a_state(root: Path) -> StateDir:
+    state = StateDir(root, root / "checkpoints")
+    state.claim()
+    return state
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_only_its_user_may_look_into_the_data_directory(tmp_path: Path) -> None:
+    a_state(tmp_path / "a" / "data")
+    assert mode_of(tmp_path / "a" / "data") == mode_of(tmp_path / "a" / "data" / "gangs") == 0o700
+    open_to_all = tmp_path / "old"
+    open_to_all.mkdir(mode=0o755)
+    a_state(open_to_all)
+    assert mode_of(open_to_all) == 0o700
+
+
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_a_directory_that_others_can_write_to_is_refused(
+    tmp_path: Path, below: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(InvalidInput, match=f"--data-dir.*chmod o-w {shared}"):
+        a_state(shared / below)
+    assert not (shared / below / "agent.lock").exists()
+    flags = ["--server", "127.0.0.1:1", "--cluster", "c", "--node", "n:a100:1"]
+    assert main([*flags, "--data-dir", str(shared / below)]) == 2
+
+
+def test_a_directory_below_a_sticky_one_is_its_users_own(tmp_path: Path) -> None:
+    shared = tmp_path / "like-tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    a_state(shared / "mine")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    with pytest.raises(InvalidInput, match="belongs to another user"):
+        a_state(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("cluster", ["../x", "a/b", "..", "", "a" * 101, "c\n"])
+def test_a_cluster_whose_name_leads_elsewhere_is_refused(tmp_path: Path, cluster: str) -> None:
+    flags = ["--server", "127.0.0.1:1", "--node", "n:a100:1", "--data-dir", str(tmp_path / "d")]
+    assert main([*flags, "--cluster", cluster]) == 2
+    assert not (tmp_path / "d").exists()
+
+
+def test_links_and_foreign_files_among_the_gangs_are_cleared_and_not_followed(
+    tmp_path: Path,
+) -> None:
+    state, elsewhere = a_state(tmp_path / "d"), tmp_path / "elsewhere"
+    (elsewhere / "gangs").mkdir(parents=True)
+    write_json(str(elsewhere / "gang.json"), asdict(a_gang("x")))
+    gangs = tmp_path / "d" / "gangs"
+    (gangs / "x@1").symlink_to(elsewhere)
+    (gangs / "file").write_text("what?")
+    (gangs / "y@7").mkdir()  # not the directory of the gang that it describes
+    write_json(str(gangs / "y@7" / "gang.json"), json.loads((elsewhere / "gang.json").read_text()))
+    state.add(a_gang("a"))
+    assert list(state.gangs()) == [a_gang("a")]
+    assert [path.name for path in gangs.iterdir()] == ["a@1"]
+    assert (elsewhere / "gang.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"job": 1}', "\0\0\0", '{"shares": 3, "members": [], "command": []}'],
+)
+def test_a_gang_whose_description_is_broken_is_cleared_and_its_process_ended(
+    tmp_path: Path, text: str
+) -> None:
+    state = a_state(tmp_path / "d")
+    directory = state.add(a_gang("a"))
+    (directory / "gang.json").write_text(text)
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as stray:
+        identity = identity_of(stray.pid)
+        assert identity is not None
+        write_json(str(directory / "process.json"), asdict(identity))
+        assert list(state.gangs()) == []
+        assert stray.wait(20) == -signal.SIGKILL
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "{}", '{"boot": 3}', '{"heard_s": "x", "boot": "%s"}']
+)
+def test_a_broken_lease_is_one_that_is_over_until_a_server_is_heard(
+    tmp_path: Path, text: str
+) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    state = a_state(tmp_path / "d")
+    (tmp_path / "d" / "lease.json").write_text(text.replace("%s", boot))
+    found = state.load_lease()
+    if found is None:  # of another boot
+        assert text == '{"boot": 3}'
+        return
+    lease = Lease(state, lambda: 100.0)
+    assert lease.left_s() == -math.inf
+    lease.lease_s = 30.0
+    lease.renew(95.0)
+    assert lease.left_s() == 25.0
+    assert state.load_lease() == (95.0, 30.0)
+
+
+def test_a_data_directory_that_vanishes_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state(tmp_path / "d")
+    lease = Lease(state, lambda: 100.0, 30.0)
+    (tmp_path / "d").rename(tmp_path / "lost")
+    for said_s in (101.0, 103.0, 105.0):
+        lease.renew(said_s)
+    assert lease.left_s() == 35.0
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1
+    assert told[0].startswith("the lease cannot be written")
+    assert state.add(a_gang("a")).is_dir()
+    lease.renew(107.0)
+    assert state.load_lease() == (107.0, 30.0)
+
+
+PROGRESS: dict[str, str] = {
+    "not a number": '{"iterations": "many", "iter_time_s": 1}',
+    "not JSON": "{",
+    "empty": "",
+    "a list": "[1, 2]",
+    "nothing": "{}",
+    "NaN": '{"iterations": NaN, "iter_time_s": 1.0}',
+    "negative": '{"iterations": -5, "iter_time_s": 1.0}',
+    "endless": '{"iterations": 1e999, "iter_time_s": 1.0}',
+    "too large a whole number": '{"iterations": %s, "iter_time_s": 1}' % ("9" * 400),
+    "a truth value": '{"iterations": true, "iter_time_s": 1}',
+    "deep": '{"a":' * 20_000,
+    "long": '{"iterations": 1, "iter_time_s": 1, "x": "%s"}' % ("y" * 70_000),
+    "not text": "\udcff\udcfe",
+}
+
+
+def a_handle(directory: Path) -> ReplayHandle:
+    return ReplayHandle(Process(1, None, None), directory)
+
+
+@pytest.mark.parametrize("text", PROGRESS.values(), ids=PROGRESS)
+def test_progress_that_means_nothing_is_not_known_and_said_once(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "progress.json").write_bytes(text.encode(errors="surrogateescape"))
+    handle = a_handle(tmp_path)
+    assert [handle.progress() for _ in range(3)] == [None] * 3
+    assert len([r for r in caplog.records if "progress.json" in r.message]) <= 1
+    write_json(str(tmp_path / "progress.json"), {"iterations": 3, "iter_time_s": 0.5})
+    assert handle.progress() == Progress(iterations=3.0, iter_time_s=0.5)
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("make", [a_link, a_pipe, a_folder])
+async def test_what_is_no_regular_file_is_not_read_and_holds_nobody_up(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    for name in ("progress.json", "exit.json", "errors.log"):
+        make(tmp_path / name)
+    handle = a_handle(tmp_path)
+    assert handle.progress() is None
+    assert (await handle.ended()).outcome is Outcome.FAILED
+    with pytest.raises((ValueError, OSError)):
+        read_json(str(tmp_path / "exit.json"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"outcome": "glorious"}', '{"outcome": null}', '{"error": "x"}']
+)
+async def test_an_end_that_means_nothing_is_a_failure(tmp_path: Path, text: str) -> None:
+    (tmp_path / "exit.json").write_text(text)
+    assert (await a_handle(tmp_path).ended()).outcome is Outcome.FAILED
+
+
+async def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    script = "import os; os.write(2, b'x' * 1_000_000 + b'\\nlast words\\n'); os._exit(7)"
+    process = Process.spawn(
+        [sys.executable, "-c", script], "go", identity=tmp_path / "process.json",
+        errors=tmp_path / "errors.log",
+    )  # fmt: skip
+    handle = ReplayHandle(process, tmp_path)
+    await handle.begun()
+    end = await handle.ended()
+    assert end.error == "the process exited with status 7: last words"
+    assert (tmp_path / "errors.log").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [{}, {"iterations": "7"}, {"iterations": -1}, {"iterations": 1e300}, {"iterations": None}],
+)
+def test_a_broken_checkpoint_is_named_with_what_to_do(
+    tmp_path: Path, stored: dict[str, object]
+) -> None:
+    write_json(str(tmp_path / "checkpoint.json"), {"generation": 1, **stored})
+    with pytest.raises(ValueError, match=r"checkpoint\.json is broken: iterations .*remove it"):
+        checkpoint.open_generation(str(tmp_path), 2)
+
+
+def test_a_broken_fence_lets_nobody_write(tmp_path: Path) -> None:
+    write_json(str(tmp_path / "fence.json"), {"unknown": 1})
+    with pytest.raises(ValueError, match=r"fence\.json is broken: generation is None"):
+        checkpoint.open_generation(str(tmp_path), 2)
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_json(str(tmp_path / "x.json"), {"a": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_an_adopted_gang_whose_identity_is_broken_is_not_adopted(tmp_path: Path) -> None:
+    (tmp_path / "process.json").write_text('{"pid": 1}')
+    assert ReplayHandle.adopt(tmp_path) is None
