@@ -6,9 +6,18 @@ import importlib
 import importlib.util
 import sys
 
+from formulation.release import install_hint
+
+NEEDED = ("google.rpc", "grpc_status", "rich", "typer", "yaml")
+"""Modules that every command of the client imports."""
+
 
 def run() -> None:
-    """Run the command line, or say what to install where only the agent's part is."""
-    if importlib.util.find_spec("typer") is None:
-        sys.exit("error: `tessera` needs more than an agent does; install 'tessera[server]'")
+    """Run the command line, or say what to install where only the agent's part is installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"error: `tessera` needs {', '.join(missing)}, which an agent does not need; install them"
+            f" with: {install_hint('client')}"
+        )
     importlib.import_module("service.cli.main").main()

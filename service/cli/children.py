@@ -38,12 +38,12 @@ class Child:
 @contextlib.contextmanager
 def running(
     name: str, module: str, arguments: Sequence[str], folder: Path, grace_s: float,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None, keep_open: Sequence[int] = (),
 ) -> Iterator[Child]:  # fmt: skip
     """Run a Python module as a child for the length of the block, then stop it.
 
     It has a session of its own, so that Ctrl-C at the terminal reaches only the parent, which stops its
-    children in order. ``grace_s`` after SIGTERM it is killed.
+    children in order. ``grace_s`` after SIGTERM it is killed. It inherits the files ``keep_open``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
@@ -51,6 +51,7 @@ def running(
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=out,
             stderr=out, start_new_session=True, env={**os.environ, **(environment or {})},
+            pass_fds=keep_open,
         )  # fmt: skip
     try:
         yield Child(name, process, log)

@@ -60,6 +60,9 @@ class Exit(IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     NOT_FOUND = 4
+    JOB_FAILED = 5
+    JOB_CANCELLED = 6
+    JOB_REJECTED = 7
     INTERRUPTED = 130
 
 

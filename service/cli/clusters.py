@@ -1,4 +1,4 @@
-"""Commands on clusters and their nodes."""
+"""Commands on clusters and their GPU types."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from service.cli import yamlfile
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
 from service.cli.clusterfile import ClusterFile, read_cluster
+from service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
 from service.cli.names import full_name, parent, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
@@ -21,13 +22,22 @@ from service.cli.options import (
     Server,
     ValidateOnly,
 )
-from service.cli.render import Column, age, line, note, number, show_facts, show_list, show_message
+from service.cli.render import (
+    Column,
+    age,
+    counted,
+    line,
+    note,
+    number,
+    show_facts,
+    show_list,
+    show_message,
+    show_table,
+)
 from service.cli.tenants import apply_tenants
 from tessera.v1 import clusters_pb2
 
 GIB: Final = 2**30
-
-NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids or full names.")]
 
 CLUSTERS: Final[Sequence[Column[clusters_pb2.Cluster]]] = (
     Column("CLUSTER", lambda c: short(c.name)),
@@ -37,21 +47,16 @@ CLUSTERS: Final[Sequence[Column[clusters_pb2.Cluster]]] = (
     Column("LAST ROUND", lambda c: short(c.last_round), right=True),
 )
 
-NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
-    Column("NODE", lambda n: short(n.name)),
-    Column("STATE", lambda n: clusters_pb2.Node.State.Name(n.state)),
-    Column("TYPE", lambda n: n.gpu_type),
-    Column("GPUS", lambda n: str(n.gpus), right=True),
-    Column("FREE", lambda n: str(n.free_gpus), right=True),
-    Column("RACK", lambda n: n.rack),
-    Column("JOBS", lambda n: ", ".join(short(j) for j in n.jobs)),
-    Column("HEARD", lambda n: _heard(n.silent_s), wide=True, right=True),
-    Column("NETWORK", lambda n: "; ".join(n.network_remarks), wide=True),
-)
+TYPES: Final[Sequence[Column[clusters_pb2.GpuType]]] = (
+    Column("TYPE", lambda t: t.name),
+    Column("MEMORY", lambda t: f"{number(t.memory_bytes / GIB)} GiB", right=True),
+    Column("$/HOUR", lambda t: number(t.dollars_per_hour) if t.dollars_per_hour else "", right=True),
+    Column("WATTS", lambda t: number(t.watts) if t.watts else "", right=True),
+)  # fmt: skip
 
 
 def add(app: typer.Typer) -> None:
-    """Add the commands on clusters and nodes."""
+    """Add the commands on clusters."""
     panel = "Clusters"
     group = typer.Typer(
         help="Describe a cluster to the server, or look at it.", no_args_is_help=True
@@ -59,10 +64,14 @@ def add(app: typer.Typer) -> None:
     group.command("apply")(apply)
     group.command("get")(get)
     group.command("list")(list_clusters)
+    group.command("delete")(delete)
+    types = typer.Typer(
+        help="List the GPU types of a cluster, or delete some.", no_args_is_help=True
+    )
+    types.command("list")(list_types)
+    types.command("delete")(delete_types)
+    group.add_typer(types, name="types")
     app.add_typer(group, name="cluster", rich_help_panel=panel)
-    app.command("nodes", rich_help_panel=panel)(list_nodes)
-    app.command("drain", rich_help_panel=panel)(drain)
-    app.command("undrain", rich_help_panel=panel)(undrain)
 
 
 def apply(
@@ -117,51 +126,98 @@ def list_clusters(server: Server = DEFAULT_SERVER, output: OutputOption = Output
         note("no clusters yet: `tessera cluster apply -f cluster.yaml` makes one")
 
 
-def list_nodes(
+def delete(
+    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="An id or full name.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it although agents are connected; not with live jobs.")
+    ] = False,
+    etag: Annotated[
+        str, typer.Option(help="Only if `cluster get` still shows this etag.", show_default=False)
+    ] = "",
+    allow_missing: AllowMissing = False,
+    yes: Yes = False,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Delete a cluster with its nodes, Cells, models, tenants, ended jobs and rounds.
+
+    Refused while jobs are live. Files of jobs, such as checkpoints, stay where they are.
+    """
+    full = parent(name)
+    request = clusters_pb2.DeleteClusterRequest(
+        name=full, etag=etag, force=force, allow_missing=allow_missing, validate_only=validate_only,
+        request_id=new_request_id(),
+    )  # fmt: skip
+    with connect(server) as client:
+        if not validate_only:
+            confirm(_question(client, full, allow_missing=allow_missing), yes=yes)
+        client.call(client.clusters.DeleteCluster, request)
+    show_deleted([full], output)
+    note(f"{full} {'can be deleted; nothing changed' if validate_only else 'deleted'}")
+
+
+def _question(client: Client, name: str, *, allow_missing: bool) -> str:
+    """Return the question before a deletion: what the cluster holds. Raises CallFailed."""
+    try:
+        found = _get(client, name)
+    except CallFailed as error:
+        if error.exit_code is Exit.NOT_FOUND and allow_missing:
+            return f"Delete cluster {short(name)}, which does not exist?"
+        raise
+    rounds = int(short(found.last_round) or 0)
+    held = (
+        f"{counted(found.nodes, 'node')}, {counted(found.gpus, 'GPU')}, {counted(rounds, 'round')}"
+    )
+    return (
+        f"Delete cluster {short(name)} ({held}) with all its Cells, models, tenants and ended jobs?"
+    )
+
+
+def list_types(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List nodes: their state, free GPUs, and the jobs that hold the others."""
+    """List the GPU types of a cluster."""
     with connect(server) as client:
-        request = clusters_pb2.ListNodesRequest(parent=parent(cluster))
-        pages = client.pages(client.clusters.ListNodes, request)
-        found = list(chain.from_iterable(page.nodes for page in pages))
-    _show_nodes(found, output)
-    if not found:
-        note(f"cluster {short(parent(cluster))} has no nodes; name them in `tessera cluster apply`")
+        found = _get(client, parent(cluster))
+    _show_types(found, output)
 
 
-def drain(
-    names: NodeNames,
+def delete_types(
+    names: Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of GPU types.")],
+    etag: Annotated[
+        str, typer.Option(help="Only if `cluster get` still shows this etag.", show_default=False)
+    ] = "",
+    allow_missing: AllowMissing = False,
+    yes: Yes = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:
-    """Drain nodes: nothing new starts there, and the next round moves away what runs there."""
-    request = clusters_pb2.DrainNodesRequest(
-        parent=parent(cluster), names=[full_name(cluster, "nodes", name) for name in names],
+) -> None:  # fmt: skip
+    """Delete GPU types that no node, Cell, quota or live job uses, all or none."""
+    request = clusters_pb2.DeleteGpuTypesRequest(
+        parent=parent(cluster), gpu_types=names, etag=etag, allow_missing=allow_missing,
         validate_only=validate_only, request_id=new_request_id(),
     )  # fmt: skip
+    what = counted(len(names), "GPU type")
+    if not validate_only:
+        where = f"of cluster {short(parent(cluster))}"
+        confirm(f"Delete {', '.join(names)} {where}, with what was measured on it?", yes=yes)
     with connect(server) as client:
-        _show_nodes(client.call(client.clusters.DrainNodes, request).nodes, output)
+        found = client.call(client.clusters.DeleteGpuTypes, request)
+    _show_types(found, output)
+    note(outcome_of(what, validate_only=validate_only))
 
 
-def undrain(
-    names: NodeNames,
-    validate_only: ValidateOnly = False,
-    server: Server = DEFAULT_SERVER,
-    cluster: Cluster = DEFAULT_CLUSTER,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Let rounds use drained nodes again."""
-    request = clusters_pb2.UndrainNodesRequest(
-        parent=parent(cluster), names=[full_name(cluster, "nodes", name) for name in names],
-        validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
-    with connect(server) as client:
-        _show_nodes(client.call(client.clusters.UndrainNodes, request).nodes, output)
+def _show_types(found: clusters_pb2.Cluster, output: Output) -> None:
+    if output is Output.NAME:
+        for kind in found.gpu_types:
+            line(kind.name)
+    elif not show_message(found, output):
+        show_table(found.gpu_types, TYPES)
 
 
 def apply_cluster(
@@ -173,7 +229,9 @@ def apply_cluster(
     the tenants not at all: their quotas are held against nodes that are stored.
     """
     upsert = clusters_pb2.UpsertClusterRequest(
-        cluster=clusters_pb2.Cluster(name=name, gpu_types=described.gpu_types),
+        cluster=clusters_pb2.Cluster(
+            name=name, gpu_types=described.gpu_types, etag=described.etag
+        ),
         validate_only=validate_only, request_id=new_request_id(),
     )  # fmt: skip
     found = client.call(client.clusters.UpsertCluster, upsert)
@@ -185,7 +243,7 @@ def apply_cluster(
             nodes=[
                 clusters_pb2.Node(
                     name=full_name(name, "nodes", n.name), gpu_type=n.gpu_type, gpus=n.gpus,
-                    rack=n.rack,
+                    rack=n.rack, etag=n.etag,
                 )
                 for n in described.nodes
             ],
@@ -210,10 +268,6 @@ def _get(client: Client, name: str) -> clusters_pb2.Cluster:
     return client.call(client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=name))
 
 
-def _show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
-    show_list(clusters_pb2.ListNodesResponse(nodes=nodes), nodes, NODES, output)
-
-
 def _gpu_type(kind: clusters_pb2.GpuType) -> str:
     said = [f"{number(kind.memory_bytes / GIB)} GiB"]
     if kind.dollars_per_hour:
@@ -221,7 +275,3 @@ def _gpu_type(kind: clusters_pb2.GpuType) -> str:
     if kind.watts:
         said.append(f"{number(kind.watts)} W")
     return ", ".join(said)
-
-
-def _heard(silent_s: float) -> str:
-    return "never" if silent_s < 0 else f"{silent_s:.0f}s ago"

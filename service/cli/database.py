@@ -8,13 +8,14 @@ from typing import Annotated, Final
 
 import typer
 
+from db.embedded import default_directory
 from db.engine import Database
 from db.migrate import head, upgrade
 from db.store import PostgresStore
 from formulation.errors import InvalidInput
 from service.cli import limits, options
 from service.cli.render import line, note
-from service.config import load_config
+from service.config import Config, load_config, without_password
 from service.wiring import open_database
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
@@ -35,14 +36,26 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="db", rich_help_panel=panel)
 
 
-def _open(config: Path | None) -> Database:
-    return open_database(load_config(config, os.environ))
+def _open(settings: Config) -> Database:
+    return open_database(settings)
+
+
+def _place(settings: Config) -> str:
+    """Return which database the settings name, without its password."""
+    if settings.database_url:
+        return without_password(settings.database_url)
+    return f"the embedded database in {_directory(settings)}"
+
+
+def _directory(settings: Config) -> Path:
+    return Path(settings.database_directory or default_directory()).expanduser()
 
 
 def migrate(config: ConfigFile = None) -> None:
     """Bring the database's schema to this release's, all or nothing."""
-    upgrade(_open(config))
-    note(f"the database is at revision {head()}")
+    settings = load_config(config, os.environ)
+    upgrade(_open(settings))
+    note(f"{_place(settings)} is at revision {head()}")
 
 
 def prune(
@@ -52,20 +65,51 @@ def prune(
         typer.Option(
             min=0,
             max=limits.MAX_ROWS,
-            help="Keep at least the last so many rounds of each cluster.",
+            help="Keep at least this number of rounds of each cluster: the latest.",
         ),
     ] = 100,
     config: ConfigFile = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Prune the embedded database if no URL is set.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+    ] = False,
 ) -> None:
-    """Delete old request ids, rounds, jobs that have ended, and history; prints how many of each."""
+    """Delete old request ids, rounds, jobs that have ended, and history; prints the number of each.
+
+    Servers do so in the background, as their retain_ settings say.
+    """
     age_s = options.seconds("--older-than", older_than)
     if age_s > MAX_AGE_S:
         raise InvalidInput("--older-than", f"must be at most {MAX_AGE_S / 86400:,.0f}d")
-    deleted = PostgresStore(_open(config)).prune(age_s, keep_rounds)
-    for kind, count in deleted.items():
+    settings = load_config(config, os.environ)
+    if not settings.database_url:
+        _require_embedded(settings, chosen=embedded)
+    elif embedded:
+        raise InvalidInput(
+            "--embedded", f"the settings name {_place(settings)}; leave one of them out"
+        )
+    note(f"{'would delete' if dry_run else 'deleting'} from {_place(settings)}")
+    store = PostgresStore(_open(settings))
+    work = store.count_old if dry_run else store.prune
+    for kind, count in work(age_s, keep_rounds).items():
         line(f"{kind}\t{count}")
+
+
+def _require_embedded(settings: Config, *, chosen: bool) -> None:
+    """Refuse to delete from the embedded database unless the caller said so and there is one."""
+    place = _directory(settings)
+    if not chosen:
+        raise InvalidInput(
+            "database",
+            f"no URL is set; set TESSERA_DATABASE_URL to your server's database, or pass --embedded to prune"
+            f" the embedded one in {place}",
+        )
+    if not (place / "PG_VERSION").exists():
+        raise InvalidInput("--embedded", f"there is no embedded database in {place}")
 
 
 def url(config: ConfigFile = None) -> None:
     """Print the database's URL, password included; the embedded one answers while something uses it."""
-    line(_open(config).url.replace("+psycopg2", "", 1))
+    line(_open(load_config(config, os.environ)).url.replace("+psycopg2", "", 1))

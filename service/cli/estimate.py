@@ -1,4 +1,4 @@
-"""``tessera estimate``: how fast a model trains on GPUs, with no server and no GPU."""
+"""``tessera estimate``: how fast a model trains on GPUs, on a cluster's nodes or on those of data sheets."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from service.cli import estimateview, limits
 from service.cli.estimateview import Answer
 from service.cli.importing import read_rows
 from service.cli.modelling import Model, with_model
+from service.cli.nodeshapes import NodeShapes, shapes_of
 from service.cli.options import numbers
 from service.cli.render import err, note
 from service.importing.writing import profiles_csv
@@ -124,12 +125,23 @@ def estimate(
     count: Annotated[int, _option("GPUs.", "--count", "-n", min=1, max=MOST_GPUS)],
     gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
     nodes: Annotated[int | None, _option(
-        "On so many nodes; by default as few as there can be.", min=1, max=limits.MAX_GPUS)] = None,
+        "Nodes that the GPUs are spread over. Default: as few as possible.",
+        min=1, max=limits.MAX_GPUS)] = None,
+    node_gpus: Annotated[int | None, _option(
+        "GPUs of a node. Default: the cluster's, or without a server the data sheet's.",
+        min=1, max=limits.MAX_GPUS_A_NODE)] = None,
+    server: Annotated[str, _option(
+        "The server whose cluster's nodes are taken. Default: TESSERA_SERVER, else 127.0.0.1:7070 if one"
+        " answers there.", envvar="TESSERA_SERVER", metavar="HOST:PORT", show_envvar=False)] = "",
+    cluster: Annotated[str, _option(
+        "The cluster whose nodes are taken. Default: TESSERA_CLUSTER, else 'default'.", "--cluster", "-c",
+        envvar="TESSERA_CLUSTER", show_envvar=False)] = "",
+    offline: Annotated[bool, _option("Ask no server: nodes and memory are those of data sheets.")] = False,
     stages: Annotated[str, _option(
         f"Pipeline degrees; by default powers of two up to the GPUs and {COARSE_LAYERS}.",
         metavar="N,N...")] = "",
     every: Annotated[bool, _option(
-        "All GPU types (of the catalogue or, if given, the file), at half, all and twice the GPUs.",
+        "All GPU types of the cluster, of --hardware, or of the catalogue, at half, all and twice the GPUs.",
         "--all")] = False,
     hardware: Annotated[Path | None, _option("GPU types of your own.", metavar="FILE.yaml")] = None,
     collectives: Annotated[Path | None, _option(
@@ -145,22 +157,34 @@ def estimate(
 ) -> None:  # fmt: skip
     """Estimate how fast a model trains on GPUs, and in how much memory, for each pipeline degree.
 
-    Needs no server and no GPU: plans are searched on the numbers of data sheets, or of what was measured.
+    Nodes and memory are those of the cluster where a server answers, so that a job gets the same estimate
+    there, unless it was corrected by what jobs have measured. Without a server they are those of data sheets.
     """
-    types = CATALOGUE if hardware is None else read_hardware(hardware)
+    named = bool(server or cluster)
+    shapes = shapes_of(
+        server,
+        cluster,
+        offline=offline or (hardware is not None and not named),
+        node_gpus=node_gpus,
+    )
+    known = CATALOGUE if hardware is None else read_hardware(hardware)
+    types = [shapes.hardware(kind) for kind in known]
     sources = Sources.of(collectives, network, profile)
     sources.check(model)
     if every:
         if gpu or nodes:
             raise InvalidInput("--all", "cannot be with --gpu or --nodes")
-        kinds = types if hardware is None else [kind for kind in types if kind not in CATALOGUE]
-        where = _everywhere(kinds or types, (count // 2, count, 2 * count))
+        own = {kind.name for kind in known if kind not in CATALOGUE}
+        kinds = _chosen(types, shapes, own)
+        where = _everywhere(kinds, (count // 2, count, 2 * count))
     else:
         kind = _type(gpu, types)
         where = [(kind, _shape(kind, count, nodes))]
     wanted = [] if not stages else numbers("--stages", stages)
     answers = _answers(model, where, sources, wanted, planner)
     estimateview.show(model, answers, as_json=as_json, best_only=every)
+    for told in dict.fromkeys(shapes.told(kind) for kind, _ in where):
+        note(told)
     if write is not None:
         _write(write, model, answers, sources.provenance(planner), sources.source)
 
@@ -247,6 +271,12 @@ def _shape(kind: Hardware, gpus: int, nodes: int | None) -> Shape:
             "--nodes", f"{gpus} GPUs do not lie evenly on {nodes} nodes; give one of {even}"
         )
     return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+
+
+def _chosen(types: Sequence[Hardware], shapes: NodeShapes, own: set[str]) -> Sequence[Hardware]:
+    """Return the types of ``--all``: those of the user's file, else the cluster's, else all."""
+    there = [kind for kind in types if (known := shapes.kinds.get(kind.name)) and known.node_gpus]
+    return [kind for kind in types if kind.name in own] or there or types
 
 
 def _everywhere(types: Iterable[Hardware], counts: Iterable[int]) -> list[tuple[Hardware, Shape]]:

@@ -168,6 +168,7 @@ def _where(answer: Answer, degree: int) -> dict[str, Any]:
     shape = answer.shape
     return {
         "gpu_type": answer.hardware.name, "gpus": shape.gpus, "nodes": shape.nodes,
+        "node_gpus": answer.hardware.gpus_per_node,
         "pipeline_degree": degree,
     }  # fmt: skip
 

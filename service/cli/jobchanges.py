@@ -12,7 +12,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from formulation.errors import InvalidInput, NotAllowed
 from service.cli import options
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from service.cli.jobview import show_jobs
+from service.cli.jobview import show_jobs, warn
 from service.cli.names import full_name, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
@@ -21,6 +21,8 @@ from service.cli.options import (
     Cluster,
     Deadline,
     JobName,
+    MaxGpus,
+    MinGpus,
     Output,
     OutputOption,
     Priority,
@@ -58,23 +60,28 @@ def update(
     pin_type: Annotated[bool | None, typer.Option("--pin-type/--any-type", help="Whether the GPU type"
                                                   " that it asks for is a demand.")] = None,
     avoid_node: AvoidNode = None,
+    min_gpus: MinGpus = None,
+    max_gpus: MaxGpus = None,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:  # fmt: skip
-    """Change a job's weight, priority, deadline, labels, nodes that it avoids, and what is pinned."""
+    """Change what a job asks for: its weight, deadline, labels, GPU bounds, avoided nodes and pins."""
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
     given: dict[str, object] = {
         "weight": weight, "priority": priority, "deadline": deadline, "pinned": pinned,
         "labels": label, "pinned_gpu_type": pin_type, "avoid_nodes": avoid_node,
+        "min_gpus": min_gpus, "max_gpus": max_gpus,
     }  # fmt: skip
     paths = [path for path, value in given.items() if value is not None]
     if not paths:
         raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
-                           " --pinned, --movable, --pin-type, --any-type, --avoid-node")  # fmt: skip
+                           " --pinned, --movable, --pin-type, --any-type, --avoid-node,"
+                           " --min-gpus, --max-gpus")  # fmt: skip
     job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
     job.pinned_gpu_type = bool(pin_type)
+    job.min_gpus, job.max_gpus = min_gpus or 0, max_gpus or 0
     if avoid_node != ["none"]:
         job.avoid_nodes.extend(full_name(cluster, "nodes", node) for node in avoid_node or [])
     job.labels.update(options.labels("--label", label))
@@ -85,7 +92,9 @@ def update(
         request_id=new_request_id(),
     )  # fmt: skip
     with connect(server) as client:
-        show_jobs([client.call(client.jobs.UpdateJob, request)], now(), output)
+        changed = client.call(client.jobs.UpdateJob, request)
+        show_jobs([changed], now(), output)
+        warn([changed])
 
 
 def cancel(

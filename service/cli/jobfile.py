@@ -15,7 +15,7 @@ from tessera.v1 import estimates_pb2, jobs_pb2
 KEYS: Final = (
     "name", "model", "params", "global_batch", "iterations", "gpus", "gpu_type", "tenant",
     "priority", "weight", "guaranteed", "restart", "deadline", "pinned", "labels", "command",
-    "max_retries", "pin_type", "avoid_nodes", "profile",
+    "max_retries", "pin_type", "avoid_nodes", "profile", "min_gpus", "max_gpus",
 )  # fmt: skip
 """What a job in a file may say."""
 
@@ -83,6 +83,8 @@ def _job(job: Mapping, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobReques
         guaranteed=job.flag("guaranteed"), pinned=job.flag("pinned"), labels=job.labels("labels"),
         command=job.texts("command"), pinned_gpu_type=job.flag("pin_type"), profile=job.flag("profile"),
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoided],
+        min_gpus=job.whole("min_gpus", 0, limits.MAX_GPUS),
+        max_gpus=job.whole("max_gpus", 0, limits.MAX_GPUS),
     )  # fmt: skip
     if "restart" in job:
         found.restart.CopyFrom(options.duration(job.seconds("restart")))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Annotated, Final
 
@@ -13,9 +11,10 @@ import typer
 from formulation.errors import InvalidInput
 from service.cli import jobfile, limits, options, yamlfile
 from service.cli.client import Client, connect, new_request_id, now
-from service.cli.jobview import job_columns, show_job, show_jobs
+from service.cli.jobview import JobDetails, show_job, show_jobs, warn
 from service.cli.names import full_name, parent, short
 from service.cli.networks import said_of
+from service.cli.nextround import next_round, next_round_line
 from service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -23,6 +22,8 @@ from service.cli.options import (
     Cluster,
     Deadline,
     JobName,
+    MaxGpus,
+    MinGpus,
     Output,
     OutputOption,
     Priority,
@@ -30,11 +31,12 @@ from service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from service.cli.render import as_json, counted, line, note, show_message, show_table
+from service.cli.render import counted, line, note, show_message
+from service.cli.watch import watch_job, watch_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
 
-POLL_S: Final = 2.0
-"""How often ``jobs --watch`` asks."""
+READABLE: Final = (Output.TABLE, Output.WIDE)
+"""Forms of output that people read."""
 
 ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
 
@@ -45,7 +47,12 @@ Iterations = Annotated[
     int | None, typer.Option(min=1, max=limits.MAX_ITERATIONS, help="Iterations of the whole job.")
 ]
 Gpus = Annotated[int | None, typer.Option(min=1, max=limits.MAX_GPUS, help="GPUs requested.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on printing what changes.")]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch", "-w", help="Show it again whenever it changes, until its end or Ctrl-C."
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -69,6 +76,8 @@ def submit(
     batch: Batch = None,
     iterations: Iterations = None,
     gpus: Gpus = None,
+    min_gpus: MinGpus = None,
+    max_gpus: MaxGpus = None,
     gpu_type: Annotated[
         str, typer.Option(help="The GPU type asked for; rounds may choose another.")
     ] = "",
@@ -76,7 +85,7 @@ def submit(
         bool, typer.Option("--pin-type", help="--gpu-type is a demand: it runs there, or waits.")
     ] = False,
     avoid_node: AvoidNode = None,
-    tenant: Annotated[str, typer.Option(help="Who it is accounted to.")] = "",
+    tenant: Annotated[str, typer.Option(help="The tenant that the job counts for.")] = "",
     priority: Priority = None,
     weight: Weight = None,
     guaranteed: Annotated[bool, typer.Option(help="Never suspended once launched.")] = False,
@@ -85,9 +94,20 @@ def submit(
     pinned: Annotated[bool, typer.Option(help="Not moved to mend fragmentation.")] = False,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
     max_retries: Annotated[
-        int | None, typer.Option(min=0, max=limits.MAX_RETRIES, help="Tries again after failures.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=limits.MAX_RETRIES,
+            help="Failures after which it is tried again. Default: 3.",
+        ),
     ] = None,
-    command: Annotated[str, typer.Option(help="What its runtime runs, quoted as in a shell.")] = "",
+    command: Annotated[
+        str,
+        typer.Option(
+            help="What its runtime runs, quoted as in a shell. This release's agents replay jobs and"
+            " train nothing: leave it out, or make the job fail on purpose with 'fail-at N'."
+        ),
+    ] = "",
     profile: Annotated[
         bool,
         typer.Option("--profile", help="Measure its layers on idle GPUs, one of each type."),
@@ -106,6 +126,7 @@ def submit(
         pinned=pinned, labels=options.labels("--label", label), pinned_gpu_type=pin_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
         command=_words(command), max_retries=max_retries, profile=profile,
+        min_gpus=min_gpus or 0, max_gpus=max_gpus or 0,
     )  # fmt: skip
     if restart:
         job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
@@ -118,16 +139,17 @@ def submit(
         raise InvalidInput("--watch", "follows one submitted job; use `tessera jobs --watch`")
     with connect(server) as client:
         jobs = _submit(client, parent(cluster), requests, validate_only=validate_only)
+        warn(jobs)
         if watch:
             _follow(client, jobs[0].name, output)
-        else:
-            show_jobs(jobs, now(), output)
-    if not watch:
-        note(
-            f"{counted(len(jobs), 'job')} valid; nothing changed"
-            if validate_only
-            else f"{counted(len(jobs), 'job')} submitted"
-        )
+            return
+        show_jobs(jobs, now(), output)
+        if validate_only:
+            note(f"{counted(len(jobs), 'job')} valid; nothing changed")
+            return
+        note(f"{counted(len(jobs), 'job')} submitted")
+        if output in READABLE:
+            _note_next_round(client, parent(cluster))
 
 
 def list_jobs(
@@ -153,10 +175,12 @@ def list_jobs(
             )
 
         if watch:
-            _print_changes(changes(read, lambda: time.sleep(POLL_S)), output)
+            watch_jobs(read, lambda: next_round_line(client, parent(cluster)), output)
             return
         jobs = read()
-    show_jobs(jobs, now(), output)
+        show_jobs(jobs, now(), output)
+        if any(job.state == jobs_pb2.QUEUED for job in jobs) and output in READABLE:
+            _note_next_round(client, parent(cluster))
     if not jobs:
         hint = "" if everything or state else "; --all lists those that have ended too"
         note(f"no such jobs in cluster {short(parent(cluster))}{hint}")
@@ -179,37 +203,26 @@ def show(
         if output is Output.NAME:
             line(job.name)
         elif not show_message(job, output):
-            _show(client, job)
+            show_job(job, now(), _details(client, job))
 
 
-def _show(client: Client, job: jobs_pb2.Job) -> None:
-    """Print a job with its history, its profiling and its part in the network plan."""
+def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
+    """Return a job's history, its profiling, its part in the network plan and when the next round is."""
     its_cluster = job.name.partition("/jobs/")[0]
     history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=job.name))
     request = estimates_pb2.GetProfilingRequest(parent=its_cluster, workload=job.workload)
-    profiling = client.call(client.estimates.GetProfiling, request)
-    show_job(job, now(), history.events, profiling, said_of(client, its_cluster, job))
+    return JobDetails(
+        history=history.events,
+        profiling=client.call(client.estimates.GetProfiling, request),
+        network=said_of(client, its_cluster, job),
+        next_round=next_round(client, its_cluster) if job.state == jobs_pb2.QUEUED else "",
+    )
 
 
-def changes(
-    read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
-) -> Iterator[list[jobs_pb2.Job]]:
-    """Yield all jobs, then after each ``pause`` those that are new or changed.
-
-    That a job goes on holding GPUs (``service_gpu_seconds``) is no change.
-    """
-    before: dict[str, jobs_pb2.Job] = {}
-    while True:
-        jobs, after = read(), {}
-        for job in jobs:
-            after[job.name] = jobs_pb2.Job()
-            after[job.name].CopyFrom(job)
-            after[job.name].ClearField("service_gpu_seconds")
-        changed = [job for job in jobs if before.get(job.name) != after[job.name]]
-        if changed:
-            yield changed
-        before = after
-        pause()
+def _note_next_round(client: Client, cluster: str) -> None:
+    """Print when the next round is, on stderr; nothing where the server does not say."""
+    if text := next_round_line(client, cluster):
+        note(text)
 
 
 def _requests(
@@ -257,29 +270,9 @@ def _submit(
 
 
 def _follow(client: Client, name: str, output: Output) -> None:
-    """Print a job now, and again whenever it changes, until it has ended."""
-    _print_changes(
-        ([job] for job in client.stream(client.jobs.WatchJob, jobs_pb2.WatchJobRequest(name=name))),
-        output,
-    )
-
-
-def _print_changes(batches: Iterable[list[jobs_pb2.Job]], output: Output) -> None:
-    """Print jobs as they change: rows of a table, or one JSON object a line."""
-    columns = job_columns(now())
-    for number, jobs in enumerate(batches):
-        if output is Output.JSON:
-            for job in jobs:
-                line(as_json(job, indent=None))
-        elif output is Output.YAML:
-            for job in jobs:
-                line("---")
-                show_message(job, output)
-        elif output is Output.NAME:
-            for job in jobs:
-                line(job.name)
-        else:
-            show_table(jobs, columns, header=number == 0)
+    """Show a job until it has ended. Raises CallFailed: it has not succeeded."""
+    updates = client.stream(client.jobs.WatchJob, jobs_pb2.WatchJobRequest(name=name))
+    watch_job(updates, lambda job: _details(client, job), output)
 
 
 def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.ValueType]:

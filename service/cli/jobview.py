@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import RenderableType
+from rich.text import Text
 
 from service.cli.names import short
 from service.cli.options import Output
@@ -13,14 +17,15 @@ from service.cli.render import (
     Column,
     age,
     at,
+    facts_grid,
     indices,
     note,
     number,
     percent,
-    show_facts,
     show_list,
-    show_table,
+    show_parts,
     span,
+    table,
 )
 from tessera.v1 import estimates_pb2, jobs_pb2
 
@@ -67,27 +72,36 @@ def cell(value: estimates_pb2.Cell) -> str:
     return f"{found}, plan {value.plan}" if value.plan else found
 
 
-def show_job(
-    job: jobs_pb2.Job,
-    now: Timestamp,
-    history: Sequence[jobs_pb2.JobEvent] = (),
-    profiling: estimates_pb2.Profiling | None = None,
-    network: str = "",
-) -> None:
-    """Print everything about a job, why it waits or was rejected, and the latest of its ``history``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetails:
+    """What other calls than GetJob say about a job."""
 
-    ``network``: its part in the network plan.
-    """
+    history: Sequence[jobs_pb2.JobEvent] = ()
+    profiling: estimates_pb2.Profiling = field(default_factory=estimates_pb2.Profiling)
+    network: str = ""  # its part in the network plan
+    next_round: str = ""  # when the next round is
+
+
+def show_job(job: jobs_pb2.Job, now: Timestamp, details: JobDetails | None = None) -> None:
+    """Print everything about a job."""
+    show_parts(job_parts(job, now, details or JobDetails()))
+
+
+def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[RenderableType]:
+    """Return everything about a job: its facts, and the schedule by which its deadline is met."""
+    waits = job.state == jobs_pb2.QUEUED
     facts = (
-        *_asked(job), *_stands(job, now), *_runs_on(job.allocation), ("network", network), *_why(job),
-        *profiled(job, profiling or estimates_pb2.Profiling()),
+        *_asked(job), *_stands(job, now), *_runs_on(job.allocation), ("network", details.network),
+        ("next round", details.next_round if waits else ""), *_why(job),
+        *profiled(job, details.profiling), *_history(details.history),
     )  # fmt: skip
-    show_facts((*facts, *_history(history)))
+    parts: list[RenderableType] = [facts_grid(facts)]
     if job.certificate:
-        note(f"the schedule that meets its deadline, {at(job.deadline)}:")
-        show_table(job.certificate, LEGS)
-    if job.state == jobs_pb2.QUEUED and not job.HasField("reason"):
-        note("no round has looked at it yet: `tessera round` decides one now")
+        parts += [
+            Text(f"The schedule that meets its deadline, {at(job.deadline)}:"),
+            table(job.certificate, LEGS, wide=True),
+        ]
+    return parts
 
 
 def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
@@ -97,7 +111,7 @@ def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     return [
         ("job", job.name),
         ("model", workload(job.workload)),
-        ("asks for", f"{job.requested_gpus} GPUs of {wanted}"),
+        ("asks for", f"{job.requested_gpus} GPUs of {wanted}{_bounds(job)}"),
         ("avoids", ", ".join(map(short, job.avoid_nodes))),
         ("tenant", job.tenant),
         ("priority", f"queue {job.priority}, weight {number(job.weight)}"),
@@ -110,10 +124,15 @@ def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     ]
 
 
+def _bounds(job: jobs_pb2.Job) -> str:
+    """Return the job's bounds on GPUs, e.g. ``, at least 2, at most 8``; nothing without bounds."""
+    least = f", at least {job.min_gpus}" if job.min_gpus else ""
+    return least + (f", at most {job.max_gpus}" if job.max_gpus else "")
+
+
 def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
     done, total = number(job.iterations_done), number(job.iterations)
     share = percent(job.iterations_done, job.iterations)
-    retries = f"{job.retries} of {job.max_retries}" if job.retries else ""
     return [
         ("state", jobs_pb2.JobState.Name(job.state)),
         ("progress", f"{share} % ({done} of {total} iterations)"),
@@ -122,9 +141,26 @@ def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
         ("started", _when(job.start_time, now)),
         ("service", _service(job)),
         ("ended", _when(job.end_time, now)),
-        ("retries", retries),
+        ("failures", _failures(job)),
         ("last error", job.last_error if job.last_error != job.reason.message else ""),
     ]
+
+
+def _failures(job: jobs_pb2.Job) -> str:
+    """Return how often a job has failed, and after how many failures it is tried again."""
+    if not job.retries:
+        return ""
+    if not job.max_retries:
+        return f"{job.retries}; it is not tried again (max_retries is 0)"
+    first = "failure" if job.max_retries == 1 else f"{job.max_retries:,} failures"
+    return f"{job.retries}; it is tried again after the first {first}"
+
+
+def warn(jobs: Sequence[jobs_pb2.Job]) -> None:
+    """Print, each once, what the server warns of in ``jobs``, on stderr."""
+    said = Counter(text for job in jobs for text in job.warnings)
+    for text, count in said.items():
+        note(f"warning: {f'{count:,} jobs: ' if len(jobs) > 1 else ''}{text}")
 
 
 def _runs_on(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
@@ -176,7 +212,9 @@ def _service(job: jobs_pb2.Job) -> str:
 def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     reason, rejected = job.reason, job.state == jobs_pb2.REJECTED
     if not reason.code:
-        return []
+        unseen = job.state == jobs_pb2.QUEUED and not job.HasField("reason")
+        told = "no round has looked at it yet: `tessera round` decides one now" if unseen else ""
+        return [("why it waits", told)]
     said = f" (round {short(reason.round)})" if reason.round else ""
     evidence = "; ".join(f"{k}: {v}" for k, v in sorted(reason.evidence.items()))
     return [

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,7 +15,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from service.cli import clusters, jobchanges, jobs, models, networks, rounds, tenants
+from formulation.release import install_hint, release
+from service.cli import (
+    cells,
+    clusters,
+    drains,
+    jobchanges,
+    jobs,
+    models,
+    networks,
+    nodes,
+    rounds,
+    tenants,
+)
 from service.cli.client import CallFailed, Exit
 from service.cli.render import complain, line
 
@@ -24,7 +36,8 @@ PLUGINS: Final = "tessera.commands"
 
 EPILOG: Final = (
     "Data goes to stdout, progress and messages to stderr. Exit codes: 0 done; 1 the server said no;"
-    " 2 wrong usage or file; 3 no server (or database) answers; 4 not found; 130 interrupted."
+    " 2 wrong usage or file; 3 no server (or database) answers; 4 not found; with --watch 5 the job failed,"
+    " 6 was cancelled, 7 was rejected; 130 interrupted."
 )
 
 
@@ -35,6 +48,7 @@ class Later:
     target: str  # module:function
     help: str = ""  # "": a plugin's, read from its module when it is shown
     panel: str = "Servers"
+    extra: str = "server"  # what to install where a library is missing; "": not known
 
 
 _BUILT_IN: Final = {
@@ -42,30 +56,56 @@ _BUILT_IN: Final = {
         "service.cli.importing:add",
         "Bring in how fast workloads run, and traces of jobs.",
         "Clusters",
+        "estimates",
     ),
     "topology": Later(
-        "service.cli.topology:add", "Describe a cluster's network, or look at one.", "Clusters"
+        "service.cli.topology:add",
+        "Describe a cluster's network, or look at one.",
+        "Clusters",
+        "estimates",
     ),
     "estimate": Later(
         "service.cli.estimate:add",
-        "Estimate how fast a model trains on GPUs, with no server and no GPU.",
+        "Estimate how fast a model trains on GPUs, with or without a server.",
         "Estimates",
+        "estimates",
     ),
     "profile": Later(
-        "service.cli.profile:add", "Measure layers, or collectives, on this machine.", "Estimates"
+        "service.cli.profile:add",
+        "Measure layers, or collectives, on this machine.",
+        "Estimates",
+        "estimator",
     ),
     "solve": Later(
         "service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
     ),
-    "up": Later("service.cli.up:add", "Start everything here: database, server and agents."),
+    "up": Later(
+        "service.cli.up:add",
+        "Start a database, a server and agents on this machine (or --reset them).",
+    ),
     "serve": Later("service.cli.serve:add", "Run a server."),
     "agent": Later("service.cli.serve:add", "Run an agent on a GPU node."),
-    "migrate": Later("service.cli.database:add", "Bring the database to this release's schema."),
+    "migrate": Later("service.cli.database:add", "Upgrade the database's schema to this release."),
     "prune": Later(
-        "service.cli.database:add", "Delete what is old: request ids, rounds, ended jobs, history."
+        "service.cli.database:add", "Delete old request ids, rounds, ended jobs and history."
     ),
     "db": Later("service.cli.database:add", "Look at the database."),
 }
+
+OWN_PLUGINS: Final = "benchmarks."
+"""The package of our own commands that the service must not import."""
+
+OURS: Final = {
+    "demo": ("Simulation", "server"),
+    "simulate": ("Simulation", "server"),
+    "bench": ("Simulation", "server"),
+}
+"""Panel of ``--help`` and extra of our own plugins."""
+
+ROOMS: Final = frozenset(
+    {"benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers", "tests"}
+)
+"""Our own packages: none of them is a library to install."""
 
 
 class Commands(TyperGroup):
@@ -107,6 +147,11 @@ class Commands(TyperGroup):
         try:
             add: Callable[[typer.Typer], None] = getattr(importlib.import_module(module), function)
         except (ImportError, AttributeError, SyntaxError) as error:
+            if entry.extra and (missing := _missing_library(error)):
+                raise CallFailed(
+                    f"`tessera {name}` needs {missing}; install it with: {install_hint(entry.extra)}",
+                    Exit.REFUSED,
+                ) from error
             raise CallFailed(
                 f"the command {name!r} cannot be loaded from {entry.target}: {error}", Exit.REFUSED
             ) from error
@@ -119,8 +164,18 @@ def later() -> dict[str, Later]:
     """Return the commands that are loaded when they are called: our own, then plugins'."""
     found = dict(_BUILT_IN)
     for point in entry_points(group=PLUGINS):
-        found.setdefault(point.name, Later(point.value, panel="Plugins"))
+        entry = OURS.get(point.name) if point.value.startswith(OWN_PLUGINS) else None
+        panel, extra = entry or ("Plugins", "")
+        found.setdefault(point.name, Later(point.value, panel=panel, extra=extra))
     return found
+
+
+def _missing_library(error: Exception) -> str:
+    """Return the library that an import did not find; "": the error is another one."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    library = error.name.partition(".")[0]
+    return "" if library in ROOMS else library
 
 
 def _plugin_help(name: str, module: str) -> str:
@@ -161,7 +216,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        line(f"tessera {version('tessera')}")
+        line(f"tessera {release()}")
         raise typer.Exit
 
 
@@ -177,7 +232,9 @@ def top(
     """Tessera schedules the training of large models on clusters of different GPUs."""
 
 
-for _module in (jobs, jobchanges, rounds, networks, clusters, tenants, models):
+for _module in (
+    jobs, jobchanges, rounds, networks, clusters, nodes, drains, tenants, cells, models,
+):  # fmt: skip
     _module.add(app)
 
 

@@ -23,6 +23,7 @@ from estimator.graph import DTYPE_BYTES, Graph
 from estimator.memory import States
 from estimator.plans import Training
 from formulation.errors import InvalidInput
+from formulation.release import install_hint
 from service.cli import limits, options
 from service.cli.client import CallFailed, Exit
 from service.profiling import Value, value_of
@@ -224,7 +225,7 @@ def _need(*modules: str, extra: str) -> None:
     """Let what is in the folder of the call be imported. Raises CallFailed: these are not installed."""
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise CallFailed(
-            f"this needs {' and '.join(missing)}; install it with: pip install 'tessera[{extra}]'",
+            f"this needs {' and '.join(missing)}; install it with: {install_hint(extra)}",
             Exit.REFUSED,
         )
     if (here := os.getcwd()) not in sys.path:

@@ -11,6 +11,7 @@ import typer
 from formulation.errors import InvalidInput
 from service.cli import limits, yamlfile
 from service.cli.client import connect, new_request_id
+from service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
 from service.cli.names import parent, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
@@ -22,11 +23,13 @@ from service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from service.cli.render import Column, line, note, number, show_message, show_table
+from service.cli.render import Column, counted, line, note, number, show_message, show_table
 from tessera.v1.estimates_pb2 import (
+    DeleteModelsRequest,
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    ModelName,
     UpsertModelsRequest,
 )
 
@@ -50,6 +53,7 @@ def add(app: typer.Typer) -> None:
     )
     group.callback()(list_models)
     group.command("add")(add_model)
+    group.command("delete")(delete_models)
     app.add_typer(group, name="models", rich_help_panel="Estimates")
 
 
@@ -118,9 +122,7 @@ def add_model(
 
     It comes before a published one of the same name.
     """
-    model, slash, params = name.partition("/")
-    if not model or "/" in params or (slash and not params):
-        raise InvalidInput(name, "write NAME or NAME/PARAMS, e.g. llama/7B")
+    model, params = _parse_name(name)
     if dtype and dtype not in limits.DTYPES:
         raise InvalidInput("--dtype", f"must be one of {', '.join(limits.DTYPES)}, not {dtype!r}")
     described = Model(
@@ -136,6 +138,39 @@ def add_model(
         found = client.call(client.estimates.UpsertModels, request)
     _show(ListModelsResponse(models=found.models), found.models, output)
     note(f"{name} {'is valid; nothing changed' if validate_only else 'added'}")
+
+
+def delete_models(
+    names: Annotated[list[str], typer.Argument(
+        metavar="NAME[/PARAMS]...", help="Models of the cluster's own, as `tessera models` lists them.")],
+    allow_missing: AllowMissing = False,
+    yes: Yes = False,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Delete models that no live job trains, all or none, with the Cells that were computed from them."""
+    models = [_parse_name(name) for name in names]
+    request = DeleteModelsRequest(
+        parent=parent(cluster), models=[ModelName(model=m, params=p) for m, p in models],
+        allow_missing=allow_missing, validate_only=validate_only, request_id=new_request_id(),
+    )  # fmt: skip
+    what = counted(len(names), "model")
+    if not validate_only:
+        confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)
+    with connect(server) as client:
+        client.call(client.estimates.DeleteModels, request)
+    show_deleted(names, output)
+    note(outcome_of(what, validate_only=validate_only))
+
+
+def _parse_name(name: str) -> tuple[str, str]:
+    """Return the model and its params. Raises InvalidInput."""
+    model, slash, params = name.partition("/")
+    if not model or "/" in params or (slash and not params):
+        raise InvalidInput(name[:200], "write NAME or NAME/PARAMS, e.g. llama/7B")
+    return model, params
 
 
 def _described(architecture: str, hf: str) -> str:

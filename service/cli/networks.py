@@ -150,10 +150,16 @@ def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
 
 
 def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
-    """Return in a line what the plan in force says of a job that holds GPUs; "": there is no plan."""
+    """Return in a line what the plan in force says of a job that holds GPUs; "": there is no plan.
+
+    The list of plans is read first, since a server logs each request for something that does not exist.
+    """
     if not job.allocation.shares:
         return ""
+    request = pb.ListNetworkPlansRequest(parent=cluster, page_size=1)
     try:
+        if not client.call(client.networks.ListNetworkPlans, request).plans:
+            return ""
         found = in_force(client, cluster, job.name)
     except CallFailed as failed:
         if failed.exit_code is Exit.NOT_FOUND or failed.reason == "UNIMPLEMENTED":

@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from formulation.errors import InvalidInput
+from service import durations
 from service.cli import limits
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
@@ -47,8 +48,15 @@ Policy = Annotated[
         envvar="TESSERA_POLICY",
         metavar="YAML",
         show_envvar=False,
-        help="The standing policy of rounds, e.g. '{objective: deadline then jct, queue_order: true}';"
-        " by default TESSERA_POLICY.",
+        help="The standing policy of rounds, e.g. '{objective: deadline then jct, queue_order: true}'."
+        " Default: TESSERA_POLICY.",
+    ),
+]
+InsecureAnyInterface = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-any-interface",
+        help="Let other machines in although callers are not authenticated; for trusted networks only.",
     ),
 ]
 ValidateOnly = Annotated[
@@ -68,15 +76,22 @@ Weight = Annotated[
 ]  # fmt: skip
 Deadline = Annotated[
     str | None,
-    typer.Option(help="A time (RFC 3339), or from now, e.g. 6h; `update` takes 'none' too. Rounds with"
-                      " --deadlines promise it, or say why not and what could be met."),
+    typer.Option(help="The job's deadline: a time (RFC 3339), or real time from now, e.g. 6h; `update` takes"
+                      " 'none' too. Rounds with --deadlines promise it, or say what could be met."),
 ]  # fmt: skip
+MinGpus = Annotated[
+    int | None,
+    typer.Option(min=0, max=limits.MAX_GPUS, help="Never run on fewer GPUs. Default: no bound."),
+]
+MaxGpus = Annotated[
+    int | None,
+    typer.Option(min=0, max=limits.MAX_GPUS, help="Never run on more GPUs. Default: no bound."),
+]
 AvoidNode = Annotated[
     list[str] | None,
     typer.Option(help="A node that it must not run on; repeatable; `update` takes 'none' too."),
 ]
 
-_SECONDS: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {
     "": 1, "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -86,18 +101,8 @@ _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
 
 
 def seconds(where: str, text: str) -> float:
-    """Return a duration such as ``90``, ``90s``, ``500ms``, ``5m``, ``2h`` or ``1.5d`` in seconds."""
-    match = _AMOUNT.fullmatch(text.strip())
-    if match is None or match[2] not in _SECONDS:
-        raise InvalidInput(where, f"{text!r} is no duration; write e.g. 90s, 5m, 2h or 1d")
-    return bounded_s(where, float(match[1]) * _SECONDS[match[2]])
-
-
-def bounded_s(where: str, length_s: float) -> float:
-    """Return ``length_s`` if a Duration can hold it and it is not negative."""
-    if not 0 <= length_s <= limits.MAX_DURATION_S:
-        raise InvalidInput(where, f"must lie in 0 to {limits.MAX_DURATION_S:,} seconds")
-    return length_s
+    """Return a duration such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``1.5d`` in seconds."""
+    return durations.parse_duration_s(where, text)
 
 
 def size_bytes(where: str, text: str) -> int:
@@ -128,7 +133,7 @@ def duration(length_s: float) -> Duration:
 
 def moment(where: str, text: str, now: Timestamp) -> Timestamp:
     """Return a time such as ``2026-11-03T12:00:00Z``, or a duration from ``now`` such as ``2h``."""
-    if _AMOUNT.fullmatch(text.strip()):
+    if durations.is_duration(text):
         after = timedelta(seconds=seconds(where, text))
         try:
             return instant(where, now.ToDatetime(UTC) + after)

@@ -11,7 +11,8 @@ import yaml
 from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +21,16 @@ from service.cli.options import Output
 _UNBOUNDED: Final = 1_000_000
 """Columns of a console that never folds or cuts: what a terminal cannot show is its to wrap."""
 
+GAP: Final = 2
+"""Columns between two columns of a table."""
+
+NARROWEST: Final = 6
+"""Columns below which no column of a table is cut to fit a terminal."""
+
 _STYLES: Final = {
     "RUNNING": "green", "SUCCEEDED": "green", "READY": "green", "committed": "green",
     "STARTING": "cyan", "QUEUED": "yellow", "HELD": "yellow", "DRAINING": "yellow",
+    "DRAINED": "cyan",
     "FAILED": "red", "REJECTED": "red", "FAILING": "red", "UNREACHABLE": "red", "refused": "red",
 }  # fmt: skip
 
@@ -63,7 +71,7 @@ def show_list(
         for item in items:
             line(item.name)
     elif items:
-        _data(fold=False).print(table(items, columns, wide=output is Output.WIDE))
+        console_for(fold=False).print(table(items, columns, wide=output is Output.WIDE))
 
 
 def show_message(message: Message, output: Output) -> bool:
@@ -92,7 +100,7 @@ def table(
     """Return ``items`` as rows."""
     shown = [c for c in columns if wide or not c.wide]
     found = Table(
-        box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 2, 0, 0)
+        box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, GAP, 0, 0)
     )
     for column in shown:
         found.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
@@ -102,25 +110,62 @@ def table(
     return found
 
 
-def show_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print (name, value) pairs one below the other; pairs without a value are left out."""
-    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+def fitted(items: Sequence[_M], columns: Sequence[Column[_M]], width: int, *, wide: bool) -> Table:
+    """Return ``items`` as rows that fit in ``width``: the longest texts are cut, numbers are not."""
+    shown = [c for c in columns if wide or not c.wide]
+    texts = [[column.title, *(column.value(item) for item in items)] for column in shown]
+    widths = [max(map(cell_len, column)) for column in texts]
+    free = width - GAP * (len(shown) - 1)
+    cuttable = [k for k, column in enumerate(shown) if not column.right]
+    while sum(widths) > free:
+        longest = max(cuttable, key=lambda k: widths[k], default=-1)
+        if longest < 0 or widths[longest] <= NARROWEST:
+            break
+        widths[longest] -= 1
+    found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for column, most in zip(shown, widths, strict=True):
+        found.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            width=most,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for row in zip(*(column[1:] for column in texts), strict=True):
+        found.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+    return found
+
+
+def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
+    """Return (name, value) pairs one below the other; pairs without a value are left out."""
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, GAP, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for name, value in facts:
         if value:
             grid.add_row(name, Text(value, _STYLES.get(value, "")))
-    _data(fold=True).print(grid)
+    return grid
+
+
+def show_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print (name, value) pairs one below the other; pairs without a value are left out."""
+    console_for(fold=True).print(facts_grid(facts))
+
+
+def show_parts(parts: Iterable[RenderableType]) -> None:
+    """Print the parts of a view one below the other; tables are not folded, texts are at a terminal."""
+    for part in parts:
+        console_for(fold=not isinstance(part, Table) or not part.show_header).print(part)
 
 
 def show_table(items: Sequence[_M], columns: Sequence[Column[_M]], *, header: bool = True) -> None:
     """Print a table that is part of something larger."""
-    _data(fold=False).print(table(items, columns, wide=True, header=header))
+    console_for(fold=False).print(table(items, columns, wide=True, header=header))
 
 
 def line(text: str) -> None:
     """Print a line of data as it is."""
-    _data(fold=False).out(text, highlight=False)
+    console_for(fold=False).out(text, highlight=False)
 
 
 def note(text: str) -> None:
@@ -133,7 +178,7 @@ def complain(text: str) -> None:
     err.print(f"error: {text}", style="red")
 
 
-def _data(*, fold: bool) -> Console:
+def console_for(*, fold: bool) -> Console:
     """Return a console on stdout; ``fold`` at a terminal's width, if it is one."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not (fold and console.is_terminal):

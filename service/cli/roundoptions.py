@@ -25,12 +25,17 @@ a sum of names such as '0.7*throughput + 0.3*jct', or stages in order: 'max-min 
 makes the worst-off jobs as well off as can be, then gives away up to 5 % of that for throughput. The names
 {", ".join(LEXICOGRAPHIC)} compare job by job and have no sum.
 
-What no option names is as recorded with the round that is replayed, else as the server's standing policy
-has it (`TESSERA_POLICY`), else the default.
-
-Example: tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h
+An option that is not given is taken from the recorded round (`replay`), else from the server's standing
+policy (`TESSERA_POLICY`), else it has its default.
 """
 """Part of the help of every command that decides a round."""
+
+EXAMPLES: Final = {
+    "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
+    "replay": "tessera replay 2 --objective 'deadline then jct'",
+    "solve": "tessera solve round.json --objective 'deadline then jct'",
+}
+"""An example for each command that decides a round, by the function's name."""
 
 
 class Deadlines(StrEnum):
@@ -38,6 +43,7 @@ class Deadlines(StrEnum):
 
     AUTO = "auto"
     IGNORE = "ignore"
+    KEEP = "keep"
     MYOPIC = "myopic"
     LOOK_AHEAD = "look-ahead"
     PLANNED = "planned"
@@ -106,9 +112,9 @@ def _best(
 def _timely(
     *,
     deadlines: Annotated[Deadlines | None, _option(
-        _DEADLINES, "Promise jobs' deadlines round by round or by a plan over rounds to come, or plan"
-        " without a promise (planned); auto (default): look-ahead if the objective names deadline, else"
-        " ignore.")] = None,
+        _DEADLINES, "Promise jobs' deadlines round by round (myopic) or by a plan over rounds to come"
+        " (look-ahead), plan without a promise (planned), or only keep what was promised (keep)."
+        " Default: auto, which is look-ahead if the objective names deadline, else keep.")] = None,
     round_length: Annotated[Text, _option(
         _DEADLINES, "Time to the next round; by default the server's period, else 300s.")] = None,
     queue_order: Annotated[Flag, _option(
@@ -206,7 +212,8 @@ def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions
 
 def with_round_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with all options of ``asked`` in place of its parameter ``named``."""
-    return options.with_options(command, "named", asked, GRAMMAR)
+    example = EXAMPLES[command.__name__]
+    return options.with_options(command, "named", asked, f"{GRAMMAR}\nExample: {example}\n")
 
 
 def _check(option: str, read: Callable[[], object]) -> None:

@@ -25,12 +25,19 @@ from service.cli.roundoptions import over, with_round_options
 from service.cli.roundview import round_columns, show_replay, show_round
 from tessera.v1 import scheduler_pb2
 
-DEADLINE: Final = "60s"
+TIME_LIMIT: Final = "60s"
 
 Number = Annotated[str, typer.Argument(metavar="ROUND", help="A round's number, or its full name.")]
-Deadline = Annotated[
-    str, typer.Option(help="The call's, not jobs'; the solver uses what it leaves.")
+TimeLimit = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Time for the whole call, e.g. 90s. The solver uses what loading and checking leave.",
+    ),
 ]
+OldDeadline = Annotated[str, typer.Option("--deadline", hidden=True)]
+"""The earlier name of ``--time-limit``, which read as if it were a job's deadline."""
+
 Everything = Annotated[
     bool, typer.Option("--all", "-a", help="Also decisions that change nothing (keep, wait).")
 ]
@@ -52,19 +59,20 @@ def schedule(
     context: typer.Context,
     named: scheduler_pb2.RoundOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but commit nothing.")] = False,
-    deadline: Deadline = DEADLINE,
+    time_limit: TimeLimit = TIME_LIMIT,
+    deadline: OldDeadline = "",
     everything: Everything = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Decide a round now and commit it; or `round show ROUND` to look at one."""
+    """Decide a round now and commit it. `round show ROUND` shows an earlier one."""
     if context.invoked_subcommand is not None:
         return
     request = scheduler_pb2.ScheduleRequest(
         parent=parent(cluster), options=named, dry_run=dry_run, request_id=new_request_id()
     )
-    deadline_s = options.seconds("--deadline", deadline)
+    deadline_s = limit_s(time_limit, deadline)
     with connect(server) as client:
         found = _decided(client, request, deadline_s)
     show_decided(found, output, everything=everything)
@@ -73,6 +81,13 @@ def schedule(
             "the round was refused, so the previous decisions stay: " + "; ".join(found.violations),
             Exit.REFUSED,
         )
+
+
+def limit_s(time_limit: str, deadline: str) -> float:
+    """Return the time limit of a call in seconds; ``deadline`` is its earlier name, "": not given."""
+    if deadline:
+        return options.seconds("--deadline", deadline)
+    return options.seconds("--time-limit", time_limit)
 
 
 def _decided(
@@ -86,7 +101,7 @@ def _decided(
         unless = "" if request.dry_run else " unless that was under way (see `tessera rounds`)"
         raise CallFailed(
             f"deadline too short: no round within {deadline_s:g} s; nothing was committed{unless};"
-            " give it more with --deadline",
+            " give it more with --time-limit",
             error.exit_code, error.reason,
         ) from error  # fmt: skip
 
@@ -132,7 +147,8 @@ def replay(
     save_snapshot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep what the round was decided on (JSON).")
     ] = None,
-    deadline: Deadline = DEADLINE,
+    time_limit: TimeLimit = TIME_LIMIT,
+    deadline: OldDeadline = "",
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -151,9 +167,7 @@ def replay(
         if changed:  # what is not named stays as recorded
             request.options.CopyFrom(before.options)
             over(request.options, named)
-        found = client.call(
-            client.scheduler.ReplayRound, request, options.seconds("--deadline", deadline)
-        )
+        found = client.call(client.scheduler.ReplayRound, request, limit_s(time_limit, deadline))
     if save_snapshot is not None:
         _save(save_snapshot, found.snapshot)
     if output is Output.NAME:

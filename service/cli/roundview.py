@@ -18,6 +18,7 @@ from service.cli.render import (
     age,
     at,
     indices,
+    line,
     note,
     number,
     show_facts,
@@ -28,6 +29,11 @@ from tessera.v1 import scheduler_pb2
 
 UNCHANGED = ("keep", "wait")
 """Kinds of decisions that leave things as they are."""
+
+GREEDY: Final = "greedy"
+
+UNKNOWN: Final = "?"
+"""What is shown for a bound that nobody proved, and for its gap."""
 
 UNCOMMITTED: Final = {
     "dry_run": "(dry run: nothing is committed)",
@@ -53,15 +59,21 @@ def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
         Column("AGE", lambda r: age(r.create_time, now), right=True),
         Column("SOLVER", lambda r: r.solver, wide=True),
         Column("GREEDY", lambda r: number(r.greedy_objective), wide=True, right=True),
-        Column("BOUND", lambda r: number(r.bound), wide=True, right=True),
+        Column("BOUND", lambda r: proven_bound(r), wide=True, right=True),
         Column("SAMPLES/S", lambda r: number(r.samples_per_s), wide=True, right=True),
         Column("EPOCH", lambda r: str(r.epoch), wide=True, right=True),
     )
 
 
 def gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
-    """Return the gap in percent; "?" where no bound is known."""
-    return f"{100 * value.gap:.3g} %" if abs(value.gap) < float("inf") else "?"
+    """Return the gap in percent; "?" where no bound was proven."""
+    known = isfinite(value.gap) and not value.bound_is_trivial
+    return f"{100 * value.gap:.3g} %" if known else UNKNOWN
+
+
+def proven_bound(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
+    """Return the bound; "?" where none was proven."""
+    return UNKNOWN if value.bound_is_trivial else number(value.bound)
 
 
 def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> None:
@@ -81,15 +93,13 @@ def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> N
 def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
     unit = value.unit or "units"
     gain, compared = value.objective - value.greedy_objective, not value.options.scheduler
-    bound = f"; no answer is above {number(value.bound)} (gap {gap(value)})"
-    bound = bound if isfinite(value.bound) else "; no bound is known"
     facts = [
         ("round", UNCOMMITTED.get(value.outcome, value.name)),
         ("outcome", value.outcome),
         ("violations", "; ".join(value.violations)),
         ("decided", at(value.create_time)),
         ("policy", _policy(value.options)),
-        ("objective", f"{number(value.objective)} {unit}, {value.status}{bound}"),
+        ("objective", f"{number(value.objective)} {unit}, {value.status}; {_proof(value)}"),
         ("greedy", f"{number(value.greedy_objective)} ({_less(gain)})" if compared else ""),
         ("throughput", f"{number(value.samples_per_s)} samples/s"),
         ("jobs", f"{value.running} running, {value.waiting} waiting;"
@@ -111,10 +121,22 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
     return facts
 
 
+def _proof(value: scheduler_pb2.Round) -> str:
+    """Say what is proven of a round's objective."""
+    if not isfinite(value.bound):
+        return "no bound is known"
+    if value.bound_is_trivial:
+        by = value.options.scheduler or value.solver
+        if value.options.scheduler or by == GREEDY:
+            return f"no bound is proven: {by} looks for none"
+        return "no bound is proven: the solver had too little time"
+    return f"no answer is above {number(value.bound)} (gap {gap(value)})"
+
+
 GOALS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
     Column("GOAL", lambda g: g.name),
     Column("REACHED", lambda g: number(g.objective), right=True),
-    Column("BOUND", lambda g: number(g.bound), right=True),
+    Column("BOUND", lambda g: proven_bound(g), right=True),
     Column("GAP", lambda g: gap(g), right=True),
     Column("UNIT", lambda g: g.unit),
 )
@@ -198,7 +220,7 @@ def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundRes
         _Side("solver", before.solver, again.solver),
         _Side("status", before.status, again.status),
         _Side("objective", number(before.objective), number(again.objective)),
-        _Side("bound", number(before.bound), number(again.bound)),
+        _Side("bound", proven_bound(before), proven_bound(again)),
         _Side("gap", gap(before), gap(again)),
         _Side("samples/s", number(before.samples_per_s), number(again.samples_per_s)),
         _Side("running", str(before.running), str(again.running)),
@@ -210,7 +232,52 @@ def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundRes
         Column("REPLAYED", lambda s: s.again, right=True),
     )
     show_table(rows, columns)
+    compared = compare_with_recorded_bound(before, again)
+    if compared:
+        line(compared)
     note("every decision is the same" if found.same_decisions else "the decisions differ")
+
+
+def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> str:
+    """Say how far a replay without a bound of its own is from the recorded round's bound.
+
+    "" where that bound says nothing of the replay: it has one of its own, the recorded round has none, or
+    the two may not have been the same problem.
+    """
+    if not again.bound_is_trivial or not _same_problem(before, again):
+        return ""
+    recorded, reached = (
+        (before.goals[0], again.goals[0]) if len(before.goals) > 1 else (before, again)
+    )
+    if recorded.bound_is_trivial or not isfinite(recorded.bound) or reached.gap == float("inf"):
+        return ""
+    short_of = abs(recorded.bound - reached.objective) / max(abs(recorded.bound), 1e-12)
+    goal = f"{before.goals[0].name}: " if len(before.goals) > 1 else ""
+    return (
+        f"{goal}the replayed answer is {100 * short_of:.3g} % short of the recorded round's bound"
+        f" ({number(recorded.bound)})"
+    )
+
+
+_HOW_IT_IS_SOLVED: Final = ("solver", "gap", "seed", "solve_limit", "defragment_every_rounds")
+"""Options that leave the problem as it is."""
+
+
+def _same_problem(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> bool:
+    """Return whether both rounds, which have one snapshot, certainly solved the same problem.
+
+    A published policy states its own, and which deadlines are admitted depends on a search.
+    """
+    asked = []
+    for value in (before, again):
+        chosen = scheduler_pb2.RoundOptions()
+        chosen.CopyFrom(value.options)
+        for name in _HOW_IT_IS_SOLVED:
+            chosen.ClearField(name)
+        asked.append(chosen)
+    searched = asked[0].deadlines in ("look-ahead", "planned") or "deadline" in asked[0].objective
+    alike = asked[0] == asked[1] and list(before.versions) == list(again.versions)
+    return alike and len(before.goals) == len(again.goals) and not (searched or asked[0].scheduler)
 
 
 def _less(gain: float) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,10 @@ from service.cli.render import note
 from service.config import Config, load_config
 
 FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
+SWITCH_S = 0.001
+"""Seconds that a thread keeps the interpreter while others wait for it. Python's own 5 ms make a health check
+wait for each of the threads that compute."""
+
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -35,13 +40,14 @@ def add(app: typer.Typer) -> None:
 
 def serve(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen; by default 127.0.0.1:7070.")
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on. Default: 127.0.0.1:7070.")
     ] = "",
+    insecure_any_interface: options.InsecureAnyInterface = False,
     database_url: Annotated[
-        str, typer.Option(help="postgresql://...; by default the embedded PostgreSQL.")
+        str, typer.Option(help="postgresql://... Default: the embedded PostgreSQL.")
     ] = "",
     period: Annotated[
-        str, typer.Option(help="A round each, e.g. 300s (the default); 0: only when asked.")
+        str, typer.Option(help="Time between two rounds; 0: rounds only when asked. Default: 300s.")
     ] = "",
     policy: options.Policy = "",
     config: Annotated[
@@ -60,7 +66,9 @@ def serve(
 
     Settings come from options, else TESSERA_ variables of the environment, else the file.
     """
-    settings = _settings(config, listen, database_url, period, policy)
+    settings = _settings(
+        config, listen, database_url, period, policy, insecure_any_interface=insecure_any_interface
+    )
     if print_config:
         typer.echo(str(settings), nl=False)
         return
@@ -72,6 +80,7 @@ def serve(
         upgrade(database)
         database.engine.dispose()
     host = settings.listen.rpartition(":")[0]
+    sys.setswitchinterval(SWITCH_S)
 
     def serving(port: int) -> None:
         gc.freeze()  # what is loaded stays: the collector looks no more at it, 0.1 s each time
@@ -88,9 +97,12 @@ def agent(
 
 
 def _settings(
-    file: Path | None, listen: str, database_url: str, period: str, policy: str
-) -> Config:
+    file: Path | None, listen: str, database_url: str, period: str, policy: str, *,
+    insecure_any_interface: bool,
+) -> Config:  # fmt: skip
     found = load_config(file, os.environ)
+    if insecure_any_interface:  # before the address, which is refused without it
+        found = replace(found, insecure_any_interface=True)
     if listen:
         found = replace(found, listen=listen)
     if database_url:

@@ -10,10 +10,9 @@ import typer
 from formulation.codec import decode
 from formulation.errors import InvalidInput
 from formulation.snapshot import Snapshot
-from service.cli import options
 from service.cli.options import Output, OutputOption
 from service.cli.roundoptions import with_round_options
-from service.cli.rounds import DEADLINE, Everything, show_decided
+from service.cli.rounds import TIME_LIMIT, Everything, OldDeadline, TimeLimit, limit_s, show_decided
 from service.clock import SystemClock
 from service.loop import decide_again
 from service.rpc.convert.rounds import of_round, to_options
@@ -31,13 +30,14 @@ def solve(
         Path, typer.Argument(metavar="FILE", help="As `replay --save-snapshot` wrote it.")
     ],
     named: scheduler_pb2.RoundOptions,
-    deadline: Annotated[str, typer.Option(help="How long the solver may take.")] = DEADLINE,
+    time_limit: TimeLimit = TIME_LIMIT,
+    deadline: OldDeadline = "",
     everything: Everything = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Decide a saved snapshot here, with no server: to share a round, or to try a policy on it."""
     chosen, clock = to_options("options", named), SystemClock()
-    end_s = clock.monotonic_s() + options.seconds("--deadline", deadline)
+    end_s = clock.monotonic_s() + limit_s(time_limit, deadline)
     found = decide_again(
         _read(snapshot), chosen, clock, remaining_s=lambda: end_s - clock.monotonic_s(),
         cancelled=lambda: False,

@@ -10,6 +10,7 @@ import typer
 
 from service.cli import tenantfile, yamlfile
 from service.cli.client import Client, connect, new_request_id
+from service.cli.deletion import AllowMissing
 from service.cli.names import full_name, parent, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
@@ -52,7 +53,7 @@ def apply(
     described = tenantfile.read_tenants(yamlfile.read(file), file)
     with connect(server) as client:
         found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
-    show_list(found, found.tenants, TENANTS, output)
+    _show(found.tenants, output)
     what = counted(len(described), "tenant")
     note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
 
@@ -67,7 +68,7 @@ def list_tenants(
         request = tenants_pb2.ListTenantsRequest(parent=parent(cluster))
         pages = client.pages(client.tenants.ListTenants, request)
         found = list(chain.from_iterable(page.tenants for page in pages))
-    show_list(tenants_pb2.ListTenantsResponse(tenants=found), found, TENANTS, output)
+    _show(found, output)
     if not found:
         note(
             "no tenant has settings: each has weight 1 and no limits; `tessera tenants apply` sets some"
@@ -76,6 +77,7 @@ def list_tenants(
 
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Ids or full names.")],
+    allow_missing: AllowMissing = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -83,7 +85,7 @@ def delete(
     """Forget the settings of tenants; their jobs stay, with weight 1 and no limits."""
     request = tenants_pb2.DeleteTenantsRequest(
         parent=parent(cluster), names=[full_name(cluster, "tenants", name) for name in names],
-        validate_only=validate_only, request_id=new_request_id(),
+        allow_missing=allow_missing, validate_only=validate_only, request_id=new_request_id(),
     )  # fmt: skip
     with connect(server) as client:
         client.call(client.tenants.DeleteTenants, request)
@@ -104,7 +106,17 @@ def apply_tenants(
     return client.call(client.tenants.UpsertTenants, request)
 
 
+def _show(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
+    """Print tenants; their quota of any type is called ``any``, as in files."""
+    response = tenants_pb2.ListTenantsResponse(tenants=tenants)
+    for tenant in response.tenants:
+        if "" in tenant.quotas:
+            tenant.quotas[tenantfile.ANY] = tenant.quotas.pop("")
+    show_list(response, response.tenants, TENANTS, output)
+
+
 def _quotas(tenant: tenants_pb2.Tenant) -> str:
     return ", ".join(
-        f"{gpus} of {kind or 'any type'}" for kind, gpus in sorted(tenant.quotas.items())
+        f"{gpus} of {'any type' if kind in ('', tenantfile.ANY) else kind}"
+        for kind, gpus in sorted(tenant.quotas.items())
     )

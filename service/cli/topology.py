@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from estimator import documents
+from formulation.documents import TOPOLOGY
 from formulation.errors import InvalidInput
 from formulation.topologies.document import assumptions, read
 from formulation.topologies.fields import near
@@ -19,7 +22,8 @@ from formulation.topologies.routes import MOST, Routes
 from formulation.topologies.topology import Tier, Topology
 from service.cli import limits, yamlfile
 from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
-from service.cli.names import parent
+from service.cli.deletion import AllowMissing, Yes, confirm
+from service.cli.names import parent, short
 from service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -31,6 +35,9 @@ from service.cli.options import (
 )
 from service.cli.render import Column, line, note, number, show_facts, show_message, show_table
 from tessera.v1 import networks_pb2
+
+LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)
+"""The server's, but YAML may be as long as JSON, since the server is sent JSON."""
 
 WORDS: Final = {
     Tier.GPU: "GPU", Tier.NVSWITCH: "NVSwitch", Tier.PCIE: "PCIe switch", Tier.NIC: "NIC", Tier.TOR: "ToR",
@@ -73,22 +80,37 @@ def read_topology(source: str) -> tuple[Topology, list[str]]:
     Raises:
         InvalidInput: names the file and the field, and says what is allowed.
     """
-    document = read_document(source)
+    document, _ = read_document(source)
     try:
         return read(document), assumptions(document)
     except InvalidInput as wrong:
         raise InvalidInput(source, str(wrong)) from wrong
 
 
-def read_document(source: str) -> object:
-    """Return the document of a YAML or JSON file, with the rows that it names. Raises InvalidInput."""
-    found = yamlfile.documents(yamlfile.read(source), source)
-    if len(found) != 1:
-        raise InvalidInput(source, f"must hold one topology, not {len(found)}")
-    document = found[0]
+def read_document(source: str) -> tuple[object, str]:
+    """Return the document of a YAML or JSON file, with the rows that it names, and its etag if it has one.
+
+    The file holds a description, or what `topology get -o yaml` prints. Raises InvalidInput.
+    """
+    found = documents.read_document(source, yamlfile.read(source), LIMITS)
+    if found is None:
+        raise InvalidInput(source, "must hold one topology, not 0")
+    document, etag = _unwrap(found, source)
     if isinstance(document, dict) and document.get("kind") == "lingjun" and "file" in document:
-        return _with_rows(document, source)
-    return document
+        document = _with_rows(document, source)
+    return document, etag
+
+
+def _unwrap(found: object, source: str) -> tuple[object, str]:
+    """Return the description and the etag of what `topology get -o yaml` prints; else it as it is, and "".
+
+    Raises:
+        InvalidInput: the description inside cannot be read.
+    """
+    if not (isinstance(found, dict) and isinstance(found.get("document"), str)):
+        return found, ""
+    inner = documents.read_document(f"{source}: document", found["document"], LIMITS)
+    return inner, str(found.get("etag") or "")
 
 
 def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
@@ -172,7 +194,7 @@ def put(
     output: OutputOption = Output.TABLE,
 ) -> None:  # fmt: skip
     """Describe a cluster's network, or replace its description; running jobs are planned anew."""
-    described = read_document(file)
+    described, stored_etag = read_document(file)
     try:
         read(described)
         text = json.dumps(described, allow_nan=False)
@@ -180,7 +202,9 @@ def put(
         raise InvalidInput(file, str(wrong)) from wrong
     except (TypeError, ValueError) as wrong:
         raise InvalidInput(file, f"has a value that JSON cannot hold: {wrong}") from wrong
-    topology = networks_pb2.Topology(name=_name(parent(cluster)), document=text, etag=etag)
+    topology = networks_pb2.Topology(
+        name=_name(parent(cluster)), document=text, etag=etag or stored_etag
+    )
     request = networks_pb2.UpdateTopologyRequest(
         topology=topology, validate_only=validate_only, request_id=new_request_id()
     )
@@ -192,14 +216,26 @@ def put(
         note(sentence)
 
 
-def delete(server: Server = DEFAULT_SERVER, cluster: Cluster = DEFAULT_CLUSTER) -> None:
+def delete(
+    etag: Annotated[
+        str, typer.Option(help="Only if `get` still shows this etag.", show_default=False)
+    ] = "",
+    allow_missing: AllowMissing = False,
+    yes: Yes = False,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+) -> None:
     """Forget a cluster's network and its plans; jobs go on as they are."""
     request = networks_pb2.DeleteTopologyRequest(
-        name=_name(parent(cluster)), request_id=new_request_id()
-    )
+        name=_name(parent(cluster)), request_id=new_request_id(), etag=etag,
+        allow_missing=allow_missing, validate_only=validate_only,
+    )  # fmt: skip
+    if not validate_only:
+        confirm(f"Forget the network of cluster {short(parent(cluster))}?", yes=yes)
     with connect(server) as client:
         client.call(client.networks.DeleteTopology, request)
-    note("the network is forgotten")
+    note("valid; nothing changed" if validate_only else "the network is forgotten")
 
 
 def _get(client: Client, cluster: str) -> networks_pb2.Topology:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
+import os
+import shlex
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
-import grpc
 import typer
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from db import embedded
 from db.engine import connect as connect_database
@@ -22,18 +22,24 @@ from db.migrate import upgrade
 from formulation.errors import InvalidInput, Unavailable
 from service.cli import clusterfile, options, yamlfile
 from service.cli.children import Child, ending_signals, running
-from service.cli.client import Client, Exit, connect
+from service.cli.client import CallFailed, Client, Exit, connect
 from service.cli.clusterfile import ClusterFile
 from service.cli.clusters import apply_cluster
+from service.cli.home import Home, claim, default_home
 from service.cli.importing import send_samples
+from service.cli.listener import Health, address_of, health_of, require_free
 from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from service.cli.render import err, line, note
+from service.cli.upsettings import EXAMPLE, Asked, delete_data, settled
 from service.config import Config
 from tessera.v1 import clusters_pb2
 
-START_S: Final = 180.0
-"""How long server and agents may take to come up."""
+START_S: Final = 600.0
+"""How long server and agents may take to come up, each."""
+
+PATIENCE_S: Final = 15.0
+"""When to say why the start takes so long."""
 
 POLL_S: Final = 0.1
 WATCH_S: Final = 0.5
@@ -43,6 +49,9 @@ GRACE_S: Final = 15.0
 GANG_GRACE_S: Final = 2.0
 """How long a gang may take to stop before its agent kills it."""
 
+SHOWN_NODES: Final = 5
+"""How many nodes an error names."""
+
 
 def add(app: typer.Typer) -> None:
     """Add ``up``."""
@@ -51,69 +60,122 @@ def add(app: typer.Typer) -> None:
 
 def up(
     file: Annotated[
-        str, typer.Option("--file", "-f", help="YAML of a cluster; left out: a small example.")
+        str, typer.Option("--file", "-f", metavar="FILE.yaml",
+                          help="A cluster to start. Default: the data directory's, else a small example."),
     ] = "",
     cluster: Annotated[
         str, typer.Option("--cluster", "-c", envvar="TESSERA_CLUSTER",
-                          help="The cluster's id; left out: as the file says, else 'default'."),
+                          help="The cluster's id. Default: the one in the file, else 'default'."),
     ] = "",
     agents: Annotated[
         int, typer.Option(min=1, help="Agent processes; they share the nodes between them.")
     ] = 2,
     clock_factor: Annotated[
-        float, typer.Option(help="Seconds of training that jobs do in a second.")
-    ] = 1.0,
-    period: Annotated[str, typer.Option(help="A round each, e.g. 300s; 0: only when asked.")] = "300s",
+        float | None, typer.Option(help="Training runs this many times faster than in reality; periods and"
+                                   " deadlines stay real time. Default: the data directory's, else 1."),
+    ] = None,
+    period: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time between two rounds; 0: rounds only when asked.")
+    ] = "300s",
     policy: options.Policy = "",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the server listens; port 0: a free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the server; port 0: any free one.")
     ] = DEFAULT_SERVER,
+    insecure_any_interface: options.InsecureAnyInterface = False,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What outlives this command.")
+        Path | None, typer.Option(metavar="DIR", help="Directory for database, logs and checkpoints; the next"
+                                  " `up` goes on with it. Default: one for each cluster file."),
     ] = None,
     database_url: Annotated[
-        str, typer.Option(envvar="TESSERA_DATABASE_URL", help="Left out: the embedded PostgreSQL.")
+        str, typer.Option(envvar="TESSERA_DATABASE_URL",
+                          help="postgresql://... Default: an embedded PostgreSQL in the data directory."),
     ] = "",
     samples: Annotated[
-        bool | None, typer.Option("--samples/--no-samples", help="Import sample estimates; by"
-                                  " default where no file is named.")
+        bool | None, typer.Option("--samples/--no-samples", help="Import sample estimates. Default: only"
+                                  " for the example cluster."),
     ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Start afresh: first delete the data directory's database, jobs,"
+                           " logs and checkpoints."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --reset deletes.")] = False,
 ) -> None:  # fmt: skip
     """Start a database, a server and agents on this machine, and stop them all at Ctrl-C.
 
-    Prints the server's address on stdout once everything is healthy. Jobs do not train anything: the agents
-    replay what the estimates say, CLOCK-FACTOR times as fast.
+    Prints the server's address on stdout once everything is healthy. Jobs do not train anything: agents
+    replay the estimated iteration times, CLOCK-FACTOR times as fast.
+
+    The next `up` with the same file or data directory goes on where this one stopped. To start afresh, add
+    --reset.
     """
-    period_s = options.seconds("--period", period)
-    Config(policy=policy, period_s=period_s)  # refused here, not in the server's log
-    if not clock_factor > 0:
-        raise InvalidInput("--clock-factor", "must be above 0")
-    described = clusterfile.read_cluster(
-        yamlfile.read(file) if file else clusterfile.DEFAULT, file or "the example cluster"
-    )
-    if not described.nodes:
-        raise InvalidInput(file, "names no nodes, so there is nothing to start agents for")
-    plan = Plan(
-        name=parent(cluster or described.name or DEFAULT_CLUSTER), described=described,
-        agents=min(agents, len(described.nodes)), clock_factor=clock_factor, period_s=period_s,
-        policy=policy, address=_address(listen), database_url=database_url,
-        home=(data_dir or embedded.default_directory().parent).absolute(),
-        samples=not file if samples is None else samples,
+    period_s, address = options.seconds("--period", period), address_of(listen)
+    Config(  # refused here, not in the server's log
+        policy=policy, period_s=period_s, listen=address, insecure_any_interface=insecure_any_interface
     )  # fmt: skip
+    if clock_factor is not None and not clock_factor > 0:
+        raise InvalidInput("--clock-factor", "must be above 0")
+    if yes and not reset:
+        raise InvalidInput("--yes", "belongs to --reset")
+    asked = Asked(
+        file=file,
+        text=yamlfile.read(file) if file else "",
+        cluster=short(cluster),
+        clock_factor=clock_factor,
+        database_url=database_url,
+    )
+    path = (data_dir or default_home(file, asked.text, _cluster_named(asked))).absolute()
     with ExitStack() as stack:
         stack.enter_context(ending_signals())
-        children = _start(plan, stack)
+        home = stack.enter_context(claim(path))
+        if reset:
+            delete_data(home, asked, confirmed=yes)
+        record = settled(asked, home)
+        described = clusterfile.read_cluster(record.description, record.source or EXAMPLE)
+        if not described.nodes:
+            raise InvalidInput(file, "names no nodes, so there is nothing to start agents for")
+        plan = Plan(
+            home=home,
+            name=parent(record.cluster),
+            described=described,
+            agents=min(agents, len(described.nodes)),
+            clock_factor=record.clock_factor,
+            period_s=period_s,
+            policy=policy,
+            address=address,
+            insecure_any_interface=insecure_any_interface,
+            instance=uuid.uuid4().hex,
+            database_url=database_url,
+            samples=not record.source if samples is None else samples,
+            again=_again(file, data_dir),
+        )
+        require_free(plan.address)
+        home.save(replace(record, address=plan.address, running=()))
         try:
-            _watch(children)
+            _watch(_start(plan, stack))
         except KeyboardInterrupt:
             note("stopping agents, server and database ...")
             raise typer.Exit(Exit.OK) from None
+
+
+def _cluster_named(asked: Asked) -> str:
+    """Return the id of the cluster that the options name, or 'default'."""
+    text = asked.text or clusterfile.DEFAULT
+    in_file = clusterfile.read_cluster(text, asked.file or EXAMPLE).name
+    return asked.cluster or in_file or DEFAULT_CLUSTER
+
+
+def _again(file: str, data_dir: Path | None) -> str:
+    """Return the command that goes on with the same data directory."""
+    if data_dir is not None:
+        return f"tessera up --data-dir {shlex.quote(str(data_dir))}"
+    return f"tessera up --file {shlex.quote(file)}" if file else "tessera up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to start."""
 
+    home: Home
     name: str  # clusters/{cluster}
     described: ClusterFile
     agents: int
@@ -121,26 +183,34 @@ class Plan:
     period_s: float
     policy: str
     address: str
+    instance: str  # by which the server is recognised
+    insecure_any_interface: bool
     database_url: str  # "": embedded
-    home: Path
     samples: bool
+    again: str  # the command that goes on from here
 
 
 def _start(plan: Plan, stack: ExitStack) -> list[Child]:
     """Start everything, each when what it needs is healthy; ``stack`` stops it in reverse order."""
+    plan.home.add_running("up", os.getpid())
     note("starting the database ...")
-    url = plan.database_url or stack.enter_context(_embedded(plan.home / "pg"))
-    upgrade(connect_database(url))
+    url = plan.database_url or stack.enter_context(_embedded(plan.home.path / "pg"))
+    database = connect_database(url)
+    upgrade(database)
+    if not stack.enter_context(database.held(f"tessera up {plan.name}")):
+        raise CallFailed(
+            f"another `tessera up` runs {plan.name} on this database; stop it, or name another database or"
+            " --cluster",
+            Exit.REFUSED,
+        )
     note("starting the server ...")
-    children = [stack.enter_context(_server(plan, url))]
-    _wait(lambda: _is_healthy(plan.address), children)
+    children = [_child(plan, stack.enter_context(_server(plan, url)))]
+    _wait(lambda: health_of(plan.address, plan.instance) is Health.SERVING, children)
     client = stack.enter_context(connect(plan.address))
-    apply_cluster(client, plan.name, plan.described, validate_only=False)
-    if plan.samples:
-        send_samples(client, plan.name)
+    _describe(plan, client)
     note(f"starting {plan.agents} agents ...")
     for k in range(plan.agents):
-        children.append(stack.enter_context(_agent(plan, k)))
+        children.append(_child(plan, stack.enter_context(_agent(plan, k))))
     for agent in children[1:]:
         stack.callback(agent.process.terminate)  # all at once, before the first is waited for
     wanted = {node.name for node in plan.described.nodes}
@@ -150,16 +220,48 @@ def _start(plan: Plan, stack: ExitStack) -> list[Child]:
     return children
 
 
-def _address(listen: str) -> str:
-    """Return ``listen`` with a port; for port 0 one that was free a moment ago."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise InvalidInput("--listen", f"{listen!r}: write HOST:PORT, e.g. {DEFAULT_SERVER}")
-    if int(port):
-        return listen
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
+def _child(plan: Plan, child: Child) -> Child:
+    plan.home.add_running(child.name, child.process.pid)
+    return child
+
+
+def _describe(plan: Plan, client: Client) -> None:
+    """Bring the cluster to the server, unless an earlier ``up`` did.
+
+    Raises:
+        CallFailed: the database has another cluster of this name.
+    """
+    record = plan.home.record
+    if record is None or record.applied == record.description:
+        return
+    if not record.applied:
+        _require_same(plan, client)
+    apply_cluster(client, plan.name, plan.described, validate_only=False)
+    if plan.samples and not record.applied:
+        send_samples(client, plan.name)
+    plan.home.save(replace(record, applied=record.description))
+
+
+def _require_same(plan: Plan, client: Client) -> None:
+    """Check that the cluster is absent, or has only nodes of the description."""
+    request = clusters_pb2.ListClustersRequest()
+    pages = client.pages(client.clusters.ListClusters, request)
+    if plan.name not in {cluster.name for page in pages for cluster in page.clusters}:
+        return
+    wanted = {node.name: (node.gpu_type, node.gpus) for node in plan.described.nodes}
+    others = [
+        short(node.name)
+        for node in _nodes(client, plan.name)
+        if wanted.get(short(node.name)) != (node.gpu_type, node.gpus)
+    ]
+    if others:
+        more = ", ..." if len(others) > SHOWN_NODES else ""
+        raise CallFailed(
+            f"the database has a {plan.name} already, with other nodes ({', '.join(others[:SHOWN_NODES])}"
+            f"{more}), and nothing of it was changed: name another --cluster or --data-dir, or add --reset to"
+            " delete it and start afresh",
+            Exit.REFUSED,
+        )
 
 
 @contextlib.contextmanager
@@ -173,16 +275,28 @@ def _embedded(directory: Path) -> Iterator[str]:
 
 def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
     arguments = ["serve", "--listen", plan.address, "--period", f"{plan.period_s:g}s"]
+    arguments += ["--insecure-any-interface"] if plan.insecure_any_interface else []
+    settings = {
+        "TESSERA_DATABASE_URL": url,
+        "TESSERA_POLICY": plan.policy,
+        "TESSERA_INSTANCE": plan.instance,
+        "TESSERA_CLOCK_FACTOR": f"{plan.clock_factor!r}",
+    }
     return running(
-        "server", "service.cli.main", arguments, plan.home / "logs", GRACE_S,
-        {"TESSERA_DATABASE_URL": url, "TESSERA_POLICY": plan.policy},
-    )  # fmt: skip
+        "server",
+        "service.cli.main",
+        arguments,
+        plan.home.path / "logs",
+        GRACE_S,
+        settings,
+        keep_open=[plan.home.lock_fd],
+    )
 
 
 def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
     """Run an agent for its part of the nodes; the gangs that it runs end with it."""
     cluster, agent = short(plan.name), f"agent-{number}"
-    folder = plan.home / "agents" / cluster
+    folder = plan.home.path / "agents" / cluster
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / f"{agent}.json"
     rows = [
@@ -191,22 +305,47 @@ def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
     ]
     listed.write_text(json.dumps(rows), encoding="utf-8")
     arguments = [
-        "--server", plan.address, "--cluster", cluster, "--agent-id", agent,
-        "--nodes-file", str(listed), "--data-dir", str(folder / agent),
-        "--checkpoint-dir", str(plan.home / "checkpoints"),
-        "--clock-factor", f"{plan.clock_factor:g}", "--grace-s", f"{GANG_GRACE_S:g}",
+        "--server",
+        plan.address,
+        "--cluster",
+        cluster,
+        "--agent-id",
+        agent,
+        "--nodes-file",
+        str(listed),
+        "--data-dir",
+        str(folder / agent),
+        "--checkpoint-dir",
+        str(plan.home.path / "checkpoints"),
+        "--clock-factor",
+        f"{plan.clock_factor:g}",
+        "--grace-s",
+        f"{GANG_GRACE_S:g}",
         "--stop-on-exit",
-    ]  # fmt: skip
-    return running(agent, "service.agent.main", arguments, plan.home / "logs", 3 * GANG_GRACE_S)
+    ]
+    return running(
+        agent,
+        "service.agent.main",
+        arguments,
+        plan.home.path / "logs",
+        3 * GANG_GRACE_S,
+        keep_open=[plan.home.lock_fd],
+    )
 
 
 def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
     """Wait until ``ready``. Raises Unavailable: a child has ended, or it takes too long."""
-    until_s = time.monotonic() + START_S
+    started_s, told = time.monotonic(), False
     while not ready():
         for child in children:
             child.require_running()
-        if time.monotonic() > until_s:
+        waited_s = time.monotonic() - started_s
+        if waited_s > PATIENCE_S and not told:
+            told = True
+            note(
+                "still starting: the first start of an installation compiles its solvers, which takes minutes"
+            )
+        if waited_s > START_S:
             logs = ", ".join(str(child.log) for child in children)
             raise Unavailable(f"not healthy after {START_S:g} s; see {logs}")
         time.sleep(POLL_S)
@@ -220,24 +359,17 @@ def _watch(children: Sequence[Child]) -> None:
         time.sleep(WATCH_S)
 
 
-def _is_healthy(address: str) -> bool:
-    """Return whether the server serves: its database answers and has the right schema."""
-    with grpc.insecure_channel(address) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=1.0
-            )
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+def _nodes(client: Client, name: str) -> list[clusters_pb2.Node]:
+    request = clusters_pb2.ListNodesRequest(parent=name)
+    return [
+        node for page in client.pages(client.clusters.ListNodes, request) for node in page.nodes
+    ]
 
 
 def _reachable_nodes(client: Client, name: str) -> set[str]:
-    request = clusters_pb2.ListNodesRequest(parent=name)
     return {
         short(node.name)
-        for page in client.pages(client.clusters.ListNodes, request)
-        for node in page.nodes
+        for node in _nodes(client, name)
         if node.state != clusters_pb2.Node.UNREACHABLE
     }
 
@@ -258,8 +390,9 @@ def _say_what_next(plan: Plan, client: Client) -> None:
         "Try:\n"
         "  tessera submit bert-1 --model bert --params 1.3B --batch 256 --iterations 1000 --gpus 8\n"
         "  tessera round             decide now\n"
-        "  tessera jobs --watch      what runs where\n"
+        "  tessera jobs --watch      which jobs run, on which GPUs\n"
         "  tessera job bert-1        everything about a job, and why it waits\n"
-        f"Logs: {plan.home / 'logs'}. Ctrl-C stops everything; the next `tessera up` goes on from"
-        " there."
+        f"Data and logs: {plan.home.path}\n"
+        f"Ctrl-C stops everything. `{plan.again}` then goes on from there, and"
+        f" `{plan.again} --reset` starts afresh."
     )

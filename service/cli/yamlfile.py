@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from estimator.documents import read_yaml
+from formulation.documents import CLUSTER_FILE, Limits
 from formulation.errors import InvalidInput
 from service.cli import limits, options
 
 STDIN = "-"
+
+_EXPONENT = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+")
+"""A number such as 1e-06: YAML takes it for a text, JSON writes numbers so."""
 
 NEAR = 0.75
 """How like a known key an unknown one must be for the known one to be suggested; 1: the same."""
@@ -33,39 +37,24 @@ def read(path: str) -> str:
         raise InvalidInput(path, f"is not UTF-8 text: {error.reason}") from error
 
 
-def documents(text: str, source: str) -> list[object]:
-    """Return the documents of a YAML text; empty ones are left out."""
-    try:
-        return [d for d in yaml.load_all(text, Loader=_UniqueKeys) if d is not None]
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError: a date or number that is none
-        raise InvalidInput(source, f"is not valid YAML: {' '.join(str(error).split())}") from error
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a mapping that names a key twice, where YAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of ``node``."""
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        problem=f"the key {key_node.value!r} occurs twice",
-                        problem_mark=key_node.start_mark,
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+def documents(text: str, source: str, limits: Limits = CLUSTER_FILE) -> list[object]:
+    """Return the documents of a YAML text; empty ones are left out. Raises InvalidInput."""
+    return read_yaml(source, text, limits)
 
 
 class Mapping:
-    """A mapping of a file. ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``."""
+    """A mapping of a file. ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
 
-    def __init__(self, where: str, value: object, allowed: Collection[str]) -> None:
+    ``also`` are further keys that are taken but not advertised: what commands print and files may hold.
+    """
+
+    def __init__(
+        self, where: str, value: object, allowed: Collection[str], also: Collection[str] = ()
+    ) -> None:
         if not isinstance(value, dict):
             raise InvalidInput(where, f"must be a mapping of keys to values, not {_kind(value)}")
         for key in value:
-            if key not in allowed:
+            if key not in allowed and key not in also:
                 near = difflib.get_close_matches(str(key), allowed, n=1, cutoff=NEAR)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 known = ", ".join(allowed)
@@ -121,6 +110,8 @@ class Mapping:
             case bool() as value:
                 raise self._wrong(key, f"a number from {low:g} to {high:,g}", value)
             case int() | float() as value if low <= value <= high:
+                return float(value)
+            case str() as value if _EXPONENT.fullmatch(value) and low <= float(value) <= high:
                 return float(value)
             case value:
                 raise self._wrong(key, f"a number from {low:g} to {high:,g}", value)

@@ -345,3 +345,56 @@ def test_sample_estimates_cover_the_types_that_the_cluster_has(tessera: Tessera)
         "cluster", "apply", "-f", "-", "-c", "other", stdin="gpu_types: {exotic: 1GiB}\nnodes: []\n"
     )
     assert "there are none for exotic" in tessera("import", "samples", "-c", "other", code=2).stderr
+
+
+FAT = "gpu_types: {a100: 40GiB}\nnodes: [{name: n, gpu_type: a100, gpus: 16}]\n"
+
+
+def test_a_cell_has_one_estimate_on_the_server_and_on_the_command_line(
+    tessera: Tessera, address: str
+) -> None:
+    tessera("cluster", "apply", "-f", "-", "-c", "fat", stdin=FAT)
+    work = estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256)
+    request = estimates_pb2.EstimateCellsRequest(
+        parent="clusters/fat", workload=work, gpus=[8], gpu_types=["a100"], validate_only=True
+    )
+    with connect(address) as client:
+        answer = client.call(client.estimates.EstimateCells, request)
+    server = {c.estimate.cell.pipeline_degree: c.estimate.iter_time_s for c in answer.cells}
+    asked = ("estimate", "--model", "bert/1.3B", "--batch", "256", "--gpu", "a100", "--count", "8")
+    here = tessera(*asked, "-c", "fat", "--json")
+    found = {c["pipeline_degree"]: c["iter_time_s"] for c in json.loads(here.stdout)["cells"]}
+    assert found == pytest.approx({d: s for d, s in server.items() if s}, rel=1e-12)
+    assert f"nodes of 16 a100, as on cluster fat at {address}" in here.stderr
+    apart = json.loads(tessera(*asked, "--offline", "--json").stdout)["cells"]
+    assert {c["nodes"] for c in apart} == {2}
+    assert min(c["iter_time_s"] for c in apart) > min(found.values())
+
+
+def test_commands_say_that_rounds_are_decided_only_when_asked(tessera: Tessera) -> None:
+    submit(tessera, "j")
+    for command in (("jobs",), ("job", "j")):
+        done = tessera(*command)
+        assert "only when asked (`tessera round`)" in done.stdout + done.stderr
+    assert "round_period" in read(tessera, "cluster", "get")
+
+
+def test_looking_at_a_job_makes_no_request_that_the_server_refuses(
+    tessera: Tessera, fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(tessera, "j")
+    tessera("round")
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        assert "runs on" in tessera("job", "j").stdout
+        tessera("jobs")
+    refused = [r for r in caplog.records if getattr(r, "action", "") == "rpc_refused"]
+    assert [r.getMessage() for r in refused] == []
+
+
+def test_watching_ends_with_the_way_in_which_the_job_ended(tessera: Tessera) -> None:
+    submit(tessera, "j")
+    tessera("cancel", "j")
+    done = tessera("job", "j", "--watch", code=6)
+    assert "asks for" in done.stdout
+    assert done.stderr == "error: j cancelled\n"

@@ -236,7 +236,7 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
         (("--nodes", "a100=4"), "--nodes: 'a100=4': write each type once, as in a100=80x4"),
         (("--nodes", "tpu=1x4"), "--profiles: is needed: there are samples of a10"),
         (("--overheads", "cheap"), "overheads: unknown 'cheap'; choose one of default"),
-        (("--horizon", "soon"), "--horizon: 'soon' is no duration"),
+        (("--horizon", "soon"), "--horizon: 'soon' is not a duration"),
         (("--round", "0"), "--round: must be longer than 0"),
         (("--failures", "0s"), "--failures: must be longer than 0"),
         (("--log", "absent/log.jsonl"), "absent/log.jsonl: cannot be written: its folder"),

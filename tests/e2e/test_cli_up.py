@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,19 +18,20 @@ from typing import Any
 import psutil
 import pytest
 
+from db.engine import Database
 from service.cli.client import connect
 from tessera.v1 import jobs_pb2
 
 TESSERA = [sys.executable, "-m", "service.cli.main"]
-START_S = 40.0
+START_S = 90.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(address: str, *arguments: str) -> str:
     """Run a command against the server and return its stdout."""
     done = subprocess.run(
-        [*TESSERA, *arguments], env={**os.environ, "TESSERA_SERVER": address}, timeout=60,
+        [*TESSERA, *arguments], env={**os.environ, "TESSERA_SERVER": address}, timeout=300,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,14 +43,22 @@ def read(address: str, *arguments: str) -> Any:
 
 
 @contextmanager
-def up(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Yield the address of a running `tessera up`, and its process."""
+def up(
+    home: Path, *options: str, directory: tuple[str, ...] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Yield the address of a running `tessera up`, and its process.
+
+    ``directory``: the options that name the data directory; None: it is ``home``.
+    """
+    where = ("--data-dir", str(home)) if directory is None else directory
     with (home / "messages").open("w") as messages:
         process = subprocess.Popen(
-            [*TESSERA, "up", "--data-dir", str(home), "--listen", "127.0.0.1:0", "--period", "0",
-             *options],
-            stdout=subprocess.PIPE, stderr=messages, text=True,
-        )  # fmt: skip
+            [*TESSERA, "up", *where, "--listen", "127.0.0.1:0", "--period", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            text=True,
+            env={**os.environ, "TESSERA_HOME": str(home / "home")},
+        )
     assert process.stdout is not None
     try:
         address = process.stdout.readline().strip()
@@ -61,6 +71,39 @@ def up(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]
         process.stdout.close()
 
 
+def refused(home: Path, *options: str, code: int) -> str:
+    """Run an `up` that must end at once with ``code``; return its one line of error."""
+    done = subprocess.run(
+        [*TESSERA, "up", *options],
+        env={**os.environ, "TESSERA_HOME": str(home / "home")},
+        timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+def a_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
+    """Write a cluster file without a cluster's name, and return its path."""
+    path = home / name
+    path.write_text(
+        f"gpu_types: {{{gpu_type}: 48GiB}}\n"
+        f"nodes: [{{name: 'n{{}}', count: {nodes}, gpu_type: {gpu_type}, gpus: 2}}]\n"
+    )
+    return str(path)
+
+
+def nodes_of(address: str, cluster: str = "default") -> dict[str, str]:
+    """Return the states of a cluster's nodes."""
+    nodes = read(address, "nodes", "-c", cluster)["nodes"]
+    return {node["name"].rpartition("/")[2]: node["state"] for node in nodes}
+
+
 @pytest.fixture
 def home() -> Iterator[Path]:
     """Return a folder for `up`; PostgreSQL may still write while it goes."""
@@ -71,7 +114,7 @@ def home() -> Iterator[Path]:
 def test_one_command_runs_a_job_from_submission_to_success(home: Path) -> None:
     with up(home, "--agents", "2", "--clock-factor", "2000") as (address, _):
         run(address, "submit", "j", "--model", "bert", "--params", "1.3B", "--batch", "256",
-            "--iterations", "1500", "--gpus", "8", "--restart", "0")  # fmt: skip
+            "--iterations", "9000", "--gpus", "8", "--restart", "0")  # fmt: skip
         decided = read(address, "round", "--seed", "1")
         assert (decided["running"], decided["verified"]) == (1, True)
         seen = [
@@ -81,7 +124,7 @@ def test_one_command_runs_a_job_from_submission_to_success(home: Path) -> None:
         states = [job["state"] for job in seen]
         assert "RUNNING" in states
         assert states[-1] == "SUCCEEDED"
-        assert seen[-1]["iterations_done"] == 1500.0
+        assert seen[-1]["iterations_done"] == 9000.0
         assert "SUCCEEDED" in run(address, "jobs", "--all")
         assert [node["free_gpus"] for node in read(address, "nodes")["nodes"]] == [4, 4, 4, 4, 16]
         assert read(address, "replay", "1")["same_decisions"]
@@ -122,3 +165,110 @@ def test_jobs_outlive_up_and_a_cluster_file_names_the_nodes(home: Path) -> None:
     with up(home, *options) as (address, _):
         (job,) = read(address, "jobs", "-c", "lab")["jobs"]
         assert (job["name"], job["state"]) == ("clusters/lab/jobs/kept", "QUEUED")
+
+
+def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) -> None:
+    lab, other = a_file(home, "lab.yaml", 2), a_file(home, "other.yaml", 3)
+    outside = ("--database-url", database.url)
+    with up(home, "-f", lab, *outside) as (address, first):
+        same = refused(home, "--data-dir", str(home), "-f", lab, *outside, code=1)
+        assert f"is used by another `tessera up` (process {first.pid})" in same
+        assert f"whose server is {address}" in same
+        elsewhere = ("--data-dir", str(home / "second"))
+        port = refused(home, *elsewhere, "-f", other, "--listen", address, code=1)
+        assert f"another Tessera server listens on {address}" in port
+        assert "--listen 127.0.0.1:0" in port
+        assert not (home / "second" / "pg").exists()
+        shared = subprocess.run(
+            [*TESSERA, "up", "--data-dir", str(home / "third"), "-f", other, *outside,
+             "--listen", "127.0.0.1:0"],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert shared.returncode == 1
+        assert "another `tessera up` runs clusters/default on this database" in shared.stderr
+        assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
+        assert first.poll() is None
+
+
+def test_a_port_that_another_program_has_is_told_apart(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as program:
+        address = f"127.0.0.1:{program.getsockname()[1]}"
+        said = refused(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
+    assert f"another program listens on {address}, and it is not a Tessera server" in said
+    assert not (home / "d" / "pg").exists()
+
+
+def test_up_goes_on_with_the_cluster_that_its_data_directory_was_made_with(home: Path) -> None:
+    lab, other = a_file(home, "lab.yaml", 2), a_file(home, "other.yaml", 2, gpu_type="a10")
+    with up(home, "-f", lab, "--clock-factor", "60") as (address, _):
+        run(address, "submit", "kept", "--model", "bert", "--params", "760M", "--batch", "128",
+            "--iterations", "1000000", "--gpus", "2")  # fmt: skip
+    with up(home) as (address, _):
+        assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
+        assert [job["name"] for job in read(address, "jobs")["jobs"]] == [
+            "clusters/default/jobs/kept"
+        ]
+    said = (home / "messages").read_text()
+    assert f"going on with cluster default of {lab}" in said
+    assert "clock factor is" not in said
+    assert json.loads((home / "up.json").read_text())["clock_factor"] == 60
+    wrong = refused(home, "--data-dir", str(home), "-f", other, code=2)
+    assert f"{other} has no GPU type a40 with the same memory, but {home} was made with" in wrong
+    assert "leave out --file" in wrong
+    assert "--data-dir" in wrong
+    assert "--reset" in wrong
+    a_file(home, "lab.yaml", 3)
+    with up(home, "-f", lab) as (address, _):
+        assert len(nodes_of(address)) == 3
+
+
+def test_each_cluster_file_has_a_data_directory_of_its_own_unless_one_is_named(home: Path) -> None:
+    lab = a_file(home, "lab.yaml", 2)
+    with up(home, "--clock-factor", "60", directory=()) as (address, _):
+        assert len(nodes_of(address)) == 5
+    with up(home, "--file", lab, directory=()) as (address, _):
+        assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
+    folders = {p.parent.relative_to(home / "home") for p in (home / "home").rglob("up.json")}
+    assert len(folders) == 2
+    assert Path() in folders
+    assert any(str(folder).startswith("clusters/lab-") for folder in folders)
+
+
+def test_reset_deletes_only_what_up_has_made_and_starts_afresh(home: Path) -> None:
+    lab, place = a_file(home, "lab.yaml", 2), home / "d"
+    foreign = home / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("all of it")
+    where = ("--data-dir", str(place))
+    assert "`tessera up` did not make" in refused(
+        home, "--data-dir", str(foreign), "--reset", "--yes", code=2
+    )
+    with up(home, "-f", lab, directory=where) as (address, _):
+        run(address, "submit", "gone", "--model", "bert", "--params", "760M", "--batch", "128",
+            "--iterations", "1000000", "--gpus", "2")  # fmt: skip
+        assert "is used by another" in refused(home, *where, "--reset", "--yes", code=1)
+    (place / "mine.txt").write_text("kept")
+    assert "add --yes" in refused(home, *where, "--reset", code=2)
+    other = a_file(home, "other.yaml", 3, gpu_type="a10")
+    with up(home, "-f", other, "--reset", "--yes", directory=where) as (address, _):
+        assert read(address, "jobs", "--all")["jobs"] == []
+        assert len(nodes_of(address)) == 3
+    assert (place / "mine.txt").read_text() == "kept"
+    assert (foreign / "thesis.tex").read_text() == "all of it"
+
+
+def test_what_a_killed_up_leaves_behind_is_named_and_not_taken_over(home: Path) -> None:
+    with up(home, "--agents", "1") as (_, process):
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        left = [child for child in children if "service" in " ".join(child.cmdline())]
+        assert len(left) == 2  # the server and an agent
+        said = refused(home, "--data-dir", str(home), code=1)
+        assert "still used by processes of a `tessera up` that was killed" in said
+        for child in left:
+            assert str(child.pid) in said
+            child.terminate()
+        psutil.wait_procs(left, timeout=30)
+    with up(home, "--agents", "1") as (address, _):
+        assert set(nodes_of(address).values()) == {"READY"}

@@ -132,10 +132,15 @@ def test_what_the_server_says_is_one_line_and_an_exit_code(
         (["job", "clusters/c/nodes/n"], "neither an id nor a name of the form clusters/CLUSTER/jobs"),
         (["submit", "-f", "absent.yaml"], "absent.yaml: cannot be read"),
         (["submit", "j", "-f", "absent.yaml"], "not both"),
-        (["submit", "j", "--restart", "soon"], "--restart: 'soon' is no duration"),
+        (["submit", "j", "--restart", "soon"], "--restart: 'soon' is not a duration"),
         (["submit", "j", "--label", "novalue"], "write a label as KEY=VALUE"),
         (["update", "j"], "name at least one of --weight"),
-        (["round", "--deadline", "soon"], "--deadline: 'soon' is no duration"),
+        (["nodes", "delete", "clusters/c/jobs/" + "x" * 10_000], "neither an id nor a name of the form"),
+        (["drain", "n", "--wait", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
+        (["cells", "delete"], "say which Cells: give some of these, or --all alone"),
+        (["serve", "--listen", "0.0.0.0:7070", "--print-config"], "--insecure-any-interface"),
+        (["up", "--listen", "0.0.0.0:7070"], "--insecure-any-interface"),
+        (["round", "--time-limit", "soon"], "--time-limit: 'soon' is not a duration"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_code_2_and_calls_no_server(
@@ -199,7 +204,7 @@ def test_an_interrupt_is_code_130(server: Scripted, monkeypatch: pytest.MonkeyPa
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("service.cli.jobs.time.sleep", interrupted)
+    monkeypatch.setattr("service.cli.watch.time.sleep", interrupted)
     page = jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name="clusters/c/jobs/j")])
     done = run(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
     assert (done.exit_code, done.stdout) == (130, "clusters/c/jobs/j\n")
@@ -260,3 +265,10 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=None
     )
     assert done.stdout == "set()\n"
+
+
+def test_other_machines_are_let_in_by_a_flag() -> None:
+    listen = ["--listen", "0.0.0.0:7070", "--insecure-any-interface"]
+    done = CliRunner().invoke(main.app, ["serve", *listen, "--print-config"])
+    assert done.exit_code == 0, done.stderr
+    assert "insecure_any_interface = true" in done.stdout

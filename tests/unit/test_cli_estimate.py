@@ -208,7 +208,7 @@ def test_bad_input_is_refused_with_what_to_give(arguments: list[str], said: str)
     found = estimate(*arguments)
     assert found.exit_code == 2
     assert said in found.stderr
-    assert found.stderr.startswith("error: ")
+    assert found.stderr.splitlines()[-1].startswith("error: ")
 
 
 def test_plans_are_written_in_short() -> None:
@@ -248,7 +248,10 @@ def test_without_jax_it_is_said_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "jax" else there(n))
     found = CliRunner().invoke(main.app, arguments)
     assert found.exit_code == 1
-    assert "this needs jax; install it with: pip install 'tessera[estimator]'" in found.stderr
+    assert (
+        "this needs jax; install it with: pip install 'tessera-scheduler[estimator]'"
+        in found.stderr
+    )
 
 
 @pytest.mark.slow
@@ -293,3 +296,20 @@ def test_measured_collectives_are_read_back_by_estimate(tmp_path: Path) -> None:
     own = answered(*BERT, "--gpu", "a100", "--count", "2", "--collectives", str(to))
     plain = answered(*BERT, "--gpu", "a100", "--count", "2")
     assert own["cells"][1]["iter_time_s"] != plain["cells"][1]["iter_time_s"]
+
+
+def test_offline_the_assumed_nodes_are_told_and_can_be_changed() -> None:
+    plain = estimate(*BERT, "--gpu", "a100", "--count", "8", "--offline")
+    assert "nodes of 4 a100 assumed, as data sheets have them" in plain.stderr
+    assert "--node-gpus" in plain.stderr
+    fat = answered(*BERT, "--gpu", "a100", "--count", "8", "--node-gpus", "16")
+    thin = answered(*BERT, "--gpu", "a100", "--count", "8", "--offline")
+    assert {(c["nodes"], c["node_gpus"]) for c in fat["cells"]} == {(1, 16)}
+    assert {(c["nodes"], c["node_gpus"]) for c in thin["cells"]} == {(2, 4)}
+
+
+def test_a_server_that_was_named_must_answer() -> None:
+    found = estimate(*BERT, *ON_8, "--server", "127.0.0.1:1")
+    assert found.exit_code == 3
+    assert "no server answers at 127.0.0.1:1" in found.stderr
+    assert "--offline estimates on data sheets alone" in found.stderr

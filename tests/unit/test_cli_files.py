@@ -69,7 +69,7 @@ def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
         (MINIMAL.replace("256", "many"), "j.yaml: global_batch: must be a whole number from 1 to 1,000"),
         (MINIMAL.replace("8", "true"), "j.yaml: gpus: must be a whole number from 1 to 65,536, not True"),
         (MINIMAL.replace("1.3B", "1.30"), "j.yaml: params: must be a text; put 1.3 in quotes"),
-        (MINIMAL + "restart: soon\n", "j.yaml: restart: 'soon' is no duration"),
+        (MINIMAL + "restart: soon\n", "j.yaml: restart: 'soon' is not a duration"),
         (MINIMAL + "deadline: 2027-01-15T09:00:00\n", "j.yaml: deadline: 2027-01-15T09:00:00 has no"),
         (MINIMAL + "deadline: 2027-01-15\n", "has no time zone"),
         (MINIMAL + "labels: [a]\n", "j.yaml: labels: must map texts to texts"),
@@ -166,7 +166,7 @@ def test_durations_are_read_with_their_units(text: str, expected_s: float) -> No
 
 @pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "1e3", "s", "5M"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is no duration"):
+    with pytest.raises(InvalidInput, match="is not a duration"):
         options.seconds("x", text)
 
 

@@ -50,6 +50,7 @@ class Models(estimates_pb2_grpc.EstimatesServicer):
         raise NotImplementedError
 
     UpsertCells = ListCells = EstimateCells = AddProfiles = GetProfiling = _never_called
+    DeleteCells = DeleteModels = _never_called
 
 
 @pytest.fixture

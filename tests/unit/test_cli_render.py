@@ -9,7 +9,7 @@ import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from service.cli import render
-from service.cli.jobview import job_columns, show_job
+from service.cli.jobview import job_columns, show_job, warn
 from service.cli.options import Output
 from service.cli.roundview import show_round
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
@@ -219,3 +219,44 @@ def test_a_job_is_a_hundred_percent_done_only_at_its_end() -> None:
     assert render.percent(999.9, 1000) == "99.9"
     assert render.percent(1000, 1000) == "100.0"
     assert render.percent(1, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("retries", "max_retries", "says"),
+    [
+        (1, 0, "1; it is not tried again (max_retries is 0)"),
+        (1, 1, "1; it is tried again after the first failure"),
+        (2, 3, "2; it is tried again after the first 3 failures"),
+    ],
+)
+def test_a_job_that_failed_says_how_often_and_whether_it_is_tried_again(
+    capsys: pytest.CaptureFixture[str], retries: int, max_retries: int, says: str
+) -> None:
+    show_job(a_job(retries=retries, max_retries=max_retries), NOW)
+    shown = capsys.readouterr().out
+    assert says in shown
+    assert " of " not in shown.partition("failures")[2]
+
+
+def test_a_job_in_back_off_shows_when_it_is_tried_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = (
+        "it failed 2 times in a row, last with: boom; it is tried again at 2027-01-15T08:01:00Z"
+    )
+    reason = jobs_pb2.Reason(code="BACK_OFF", message=message, next_step="see its last error")
+    show_job(a_job(reason=reason, retries=2, last_error="boom"), NOW)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"why it waits BACK_OFF: {message}" in shown
+    assert "last error boom" in shown
+
+
+def test_warnings_are_on_stderr_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (
+        a_job("a", warnings=["mind the deadline"]),
+        a_job("b", warnings=["mind the deadline"]),
+    )
+    warn([one])
+    assert capsys.readouterr() == ("", "warning: mind the deadline\n")
+    warn([one, other, a_job("c")])
+    assert capsys.readouterr() == ("", "warning: 2 jobs: mind the deadline\n")

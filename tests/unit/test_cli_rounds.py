@@ -12,10 +12,10 @@ from formulation.codec import encode
 from formulation.errors import InvalidInput
 from formulation.grammar import OBJECTIVES
 from service.cli import limits, main
-from service.cli.jobs import changes
 from service.cli.jobview import show_job
 from service.cli.roundoptions import CostOf, Deadlines, asked, over
 from service.cli.roundview import show_round
+from service.cli.watch import changed_jobs
 from service.rounds import RoundOptions
 from service.rpc.convert import clusters, jobs, rounds, tenants
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
@@ -77,8 +77,8 @@ def test_what_is_named_takes_the_place_of_what_was_recorded() -> None:
         (["--objective", "0*throughput"], "error: --objective: '0*throughput': all weights are 0"),
         (["--objective", "max-min + jct"], "have no sum; put them in order with 'then'"),
         (["--queue-weights", "1"], "error: --queue-weights: '1': expected QUEUE:FACTOR"),
-        (["--promote-after", "soon"], "error: --promote-after: 'soon' is no duration"),
-        (["--min-run", "never"], "error: --min-run: 'never' is no duration"),
+        (["--promote-after", "soon"], "error: --promote-after: 'soon' is not a duration"),
+        (["--min-run", "never"], "error: --min-run: 'never' is not a duration"),
         (["--deadlines", "strict"], "--deadlines"),
         (["--cost-of", "euros"], "--cost-of"),
         (["--max-changes", "-2"], "--max-changes"),
@@ -187,7 +187,7 @@ def test_only_jobs_that_are_new_or_changed_are_shown_again_not_those_that_go_on_
     runs, ends = a_dated_job(state=jobs_pb2.RUNNING), a_dated_job(state=jobs_pb2.SUCCEEDED)
     runs_on = a_dated_job(state=jobs_pb2.RUNNING, service_gpu_seconds=7.0)
     lists = iter([[runs], [runs_on], [ends]])
-    found = changes(lambda: next(lists), lambda: None)
+    found = changed_jobs(lambda: next(lists), lambda: None)
     assert [next(found), next(found)] == [[runs], [ends]]
 
 

@@ -108,7 +108,7 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
     [
         (CLOS.replace("clos", "closs"), [], "kind: 'closs' is no kind; did you mean 'clos'?"),
         (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
-        (CLOS + "---\n" + CLOS, [], "must hold one topology, not 2"),
+        (CLOS + "---\n" + CLOS, [], "holds 2 documents; give one"),
         ("", [], "must hold one topology, not 0"),
         (CLOS.replace("100 Gb/s", "1"), [], "tor_bytes_per_s: must be a number of bytes/s from 1e6 to 1e14"),
         (CLOS, ["--paths", "a100-0", "a100-9"], "--paths: there is no host 'a100-9'; did you mean"),

@@ -1,0 +1,152 @@
+"""``tessera cells``: the Cells that a cluster has estimates of; list or delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Final
+
+import typer
+
+from formulation.errors import InvalidInput
+from service.cli import limits
+from service.cli.client import connect, new_request_id
+from service.cli.deletion import Yes, confirm
+from service.cli.names import parent, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+    refuse_options,
+)
+from service.cli.render import Column, counted, line, note, number, show_message, show_table
+from tessera.v1.estimates_pb2 import (
+    CellEstimate,
+    DeleteCellsRequest,
+    DeleteCellsResponse,
+    EstimateSource,
+    ListCellsRequest,
+    ListCellsResponse,
+    Workload,
+)
+
+CELLS: Final[Sequence[Column[CellEstimate]]] = (
+    Column("MODEL", lambda c: _model(c.workload)),
+    Column("BATCH", lambda c: str(c.workload.global_batch), right=True),
+    Column("TYPE", lambda c: c.cell.gpu_type),
+    Column("GPUS", lambda c: str(c.cell.gpus), right=True),
+    Column("NODES", lambda c: str(c.nodes), right=True),
+    Column("STAGES", lambda c: str(c.cell.pipeline_degree or ""), right=True),
+    Column("S/ITERATION", lambda c: "infeasible" if c.infeasible else number(c.iter_time_s), right=True),
+    Column("SOURCE", lambda c: EstimateSource.Name(c.source)),
+    Column("PLAN", lambda c: c.cell.plan, wide=True),
+    Column("FROM", lambda c: c.provenance, wide=True),
+)  # fmt: skip
+
+Model = Annotated[
+    str, typer.Option(metavar="NAME[/PARAMS]", help="With --batch: the workload's model.",
+                      show_default=False)
+]  # fmt: skip
+Batch = Annotated[
+    int, typer.Option(min=0, max=limits.MAX_BATCH, help="With --model: its global batch.",
+                      show_default=False)
+]  # fmt: skip
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``cells``."""
+    group = typer.Typer(
+        help="List the Cells that a cluster has estimates of, or delete some.",
+        invoke_without_command=True,
+    )
+    group.callback()(list_cells)
+    group.command("delete")(delete)
+    app.add_typer(group, name="cells", rich_help_panel="Estimates")
+
+
+def list_cells(
+    context: typer.Context,
+    model: Model = "",
+    batch: Batch = 0,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the Cells that a cluster has estimates of, or delete some.
+
+    A Cell is a workload on a GPU type with a number of GPUs and pipeline stages.
+    """
+    if context.invoked_subcommand is not None:
+        refuse_options(context)
+        return
+    request = ListCellsRequest(parent=parent(cluster), workload=_workload(model, batch))
+    with connect(server) as client:
+        pages = client.pages(client.estimates.ListCells, request, page_size=10_000)
+        found = list(chain.from_iterable(page.cells for page in pages))
+    if show_message(ListCellsResponse(cells=found), output):
+        return
+    if output is Output.NAME:
+        for cell in found:
+            line(f"{_model(cell.workload)}@{cell.workload.global_batch}")
+    elif found:
+        show_table(found, [c for c in CELLS if output is Output.WIDE or not c.wide])
+    else:
+        note("no Cells match; `tessera import profiles` or `tessera import samples` brings some in")
+
+
+def delete(
+    model: Model = "",
+    batch: Batch = 0,
+    gpu_type: Annotated[str, typer.Option(help="Cells on this GPU type only.", show_default=False)] = "",
+    gpus: Annotated[
+        int, typer.Option(min=0, max=limits.MAX_GPUS, help="Cells with this number of GPUs only.",
+                          show_default=False)
+    ] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="All Cells of the cluster.")] = False,
+    yes: Yes = False,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Delete the Cells that match all options; refused while jobs run on one of them.
+
+    Measurements and profiles stay, and the server estimates workloads of live jobs again.
+    """
+    if everything == bool(model or gpu_type or gpus):
+        raise InvalidInput(
+            "--model, --gpu-type, --gpus, --all",
+            "say which Cells: give some of these, or --all alone",
+        )
+    request = DeleteCellsRequest(
+        parent=parent(cluster), workload=_workload(model, batch), gpu_type=gpu_type, gpus=gpus,
+        all=everything, validate_only=True, request_id="",
+    )  # fmt: skip
+    with connect(server) as client:
+        count = client.call(client.estimates.DeleteCells, request).deleted
+        if count and not validate_only:
+            where = f"of cluster {short(parent(cluster))}"
+            confirm(f"Delete the estimates of {counted(count, 'Cell')} {where}?", yes=yes)
+            request.validate_only, request.request_id = False, new_request_id()
+            count = client.call(client.estimates.DeleteCells, request).deleted
+    show_message(DeleteCellsResponse(deleted=count), output)
+    what = counted(count, "Cell")
+    note(f"{what} would be deleted; nothing changed" if validate_only else f"{what} deleted")
+
+
+def _workload(model: str, batch: int) -> Workload | None:
+    """Return the workload of the options; None: they name none. Raises InvalidInput."""
+    if bool(model) != bool(batch):
+        raise InvalidInput("--model, --batch", "name a workload together: give both")
+    name, slash, params = model.partition("/")
+    if model and (not name or "/" in params or (slash and not params)):
+        raise InvalidInput("--model", "write NAME or NAME/PARAMS, e.g. bert/1.3B")
+    return Workload(model=name, params=params, global_batch=batch) if model else None
+
+
+def _model(workload: Workload) -> str:
+    return f"{workload.model}/{workload.params}" if workload.params else workload.model

@@ -1,0 +1,44 @@
+"""Deletions on the command line: the question before, and what is printed afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from google.protobuf.empty_pb2 import Empty
+
+from service.cli.client import CallFailed, Exit
+from service.cli.options import Output
+from service.cli.render import err, line, show_message
+
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask. On anything but a terminal nothing asks.")
+]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Succeed if it does not exist.")
+]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal, unless ``yes``. Raises CallFailed: the answer is no."""
+    if yes or not sys.stdin.isatty():
+        return
+    err.print(f"{question} [y/N] ", end="")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CallFailed("nothing was deleted", Exit.REFUSED)
+
+
+def show_deleted(names: Sequence[str], output: Output) -> None:
+    """Print the names of deleted resources, or the empty answer as JSON or YAML."""
+    if output is Output.NAME:
+        for name in names:
+            line(name)
+    else:
+        show_message(Empty(), output)
+
+
+def outcome_of(what: str, *, validate_only: bool) -> str:
+    """Return what has become of ``what``, such as ``2 nodes``."""
+    return f"{what}: valid, nothing changed" if validate_only else f"{what} deleted"

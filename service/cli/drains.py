@@ -1,0 +1,154 @@
+"""``tessera drain`` and ``tessera undrain``: take nodes out of rounds, and wait until they are empty."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import Annotated, Final
+
+import typer
+
+from service.cli import options
+from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
+from service.cli.names import full_name, parent, short
+from service.cli.nodes import NodeNames, show_nodes
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+)
+from service.cli.render import counted, note
+from tessera.v1 import clusters_pb2
+
+POLL_S: Final = 1.0
+"""Seconds between two looks at the nodes that drain."""
+
+JOBS_NAMED: Final = 3
+"""Jobs of a node that a line of progress names."""
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``drain`` and ``undrain``."""
+    app.command("drain", rich_help_panel="Clusters")(drain)
+    app.command("undrain", rich_help_panel="Clusters")(undrain)
+
+
+def drain(
+    names: NodeNames,
+    reason: Annotated[
+        str, typer.Option(help="Why; `tessera nodes -o wide` shows it.", show_default=False)
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until no job holds a GPU on the nodes.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option(help="With --wait: give up after this time, e.g. 30m. Default: never.",
+                          show_default=False)
+    ] = "",
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:  # fmt: skip
+    """Drain nodes: nothing new starts there, and the next round moves away what runs there.
+
+    A node is DRAINED once no job holds a GPU there. With --wait the command ends with 1 if nodes are not
+    drained in time; they go on draining.
+    """
+    timeout_s = options.seconds("--timeout", timeout) if timeout else None
+    request = clusters_pb2.DrainNodesRequest(
+        parent=parent(cluster), names=[full_name(cluster, "nodes", name) for name in names],
+        validate_only=validate_only, request_id=new_request_id(), reason=reason,
+        drained_by=_user(),
+    )  # fmt: skip
+    with connect(server) as client:
+        found = list(client.call(client.clusters.DrainNodes, request).nodes)
+        if wait and not validate_only:
+            found = wait_until_drained(client, found, timeout_s)
+    show_nodes(found, output)
+
+
+def undrain(
+    names: NodeNames,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Let rounds use drained nodes again."""
+    request = clusters_pb2.UndrainNodesRequest(
+        parent=parent(cluster), names=[full_name(cluster, "nodes", name) for name in names],
+        validate_only=validate_only, request_id=new_request_id(),
+    )  # fmt: skip
+    with connect(server) as client:
+        show_nodes(client.call(client.clusters.UndrainNodes, request).nodes, output)
+
+
+def wait_until_drained(
+    client: Client, nodes: Sequence[clusters_pb2.Node], timeout_s: float | None,
+    now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> list[clusters_pb2.Node]:  # fmt: skip
+    """Return the nodes once all are drained; say on stderr what is left whenever that changes.
+
+    Raises:
+        CallFailed: ``timeout_s`` have passed; or a node is not draining any more, or does not exist.
+    """
+    names, began_s, last = [node.name for node in nodes], now_s(), ""
+    while True:
+        found = _read(client, names)
+        left = [node for node in found if not _is_drained(node)]
+        if not left:
+            return found
+        if stopped := [node for node in left if node.state != clusters_pb2.Node.DRAINING]:
+            raise CallFailed(f"{short(stopped[0].name)} is not draining any more", Exit.REFUSED)
+        if (text := _left(left)) != last:
+            note(f"{text}. The next round moves or suspends the jobs; `tessera round` decides now")
+            last = text
+        if timeout_s is not None and now_s() - began_s >= timeout_s:
+            raise CallFailed(
+                f"not drained after {timeout_s:g} s: {text}; the nodes go on draining", Exit.REFUSED
+            )
+        sleep(POLL_S)
+
+
+def _read(client: Client, names: Collection[str]) -> list[clusters_pb2.Node]:
+    """Return the nodes in the order of their names. Raises CallFailed: one does not exist."""
+    if len(names) == 1:
+        (name,) = names
+        return [client.call(client.clusters.GetNode, clusters_pb2.GetNodeRequest(name=name))]
+    request = clusters_pb2.ListNodesRequest(parent=next(iter(names)).partition("/nodes/")[0])
+    pages = client.pages(client.clusters.ListNodes, request)
+    found = {node.name: node for node in chain.from_iterable(page.nodes for page in pages)}
+    for name in names:
+        if name not in found:
+            raise CallFailed(f"{name} does not exist any more", Exit.NOT_FOUND)
+    return [found[name] for name in names]
+
+
+def _is_drained(node: clusters_pb2.Node) -> bool:
+    """Return whether no job holds a GPU of a draining node; older servers do not say so themselves."""
+    empty = node.state == clusters_pb2.Node.DRAINING and node.free_gpus == node.gpus
+    return node.drained or empty
+
+
+def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
+    """Return which nodes still have jobs, and the first of these jobs."""
+    jobs = sorted({short(job) for node in nodes for job in node.jobs})
+    named = ", ".join(jobs[:JOBS_NAMED]) + (", ..." if len(jobs) > JOBS_NAMED else "")
+    where = short(nodes[0].name) if len(nodes) == 1 else f"{len(nodes):,} nodes"
+    return f"{where}: {counted(len(jobs), 'job')} left ({named})"
+
+
+def _user() -> str:
+    """Return who runs this command, as user@host; "": the system does not know."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"[:100]
+    except (OSError, KeyError):
+        return ""

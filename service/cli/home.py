@@ -1,0 +1,214 @@
+"""The data directory of ``tessera up``: which one it is, who uses it, and what it was made with."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Final
+
+import psutil
+
+from db import embedded
+from formulation.errors import InvalidInput
+from service.cli.client import CallFailed, Exit
+from service.cli.options import DEFAULT_CLUSTER
+
+FORMAT: Final = 1
+"""Version of the record's form; another one is refused."""
+
+RECORD: Final = "up.json"
+LOCK: Final = ".up.lock"
+DATABASE: Final = "pg"
+FOLDERS: Final = ("logs", "agents", "checkpoints")
+"""Folders that ``up`` makes in its data directory, next to the database's."""
+
+SAME_START_S: Final = 1.0
+"""Two start times of a process that differ by less are of the same process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process that ``up`` started; ``started_s`` tells it from a later one with the same id."""
+
+    name: str
+    pid: int
+    started_s: float
+
+    @classmethod
+    def of(cls, name: str, pid: int) -> Running:
+        """Return a process that runs now."""
+        try:
+            return cls(name, pid, psutil.Process(pid).create_time())
+        except psutil.Error:  # it has ended already
+            return cls(name, pid, 0.0)
+
+    def is_alive(self) -> bool:
+        """Return whether the process still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            return alive and abs(process.create_time() - self.started_s) < SAME_START_S
+        except psutil.Error:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a data directory was made with, and what runs on it."""
+
+    cluster: str  # its id
+    source: str  # the cluster file as it was named; "": the example cluster
+    description: str  # the cluster file's text
+    clock_factor: float = 1.0
+    database: str = ""  # an external database's URL without its password; "": the embedded one
+    applied: str = ""  # the description as the database has it; "": it has none yet
+    address: str = ""  # of the server that was started last
+    running: tuple[Running, ...] = field(default_factory=tuple)
+
+
+class Home:
+    """A data directory that this process alone uses. Made by :func:`claim`."""
+
+    def __init__(self, path: Path, lock: IO[bytes]) -> None:
+        self.path, self._lock = path, lock
+        self.record = read_record(path)
+
+    @property
+    def lock_fd(self) -> int:
+        """Return the open file that children inherit, so that the lock lasts as long as they do."""
+        return self._lock.fileno()
+
+    @property
+    def has_database(self) -> bool:
+        """Return whether an embedded database was made here."""
+        return (self.path / DATABASE / "PG_VERSION").exists()
+
+    def save(self, record: Record) -> None:
+        """Remember ``record``, whole or not at all."""
+        plain = asdict(record) | {"format": FORMAT}
+        written = self.path / f".{RECORD}.new"
+        written.write_text(json.dumps(plain, indent=2), encoding="utf-8")
+        written.replace(self.path / RECORD)
+        self.record = record
+
+    def add_running(self, name: str, pid: int) -> None:
+        """Remember a process, so that a later ``up`` can name it."""
+        if self.record is not None:
+            self.save(replace(self.record, running=(*self.record.running, Running.of(name, pid))))
+
+    def clear_running(self) -> None:
+        """Forget the processes: they have been stopped."""
+        if self.record is not None:
+            self.save(replace(self.record, running=(), address=""))
+
+    def is_ours(self) -> bool:
+        """Return whether ``up`` made what is in the directory."""
+        return self.record is not None or self.has_database
+
+    def delete(self) -> None:
+        """Delete what ``up`` made here, and nothing else.
+
+        Raises:
+            Unavailable: another process uses the embedded database.
+        """
+        embedded.delete(self.path / DATABASE)
+        for name in FOLDERS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        (self.path / RECORD).unlink(missing_ok=True)
+        self.record = None
+
+
+@contextlib.contextmanager
+def claim(path: Path) -> Iterator[Home]:
+    """Hold the data directory for the length of the block; it is made where there is none.
+
+    Raises:
+        CallFailed: another ``tessera up``, or a process that it left behind, uses it.
+        InvalidInput: it cannot be written, or its record cannot be read.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("ab")
+    except OSError as error:
+        raise InvalidInput(
+            "--data-dir", f"{path} cannot be written ({error.strerror}); name another directory"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CallFailed(_in_use(path), Exit.REFUSED) from None
+        home = Home(path, lock)
+        try:
+            yield home
+        finally:
+            home.clear_running()
+
+
+def _in_use(path: Path) -> str:
+    """Return who uses the data directory, and what to do about it."""
+    record = read_record(path)
+    alive = [p for p in record.running if p.is_alive()] if record else []
+    other = "or start a second one with --data-dir DIR --listen 127.0.0.1:0"
+    if (up := next((p for p in alive if p.name == "up"), None)) is not None and record is not None:
+        server = f", whose server is {record.address}" if record.address else ""
+        return (
+            f"the data directory {path} is used by another `tessera up` (process {up.pid}){server}; go on"
+            f" with that one, stop it with Ctrl-C or `kill {up.pid}`, {other}"
+        )
+    if alive:
+        names = ", ".join(f"{p.name} {p.pid}" for p in alive)
+        pids = " ".join(str(p.pid) for p in alive)
+        return (
+            f"the data directory {path} is still used by processes of a `tessera up` that was killed"
+            f" ({names}); stop them with `kill {pids}`, {other}"
+        )
+    return f"the data directory {path} is used by another `tessera up`; wait until it has ended, {other}"
+
+
+def read_record(path: Path) -> Record | None:
+    """Return what a data directory was made with; None: it has no record.
+
+    Raises:
+        InvalidInput: the record is damaged, or another release's.
+    """
+    file = path / RECORD
+    try:
+        plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if plain.pop("format") != FORMAT:
+            raise InvalidInput(
+                str(file), "was written by another release; use that one, or another --data-dir"
+            )
+        running = tuple(Running(**process) for process in plain.pop("running"))
+        return Record(**plain, running=running)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise InvalidInput(
+            str(file), f"cannot be read ({error}); repair it, or name another --data-dir"
+        ) from error
+
+
+def default_home(
+    file: str, text: str, cluster: str, environment: Mapping[str, str] = os.environ
+) -> Path:
+    """Return the data directory of a cluster where no other is named: each file and name has its own.
+
+    The example cluster has the one whose database `tessera serve` and `tessera prune` take, too.
+    """
+    root = embedded.default_directory(environment).parent
+    if not file and cluster == DEFAULT_CLUSTER:
+        return root
+    place = text if file == "-" else str(Path(file).resolve()) if file else ""
+    key = hashlib.sha256(f"{place}\0{cluster}".encode()).hexdigest()[:8]
+    name = Path(file).stem if file else cluster
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    return root / "clusters" / f"{stem or 'cluster'}-{key}"

@@ -1,0 +1,114 @@
+"""The listener on an address: nobody, a Tessera server (perhaps our own), or another program."""
+
+from __future__ import annotations
+
+import socket
+from enum import Enum
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from formulation.errors import InvalidInput
+from service.cli.client import CallFailed, Exit
+from service.cli.options import DEFAULT_SERVER
+from service.rpc.health import INSTANCE
+from tessera.v1 import scheduler_pb2
+
+CONNECT_S: Final = 1.0
+ANSWER_S: Final = 2.0
+"""How long a program on the address may take to say that it is a Tessera server."""
+
+SERVICE: Final = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
+"""A service that only a Tessera server has."""
+
+
+class Health(Enum):
+    """How a server answers a health check."""
+
+    SILENT = "silent"  # nobody answers yet
+    STARTING = "starting"  # the server answers, but its database is not ready
+    SERVING = "serving"
+
+
+def address_of(listen: str) -> str:
+    """Return ``listen`` with a port; for port 0 one that was free a moment ago."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise InvalidInput("--listen", f"{listen!r}: write HOST:PORT, e.g. {DEFAULT_SERVER}")
+    if int(port):
+        return listen
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def require_free(address: str) -> None:
+    """Check that nobody listens on ``address``.
+
+    Raises:
+        CallFailed: another Tessera server does, or another program; says what to do.
+        InvalidInput: the host is unknown.
+    """
+    if not _accepts(address):
+        return
+    if _is_tessera(address):
+        raise CallFailed(
+            f"another Tessera server listens on {address}, and nothing of it was changed: use that one, stop"
+            " it, or start a second one with --listen 127.0.0.1:0 (a free port)",
+            Exit.REFUSED,
+        )
+    raise CallFailed(
+        f"another program listens on {address}, and it is not a Tessera server: stop it, or name another"
+        " port, e.g. --listen 127.0.0.1:0 (a free port)",
+        Exit.REFUSED,
+    )
+
+
+def health_of(address: str, instance: str) -> Health:
+    """Return how the server that was started as ``instance`` answers.
+
+    Raises:
+        CallFailed: another server answers.
+    """
+    with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        try:
+            answer, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=CONNECT_S)
+        except grpc.RpcError:
+            return Health.SILENT
+    reported = {key: value for key, value in call.initial_metadata() or ()}
+    if reported.get(INSTANCE) != instance:
+        raise CallFailed(
+            f"another server answers on {address} than the one that was just started; it was left alone:"
+            " stop it, or name another port with --listen",
+            Exit.REFUSED,
+        )
+    ready = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return Health.SERVING if ready else Health.STARTING
+
+
+def _accepts(address: str) -> bool:
+    """Return whether a program accepts connections on any of the host's addresses."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (socket.gaierror, OverflowError) as error:
+        raise InvalidInput("--listen", f"{address}: {error}") from error
+    for family, kind, protocol, _, place in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.settimeout(CONNECT_S)
+            if probe.connect_ex(place) == 0:
+                return True
+    return False
+
+
+def _is_tessera(address: str) -> bool:
+    """Return whether a Tessera server, of any release, answers."""
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            health_pb2_grpc.HealthStub(channel).Check(request, timeout=ANSWER_S)
+        except grpc.RpcError:
+            return False
+    return True

@@ -1,0 +1,113 @@
+"""``tessera nodes``: list nodes, and delete those that are gone for good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Final
+
+import typer
+
+from service.cli.client import connect, new_request_id
+from service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
+from service.cli.names import full_name, parent, short
+from service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Output,
+    OutputOption,
+    Server,
+    ValidateOnly,
+    refuse_options,
+)
+from service.cli.render import Column, at, counted, note, show_list
+from tessera.v1 import clusters_pb2
+
+NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids or full names.")]
+
+NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
+    Column("NODE", lambda n: short(n.name)),
+    Column("STATE", lambda n: _state(n)),
+    Column("TYPE", lambda n: n.gpu_type),
+    Column("GPUS", lambda n: str(n.gpus), right=True),
+    Column("FREE", lambda n: str(n.free_gpus), right=True),
+    Column("RACK", lambda n: n.rack),
+    Column("JOBS", lambda n: ", ".join(short(j) for j in n.jobs)),
+    Column("HEARD", lambda n: _heard(n.silent_s), wide=True, right=True),
+    Column("DRAINED BY", lambda n: n.drained_by, wide=True),
+    Column("SINCE", lambda n: at(n.drain_time), wide=True),
+    Column("REASON", lambda n: n.drain_reason, wide=True),
+    Column("NETWORK", lambda n: "; ".join(n.network_remarks), wide=True),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``nodes``."""
+    group = typer.Typer(
+        help="List nodes with their free GPUs and jobs, or delete nodes.",
+        invoke_without_command=True,
+    )
+    group.callback()(list_nodes)
+    group.command("delete")(delete)
+    app.add_typer(group, name="nodes", rich_help_panel="Clusters")
+
+
+def list_nodes(
+    context: typer.Context,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List nodes: their state, free GPUs, and the jobs that hold the others; or delete nodes."""
+    if context.invoked_subcommand is not None:
+        refuse_options(context)
+        return
+    with connect(server) as client:
+        request = clusters_pb2.ListNodesRequest(parent=parent(cluster))
+        pages = client.pages(client.clusters.ListNodes, request)
+        found = list(chain.from_iterable(page.nodes for page in pages))
+    show_nodes(found, output)
+    if not found:
+        note(f"cluster {short(parent(cluster))} has no nodes; name them in `tessera cluster apply`")
+
+
+def delete(
+    names: NodeNames,
+    allow_missing: AllowMissing = False,
+    yes: Yes = False,
+    validate_only: ValidateOnly = False,
+    server: Server = DEFAULT_SERVER,
+    cluster: Cluster = DEFAULT_CLUSTER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Delete nodes that no job uses, all or none; drain them first.
+
+    Past rounds stay readable. A running agent does not register its deleted node again until it is restarted.
+    """
+    nodes = [full_name(cluster, "nodes", name) for name in names]
+    request = clusters_pb2.DeleteNodesRequest(
+        parent=parent(cluster), names=nodes, allow_missing=allow_missing,
+        validate_only=validate_only, request_id=new_request_id(),
+    )  # fmt: skip
+    what = counted(len(nodes), "node")
+    if not validate_only:
+        confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)
+    with connect(server) as client:
+        client.call(client.clusters.DeleteNodes, request)
+    show_deleted(nodes, output)
+    note(outcome_of(what, validate_only=validate_only))
+
+
+def show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
+    """Print nodes."""
+    show_list(clusters_pb2.ListNodesResponse(nodes=nodes), nodes, NODES, output)
+
+
+def _state(node: clusters_pb2.Node) -> str:
+    """Return a node's state for people: one that is drained is not called DRAINING any more."""
+    return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
+
+
+def _heard(silent_s: float) -> str:
+    return "never" if silent_s < 0 else f"{silent_s:.0f}s ago"

@@ -1,0 +1,98 @@
+"""The nodes that an estimate assumes: a cluster's own where a server answers, else those of data sheets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from estimator.hardware import Hardware
+from formulation.resources import Kind
+from formulation.snapshot import GpuType
+from service.cli.client import CallFailed, connect
+from service.cli.names import parent, short
+from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
+from service.estimating import hardware_of
+from tessera.v1 import clusters_pb2
+
+CONNECT_S: Final = 0.5
+"""How long a server that nobody named may take to accept a connection."""
+
+CALL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShapes:
+    """GPU types as a cluster has them. ``source`` names it; "": no server was asked or answered."""
+
+    source: str = ""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    node_gpus: int | None = None  # what the user says instead
+
+    def hardware(self, known: Hardware) -> Hardware:
+        """Return a GPU type with the memory and the nodes that a job would meet.
+
+        The service estimates Cells on what the same function returns.
+        """
+        kind = self.kinds.get(known.name)
+        found = known if kind is None else hardware_of("--gpu", kind, {known.name: known})
+        return found if self.node_gpus is None else replace(found, gpus_per_node=self.node_gpus)
+
+    def told(self, hardware: Hardware) -> str:
+        """Return in a sentence which nodes are assumed, and how to change that."""
+        nodes = f"nodes of {hardware.gpus_per_node} {hardware.name}"
+        if self.node_gpus is not None:
+            return f"{nodes}, as --node-gpus says"
+        kind = self.kinds.get(hardware.name)
+        if kind is not None and kind.node_gpus:
+            return f"{nodes}, as on {self.source} (--offline takes data sheets, --node-gpus others)"
+        why = f"{self.source} has none" if self.source else "no server was asked"
+        return (
+            f"{nodes} assumed, as data sheets have them ({why}): --node-gpus N says otherwise, and"
+            " --server and --cluster take those of a cluster"
+        )
+
+
+def shapes_of(server: str, cluster: str, *, offline: bool, node_gpus: int | None) -> NodeShapes:
+    """Return the shapes of a cluster, or no shapes where nobody named a server and none answers.
+
+    Raises:
+        CallFailed: the server or the cluster that was named does not answer or exist.
+    """
+    named = bool(server or cluster)
+    address, name = server or DEFAULT_SERVER, parent(cluster or DEFAULT_CLUSTER)
+    if offline or not (named or _accepts(address)):
+        return NodeShapes(node_gpus=node_gpus)
+    try:
+        with connect(address) as client:
+            request = clusters_pb2.GetClusterRequest(name=name)
+            found = client.call(client.clusters.GetCluster, request, CALL_S)
+    except CallFailed as failed:
+        if not named:  # another program, or a server without this cluster
+            return NodeShapes(node_gpus=node_gpus)
+        raise CallFailed(
+            f"{failed}; --offline estimates on data sheets alone",
+            failed.exit_code,
+            failed.reason,
+        ) from failed
+    return NodeShapes(
+        source=f"cluster {short(name)} at {address}",
+        kinds={kind.name: _kind(kind) for kind in found.gpu_types},
+        node_gpus=node_gpus,
+    )
+
+
+def _kind(message: clusters_pb2.GpuType) -> Kind:
+    gpu_type = GpuType(name=message.name, memory_bytes=message.memory_bytes)
+    return Kind(gpu_type=gpu_type, node_gpus=message.node_gpus, gpus=message.node_gpus)
+
+
+def _accepts(address: str) -> bool:
+    """Return whether a program listens on the address."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,132 @@
+"""What ``tessera up`` starts on a data directory: what it was made with, and what the options add to it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from db.engine import without_password
+from formulation.errors import InvalidInput
+from service.cli import clusterfile
+from service.cli.client import Exit
+from service.cli.home import Home, Record
+from service.cli.options import DEFAULT_CLUSTER
+from service.cli.render import note
+
+EXAMPLE: Final = "the example"
+"""The source of the cluster that is started where no file is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the options say of the cluster and its database; empty, None: nothing."""
+
+    file: str
+    text: str  # of the file
+    cluster: str
+    clock_factor: float | None
+    database_url: str
+
+
+def settled(asked: Asked, home: Home) -> Record:
+    """Return what to start on a data directory: what it was made with, unless the options add to it.
+
+    Raises:
+        InvalidInput: the options contradict it; says what to do.
+    """
+    before = home.record
+    if before is None or not before.applied:  # nothing has been made with it yet
+        text = asked.text or clusterfile.DEFAULT
+        named = clusterfile.read_cluster(text, asked.file or EXAMPLE).name
+        return Record(
+            cluster=asked.cluster or named or DEFAULT_CLUSTER,
+            source=asked.file,
+            description=text,
+            clock_factor=asked.clock_factor or 1.0,
+            database=without_password(asked.database_url),
+        )
+    if without_password(asked.database_url) != before.database:
+        raise InvalidInput("--database-url", _other_database(asked, before, home.path))
+    if difference := _difference(asked, before):
+        raise InvalidInput(
+            "--file" if asked.file else "--cluster",
+            f"{difference}, but {home.path} was made with {_cluster_of(before)}; leave out --file and"
+            " --cluster to go on with that one, name another --data-dir, or add --reset to delete it and"
+            " start afresh",
+        )
+    note(f"going on with {_cluster_of(before)} in {home.path}; --reset starts afresh")
+    record = before
+    if asked.file and asked.text != before.description:
+        record = replace(record, source=asked.file, description=asked.text)
+    if asked.clock_factor is not None and asked.clock_factor != before.clock_factor:
+        note(
+            f"the clock factor is {asked.clock_factor:g} from now on (before: {before.clock_factor:g})"
+        )
+        record = replace(record, clock_factor=asked.clock_factor)
+    return record
+
+
+def _cluster_of(record: Record) -> str:
+    return f"cluster {record.cluster} of {record.source or EXAMPLE}"
+
+
+def _difference(asked: Asked, before: Record) -> str:
+    """Return in what the options describe another cluster; "": they describe the same, or add to it."""
+    old = clusterfile.read_cluster(before.description, before.source or EXAMPLE)
+    if asked.cluster and asked.cluster != before.cluster:
+        return f"names cluster {asked.cluster}"
+    if not asked.file:
+        return ""
+    new = clusterfile.read_cluster(asked.text, asked.file)
+    if not asked.cluster and (new.name or DEFAULT_CLUSTER) != before.cluster:
+        return f"{asked.file} describes cluster {new.name or DEFAULT_CLUSTER}"
+    types = {kind.name: kind.memory_bytes for kind in new.gpu_types}
+    for kind in old.gpu_types:
+        if types.get(kind.name) != kind.memory_bytes:
+            return f"{asked.file} has no GPU type {kind.name} with the same memory"
+    nodes = {node.name: (node.gpu_type, node.gpus) for node in new.nodes}
+    for node in old.nodes:
+        if nodes.get(node.name) != (node.gpu_type, node.gpus):
+            return f"{asked.file} has no node {node.name} with {node.gpus} x {node.gpu_type}"
+    return ""
+
+
+def _other_database(asked: Asked, before: Record, path: Path) -> str:
+    made = f"the database {before.database}" if before.database else "its embedded database"
+    way = f"give --database-url {before.database}" if before.database else "leave it out"
+    variable = "" if before.database else " (TESSERA_DATABASE_URL may be set)"
+    return f"{path} was made with {made}: {way}{variable}, or name another --data-dir"
+
+
+def delete_data(home: Home, asked: Asked, *, confirmed: bool) -> None:
+    """Delete what is in the data directory, if the user agrees.
+
+    Raises:
+        InvalidInput: it is not ours, its database lies elsewhere, or nobody can be asked.
+    """
+    external = asked.database_url or (home.record.database if home.record else "")
+    if external:
+        raise InvalidInput(
+            "--reset",
+            f"deletes data directories, and the database {without_password(external)} is not in one: empty"
+            " it yourself, or name another one",
+        )
+    contents = [entry for entry in home.path.iterdir() if not entry.name.startswith(".")]
+    if not home.is_ours():
+        if contents:
+            raise InvalidInput(
+                "--reset", f"`tessera up` did not make what is in {home.path}; nothing was deleted"
+            )
+        return
+    what = f"all jobs, rounds, logs and checkpoints in {home.path}"
+    if not confirmed:
+        if not sys.stdin.isatty():
+            raise InvalidInput("--reset", f"deletes {what}; add --yes where nobody can be asked")
+        if not typer.confirm(f"Delete {what}?", err=True):
+            raise typer.Exit(Exit.OK)
+    home.delete()
+    note(f"deleted {what}")

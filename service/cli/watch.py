@@ -1,0 +1,206 @@
+"""``--watch``: the jobs of a cluster, or one job, shown again whenever they change.
+
+On a terminal the view is redrawn in place, with columns fitted to its width and ages that go on. Elsewhere a
+whole view is printed for each change. As JSON, YAML or names, what has changed is printed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from service.cli.client import CallFailed, Exit, now
+from service.cli.jobview import JobDetails, job_columns, job_parts
+from service.cli.names import short
+from service.cli.options import Output
+from service.cli.render import as_json, console_for, fitted, line, show_message, table
+from tessera.v1 import jobs_pb2
+
+POLL_S: Final = 2.0
+"""Time between two readings of the list of jobs."""
+
+FRAMES_PER_S: Final = 1.0
+"""Redrawings of a terminal's view, so that ages go on between two changes."""
+
+ENDINGS: Final = {
+    jobs_pb2.SUCCEEDED: Exit.OK,
+    jobs_pb2.FAILED: Exit.JOB_FAILED,
+    jobs_pb2.CANCELLED: Exit.JOB_CANCELLED,
+    jobs_pb2.REJECTED: Exit.JOB_REJECTED,
+}
+"""Exit codes by the state in which a watched job ended."""
+
+GOES_ON: Final = ("service_gpu_seconds", "iterations_done")
+"""Fields of a running job that change all the time."""
+
+
+def watch_jobs(
+    read: Callable[[], list[jobs_pb2.Job]], footer: Callable[[], str], output: Output
+) -> None:
+    """Show all jobs that ``read`` returns until the user interrupts; ``footer`` is asked as often."""
+    if output not in (Output.TABLE, Output.WIDE):
+        for jobs in changed_jobs(read, lambda: time.sleep(POLL_S)):
+            _print_each(jobs, output)
+        return
+    console, wide = console_for(fold=True), output is Output.WIDE
+    if not console.is_terminal:
+        before: list[jobs_pb2.Job] | None = None
+        for jobs in _repeated(read):
+            if before is None or _all_settled(jobs) != _all_settled(before):
+                _print_apart(console_for(fold=False), _list_view(jobs, None, wide=wide), before)
+            before = jobs
+        return
+
+    shown: list[jobs_pb2.Job] = []
+    below = ""
+
+    def view() -> RenderableType:
+        return Group(_list_view(shown, console.width, wide=wide), Text(below, "dim"))
+
+    with _live(console, view) as live:
+        for jobs in _repeated(read):
+            shown, below = jobs, footer()
+            live.refresh()
+
+
+def watch_job(
+    updates: Iterable[jobs_pb2.Job], details: Callable[[jobs_pb2.Job], JobDetails], output: Output
+) -> None:
+    """Show a job until it has ended.
+
+    Raises:
+        CallFailed: it did not succeed; the message is its error, the exit code tells how it ended.
+    """
+    last = jobs_pb2.Job()
+    if output not in (Output.TABLE, Output.WIDE):
+        for last in updates:
+            _print_each([last], output)
+    elif not console_for(fold=True).is_terminal:
+        last = _print_views(updates, details)
+    else:
+        last = _redraw(updates, details)
+    require_success(last)
+
+
+def require_success(job: jobs_pb2.Job) -> None:
+    """Check that a job that was watched has succeeded. Raises CallFailed, with its error."""
+    code = ENDINGS.get(job.state, Exit.REFUSED)
+    if code is Exit.OK:
+        return
+    how = jobs_pb2.JobState.Name(job.state).lower()
+    why = job.last_error or job.reason.message
+    raise CallFailed(f"{short(job.name)} {how}" + (f": {why}" if why else ""), code)
+
+
+def changed_jobs(
+    read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
+) -> Iterator[list[jobs_pb2.Job]]:
+    """Yield all jobs, then after each ``pause`` those that are new or changed.
+
+    That a job goes on holding GPUs (``service_gpu_seconds``) is no change.
+    """
+    before: dict[str, jobs_pb2.Job] = {}
+    while True:
+        jobs = read()
+        after = {job.name: _without(job, GOES_ON[:1]) for job in jobs}
+        if changed := [job for job in jobs if before.get(job.name) != after[job.name]]:
+            yield changed
+        before = after
+        pause()
+
+
+def _repeated(read: Callable[[], list[jobs_pb2.Job]]) -> Iterator[list[jobs_pb2.Job]]:
+    while True:
+        yield read()
+        time.sleep(POLL_S)
+
+
+def _without(job: jobs_pb2.Job, fields: Sequence[str]) -> jobs_pb2.Job:
+    copied = jobs_pb2.Job()
+    copied.CopyFrom(job)
+    for name in fields:
+        copied.ClearField(name)  # type: ignore[arg-type] # names of GOES_ON
+    return copied
+
+
+def _all_settled(jobs: Sequence[jobs_pb2.Job]) -> list[jobs_pb2.Job]:
+    """Return jobs without what changes all the time."""
+    return [_without(job, GOES_ON) for job in jobs]
+
+
+def _print_each(jobs: Iterable[jobs_pb2.Job], output: Output) -> None:
+    for job in jobs:
+        if output is Output.JSON:
+            line(as_json(job, indent=None))
+        elif output is Output.NAME:
+            line(job.name)
+        else:
+            line("---")
+            show_message(job, output)
+
+
+def _list_view(jobs: Sequence[jobs_pb2.Job], width: int | None, *, wide: bool) -> RenderableType:
+    """Return jobs as a table with the ages of this moment; ``width`` None: as wide as it is."""
+    if not jobs:
+        return Text("no jobs")
+    columns = job_columns(now())
+    if width is None:
+        return table(jobs, columns, wide=wide)
+    return fitted(jobs, columns, width, wide=wide)
+
+
+def _live(console: Console, view: Callable[[], RenderableType]) -> Live:
+    return Live(
+        get_renderable=view,
+        console=console,
+        refresh_per_second=FRAMES_PER_S,
+        vertical_overflow="ellipsis",
+    )
+
+
+def _job_view(job: jobs_pb2.Job, details: JobDetails, moment: Timestamp) -> RenderableType:
+    return Group(*job_parts(job, moment, details))
+
+
+def _print_views(
+    updates: Iterable[jobs_pb2.Job], details: Callable[[jobs_pb2.Job], JobDetails]
+) -> jobs_pb2.Job:
+    """Print a job's whole view for each change but progress; return it as it was last."""
+    console, before = console_for(fold=False), None
+    job = jobs_pb2.Job()
+    for job in updates:
+        settled = _without(job, GOES_ON)
+        if settled != before:
+            _print_apart(console, _job_view(job, details(job), now()), before)
+        before = settled
+    return job
+
+
+def _redraw(
+    updates: Iterable[jobs_pb2.Job], details: Callable[[jobs_pb2.Job], JobDetails]
+) -> jobs_pb2.Job:
+    """Draw a job's view in place; return it as it was last."""
+    job, known = jobs_pb2.Job(), JobDetails()
+
+    def view() -> RenderableType:
+        return _job_view(job, known, now()) if job.name else Text("")
+
+    with _live(console_for(fold=True), view) as live:
+        for update in updates:
+            known = details(update)
+            job = update
+            live.refresh()
+    return job
+
+
+def _print_apart(console: Console, view: RenderableType, before: object) -> None:
+    """Print a view, with an empty line between it and the one before it."""
+    if before is not None:
+        console.print()
+    console.print(view)

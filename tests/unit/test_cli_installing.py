@@ -1,0 +1,121 @@
+"""What each part of Tessera needs installed, and what a command says where something is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from formulation import release
+
+ROOT = Path(__file__).parents[2]
+
+HEAVY = (
+    "ortools", "scipy", "numba", "jax", "matplotlib", "sqlalchemy", "psycopg2", "cvxpy", "pulp",
+    "alembic", "platformdirs", "psutil", "solvers", "db", "simulator",
+)  # fmt: skip
+"""What a client's machine does not have, and our own rooms that need it."""
+
+CLIENT = (
+    "clusters", "jobchanges", "jobs", "models", "networks", "rounds", "tenants",
+)  # fmt: skip
+"""Command modules that a client needs."""
+
+ESTIMATES = ("importing", "topology", "estimate", "traces")
+"""Command modules that compute here, with NumPy."""
+
+
+def run_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as if the library ``missing`` were not installed."""
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tessera', *{list(arguments)!r}];"
+        " import service.cli; service.cli.run()"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_distribution_has_the_name_that_hints_give() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == release.DISTRIBUTION
+    assert release.install_hint("server") == "pip install 'tessera-scheduler[server]'"
+    own = [
+        d for extra in project["optional-dependencies"].values() for d in extra if "tessera" in d
+    ]
+    assert own
+    assert all(d.startswith(f"{release.DISTRIBUTION}[") for d in own)
+
+
+def test_no_text_names_an_extra_of_another_projects_distribution() -> None:
+    foreign = re.compile(r"tessera\[(?!\.)[a-z]")
+    rooms = ("benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers")
+    files = [f for room in rooms for kind in ("py", "md") for f in (ROOT / room).rglob(f"*.{kind}")]
+    assert len(files) > 100
+    assert [str(f) for f in files if foreign.search(f.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "heavy"),
+    [
+        (
+            [f"service.cli.{name}" for name in ("main", *CLIENT)],
+            (*HEAVY, "numpy", "estimator.cells"),
+        ),
+        ([f"service.cli.{name}" for name in ESTIMATES], HEAVY),
+        (["service.agent.main"], (*HEAVY, "numpy", "typer", "rich", "yaml", "estimator")),
+    ],
+)
+def test_what_a_client_or_an_agent_starts_imports_nothing_of_a_server(
+    names: list[str], heavy: tuple[str, ...]
+) -> None:
+    code = f"import sys, {', '.join(names)}; print(sorted(set({heavy!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_an_agent_that_shall_measure_traffic_says_what_to_install(tmp_path: Path) -> None:
+    arguments = [
+        "--server", "127.0.0.1:1", "--cluster", "c", "--node", "n:a100:1", "--data-dir",
+        str(tmp_path), "--measure-traffic", "30",
+    ]  # fmt: skip
+    code = (
+        "import sys; sys.modules['numpy'] = None;"
+        f" from service.agent.main import main; sys.exit(main({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "pip install 'tessera-scheduler[traffic]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [
+        ("sqlalchemy", "up", "server"),
+        ("sqlalchemy", "migrate", "server"),
+        ("numba", "solve", "server"),
+        ("matplotlib", "demo", "server"),
+        ("numpy", "import", "estimates"),
+        ("numpy", "topology", "estimates"),
+        ("numpy", "estimate", "estimates"),
+    ],
+)
+def test_a_command_that_needs_more_says_what_to_install(
+    missing: str, command: str, extra: str
+) -> None:
+    done = run_without(missing, command)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: `tessera {command}` needs {missing}; install it with:"
+        f" pip install 'tessera-scheduler[{extra}]'\n"
+    )
+
+
+def test_where_only_the_agents_part_is_installed_the_command_line_says_so() -> None:
+    done = run_without("typer", "jobs")
+    assert done.returncode == 1
+    assert done.stderr.endswith("install them with: pip install 'tessera-scheduler[client]'\n")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,175 @@
+"""Views that are shown again whenever something changes, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.cells import cell_len
+from rich.console import Console
+
+from service.cli import watch
+from service.cli.client import CallFailed, Exit
+from service.cli.jobview import JobDetails, job_columns
+from service.cli.options import Output
+from service.cli.render import fitted
+from tessera.v1 import estimates_pb2, jobs_pb2
+
+START_S = 1_800_000_000
+
+
+class Stopped(Exception):
+    """The user's Ctrl-C, in a test."""
+
+
+class Time:
+    """A clock for ages that goes on by a minute whenever it is read."""
+
+    def __init__(self) -> None:
+        self.seconds = START_S
+
+    def __call__(self) -> Timestamp:
+        self.seconds += 60
+        return Timestamp(seconds=self.seconds)
+
+
+def a_job(name: str = "j", **fields: object) -> jobs_pb2.Job:
+    job = jobs_pb2.Job(
+        name=f"clusters/c/jobs/{name}",
+        iterations=1000,
+        requested_gpus=8,
+        workload=estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256),
+        state=jobs_pb2.QUEUED,
+        create_time=Timestamp(seconds=START_S),
+    )
+    job.MergeFrom(jobs_pb2.Job(**fields))  # type: ignore[arg-type] # fields of Job
+    return job
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Return what a terminal of 80 columns is sent by the views."""
+    sent = io.StringIO()
+    console = Console(file=sent, force_terminal=True, width=80, height=30, color_system=None)
+    monkeypatch.setattr(watch, "console_for", lambda fold: console)
+    monkeypatch.setattr(watch, "now", Time())
+    return sent
+
+
+def read_of(
+    *frames: list[jobs_pb2.Job], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[jobs_pb2.Job]]:
+    """Return readings of the list of jobs; after the last one the user stops the command."""
+    monkeypatch.setattr("service.cli.watch.time.sleep", lambda seconds: None)
+    yield from frames
+    raise Stopped
+
+
+def watch_frames(
+    frames: list[list[jobs_pb2.Job]], monkeypatch: pytest.MonkeyPatch, output: Output = Output.TABLE
+) -> None:
+    frames_left = read_of(*frames, monkeypatch=monkeypatch)
+    with pytest.raises(Stopped):
+        watch.watch_jobs(lambda: next(frames_left), lambda: "next round: within seconds", output)
+
+
+def test_where_no_terminal_is_each_change_prints_one_whole_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits, runs = a_job("a"), a_job("b", state=jobs_pb2.RUNNING)
+    later = a_job("b", state=jobs_pb2.RUNNING, iterations_done=500.0, service_gpu_seconds=9.0)
+    ended = a_job("b", state=jobs_pb2.SUCCEEDED)
+    watch_frames([[waits, runs], [waits, later], [waits, ended]], monkeypatch)
+    tables = [text.splitlines() for text in capsys.readouterr().out.split("\n\n")]
+    assert len(tables) == 2  # progress alone prints nothing
+    for lines in tables:
+        assert len(lines) == 3
+        state = lines[0].index("STATE")
+        assert {row[state - 1] for row in lines[1:]} == {" "}
+        assert [row[state:].split()[0] for row in lines[1:]] in (
+            ["QUEUED", "RUNNING"], ["QUEUED", "SUCCEEDED"],
+        )  # fmt: skip
+
+
+def test_on_a_terminal_the_table_fits_and_its_ages_go_on(
+    monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
+) -> None:
+    job = a_job("a-job-with-a-very-long-name-" * 4)
+    watch_frames([[job], [job]], monkeypatch)
+    text = terminal.getvalue()
+    assert "next round: within seconds" in text
+    rows = [row for row in text.splitlines() if "QUEUED" in row]
+    assert rows
+    assert all(cell_len(row) <= 80 + len("\x1b[2K\x1b[1A" * 4) for row in rows)
+    ages = [row.split()[-1] for row in rows]
+    assert len(set(ages)) == len(ages)
+
+
+def test_the_longest_texts_are_cut_to_fit_and_numbers_never(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = [a_job("x" * 90, iterations_done=372.6), a_job("y")]
+    found = fitted(jobs, job_columns(Timestamp(seconds=START_S + 90)), 80, wide=False)
+    Console(width=80).print(found)
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert max(map(len, (header, first, second))) <= 80
+    assert "…" in first
+    assert "37.2" in first
+    assert "1m30s" in first
+    assert first.index("QUEUED") == second.index("QUEUED") == header.index("STATE")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "message"),
+    [
+        (
+            a_job(state=jobs_pb2.FAILED, last_error="exit status 3"),
+            Exit.JOB_FAILED,
+            "j failed: exit status 3",
+        ),
+        (a_job(state=jobs_pb2.CANCELLED), Exit.JOB_CANCELLED, "j cancelled"),
+        (
+            a_job(state=jobs_pb2.REJECTED, reason=jobs_pb2.Reason(message="too late")),
+            Exit.JOB_REJECTED,
+            "j rejected: too late",
+        ),
+    ],
+)
+@pytest.mark.parametrize("output", [Output.TABLE, Output.JSON, Output.NAME])
+def test_the_exit_code_and_the_error_tell_how_a_watched_job_ended(
+    ended: jobs_pb2.Job, code: Exit, message: str, output: Output
+) -> None:
+    with pytest.raises(CallFailed, match=message) as failed:
+        watch.watch_job([a_job(state=jobs_pb2.RUNNING), ended], lambda job: JobDetails(), output)
+    assert failed.value.exit_code is code
+
+
+def test_a_watched_job_is_shown_in_full_whenever_it_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    running = a_job(state=jobs_pb2.RUNNING)
+    further = a_job(state=jobs_pb2.RUNNING, iterations_done=10.0)
+    ended = a_job(state=jobs_pb2.SUCCEEDED, iterations_done=1000.0)
+    seen: list[str] = []
+
+    def details(job: jobs_pb2.Job) -> JobDetails:
+        seen.append(jobs_pb2.JobState.Name(job.state))
+        return JobDetails(network="rank 1")
+
+    watch.watch_job([running, further, ended], details, Output.TABLE)
+    views = capsys.readouterr().out.split("\n\n")
+    assert len(views) == 2
+    assert seen == ["RUNNING", "SUCCEEDED"]
+    for view in views:
+        assert "asks for" in view
+        assert "rank 1" in view
+
+
+def test_a_watched_job_is_redrawn_in_place_on_a_terminal(terminal: io.StringIO) -> None:
+    running, ended = a_job(state=jobs_pb2.RUNNING), a_job(state=jobs_pb2.SUCCEEDED)
+    watch.watch_job([running, ended], lambda job: JobDetails(), Output.TABLE)
+    text = terminal.getvalue()
+    assert "\x1b[1A" in text  # the cursor goes up, so the view stays where it is
+    assert text.rindex("SUCCEEDED") > text.find("RUNNING")
