@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from estimator.hardware import Hardware
 from formulation.errors import AlreadyExists, TesseraError
@@ -29,6 +30,9 @@ from service.ports import Store, Writer
 from service.profiling import Options, Profile, missing_tasks, nominal
 
 log = logging.getLogger(__name__)
+
+MOST_ESTIMATORS: Final = 16
+"""Clusters whose estimator is kept, those that it was made for last: each holds what it has learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,13 @@ class Deriving:
             self._attempt(cluster, known, measurements, task, cancelled)
             done += 1
         return done
+
+    def forget(self, cluster: str) -> None:
+        """Drop what is remembered of the cluster."""
+        self._kept.pop(cluster, None)
+        self._estimators.pop(cluster, None)
+        for key in [key for key in self._said if key[0] == cluster]:
+            del self._said[key]
 
     def _newcomers(
         self,
@@ -217,7 +228,8 @@ class Deriving:
             for gpus in counts:
                 if cancelled():
                     return None
-                records += [cell.record for cell in estimator.cells(workload, gpu_type, gpus)]
+                found = estimator.cells(workload, gpu_type, gpus, None, cancelled)
+                records += [cell.record for cell in found]
         return records
 
     def _estimator(
@@ -231,7 +243,10 @@ class Deriving:
             return before[1]
         models = known_models((m.workload for m in cells), known.models, known.profiles)
         estimator = Estimator(hardware, models, measurements)
+        self._estimators.pop(cluster, None)
         self._estimators[cluster] = (key, estimator)
+        while len(self._estimators) > MOST_ESTIMATORS:
+            del self._estimators[next(iter(self._estimators))]
         return estimator
 
     def _say(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Final, get_type_hints
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
 from formulation.errors import InvalidInput
+from formulation.resources import Limits, Retention
 from service.estimating import catalogue_of
 from service.profiling import Options
 from service.roundoptions import RoundOptions
@@ -28,15 +30,38 @@ MAX_MULTIPLES: Final = 16
 MAX_PROFILED: Final = 4096
 """Samples, or a tensor degree, in ``profile_samples`` and ``profile_tp``."""
 
+BULK_THREADS: Final = 4
+"""Batches that are written and pages that are read at once: each may take seconds and tens of megabytes."""
+
+ESTIMATE_THREADS: Final = 2
+"""EstimateCells calls at once; all of it is arithmetic, so more would not help."""
+
+DOCUMENT_THREADS: Final = 2
+"""Threads that read users' documents. Large ones take seconds, and must hold up no other call."""
+
+LEASE_THREADS: Final = 2
+"""Calls of the server's own tasks, which renew leases and find what is due."""
+
+OTHER_THREADS: Final = BULK_THREADS + ESTIMATE_THREADS + DOCUMENT_THREADS + LEASE_THREADS + 5
+"""Threads of no setting; one each for health, automatic Cells, network plans, deleted clusters, retention."""
+
+MAX_RETAINED_DAYS: Final = 36_500
+"""A century; the database knows no times before its own calendar."""
+
+LEAST_ROUNDS: Final = 100
+"""Rounds of each cluster that retention leaves, however old they are."""
+
 PREFIX: Final = "TESSERA_"
 """``listen`` is TESSERA_LISTEN in the environment."""
 
-OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_SERVER"})
+OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER"})
 """Variables of the command line and the benchmarks. Any other unknown TESSERA_ variable is an error: a
 mistyped TESSERA_DATABASE_URL must not start an empty database."""
 
 NEAR: Final = 0.75
 """How like a setting a mistyped one must be for the setting to be suggested; 1: the same."""
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{0,100}")
 
 _Value = str | int | float | bool
 
@@ -53,10 +78,18 @@ class Config:
     """postgresql://...; empty: the embedded database."""
     database_directory: str = ""
     """Where the embedded database lives; empty: where it likes to."""
-    store_threads: int = 16
-    """Calls that wait for the database at once."""
+    store_threads: int = 8
+    """Calls that use the database at once. Agents, leases, batches and lists have threads of their own."""
+    agent_threads: int = 4
+    """Calls of agents that use the database at once."""
     round_threads: int = 2
-    """Rounds that are decided at once."""
+    """Rounds that callers commit and that are decided at once, one for each cluster at most. As many periodic
+    rounds are decided at once, in threads that nobody else has."""
+    trial_threads: int = 3
+    """Dry runs, replays and previews that are decided at once. Of three or more threads one client or
+    cluster holds all but one at most."""
+    round_queue: int = 64
+    """Calls that wait for one of these threads, at most: half of them of one client."""
     solve_process_from_jobs: int = 0
     """Rounds of at least so many jobs are decided in a process of their own, so that other calls stay
     quick beside a long solve; 0: none are. Up to ``round_threads`` processes, each with its own memory."""
@@ -64,10 +97,12 @@ class Config:
     """A round for each cluster so often; 0: only when asked."""
     policy: str = ""
     """The standing policy of rounds: YAML or JSON with RoundOptions' names of the API, for example
-    ``{objective: deadline then jct, queue_order: true, promote_after: 7200s}``. Periodic rounds follow it,
+    ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic rounds follow it,
     and so does whatever a Schedule call does not say; empty: RoundOptions' defaults."""
     default_deadline_s: float = 60.0
-    """What a Schedule call gets that brings no deadline."""
+    """Deadline of a round for a call that brings none."""
+    max_deadline_s: float = 600.0
+    """Longest deadline of a round. A call that brings a longer one gets the best answer by then."""
     grace_s: float = 10.0
     """How long a stopping server lets calls finish."""
     estimate_cells: bool = True
@@ -87,10 +122,44 @@ class Config:
     """At which tensor degrees; beyond 1 only steps that take ``tp`` can be measured."""
     hardware: str = ""
     """A YAML file with GPU types beside the catalogue's (``estimator.hardware.files``); empty: none."""
+    retain_requests_days: float = 1.0
+    """Days for which a repeated request is answered as before. These five: 0 keeps everything for ever."""
+    retain_rounds_days: float = 30.0
+    """Days for which rounds with their decisions, and network plans, are kept. The last 100 always are."""
+    retain_rounds: int = 10_000
+    """Latest rounds of each cluster that are kept, however young the others are."""
+    retain_snapshots: int = 2_000
+    """Latest rounds of each cluster that can be replayed: only they keep their snapshots."""
+    retain_jobs_days: float = 30.0
+    """Days for which a job is kept after its end, and old entries of a live job's history."""
+    max_clusters: int = 1000
+    """Clusters that can be created."""
+    max_nodes: int = 20_000
+    """Nodes that a cluster can have, and agents."""
+    max_models: int = 1000
+    """Models that users can describe in a cluster."""
+    max_tenants: int = 10_000
+    """Tenants that can have settings in a cluster."""
     health_period_s: float = 5.0
     """How often the database is asked whether it is ready."""
+    agent_streams: int = 10_000
+    """Streams of agents at once, at most."""
+    agent_streams_per_client: int = 5_000
+    """Of these, those from one host."""
+    watches: int = 2_000
+    """Streams that watch jobs at once, at most."""
+    watches_per_client: int = 200
+    """Of these, those from one host."""
+    unread_s: float = 60.0
+    """A stream ends when its client has not taken a message for this long."""
     poll_s: float = 1.0
     """How often a watched job is read again: only changes of what should run are notified."""
+    clock_factor: float = 1.0
+    """Seconds of training that agents replay in a second (their ``--clock-factor``): rounds take jobs to be
+    this many times faster than their estimates. Periods, deadlines and waiting times are real time."""
+    instance: str = ""
+    """A name of this one server, which health checks report as ``tessera-instance`` in their initial
+    metadata. Whoever starts a server recognises it by this. Empty: none is reported."""
     lease_s: float = 30.0
     margin_s: float = 15.0
     heartbeat_s: float = 5.0
@@ -99,12 +168,18 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning or would open the server by accident."""
-        for name in ("store_threads", "round_threads"):
+        for name in ("store_threads", "agent_threads", "round_threads", "trial_threads"):
             if not 1 <= getattr(self, name) <= 1000:
                 raise InvalidInput(name, "must lie in 1 to 1,000")
+        for name in ("round_queue", "agent_streams", "agent_streams_per_client", "watches",
+                     "watches_per_client"):  # fmt: skip
+            if not 1 <= getattr(self, name) <= 10**6:
+                raise InvalidInput(name, "must lie in 1 to 1,000,000")
         if not 0 <= self.solve_process_from_jobs < 2**31:
             raise InvalidInput("solve_process_from_jobs", "must be 0 or a number of jobs")
-        for name in ("default_deadline_s", "health_period_s", "poll_s"):
+        for name in (
+            "default_deadline_s", "max_deadline_s", "health_period_s", "poll_s", "unread_s",
+        ):  # fmt: skip
             if not 0 < getattr(self, name) < 1e6:
                 raise InvalidInput(name, "must be a positive number of seconds")
         for name in ("grace_s", "period_s"):
@@ -112,6 +187,19 @@ class Config:
                 raise InvalidInput(name, "must be 0 s or more")
         if not 1 <= self.estimate_period_s < 1e6:
             raise InvalidInput("estimate_period_s", "must be 1 s or more")
+        if not 0 < self.clock_factor <= 1e6:
+            raise InvalidInput("clock_factor", "must be above 0, and at most 1,000,000")
+        if not _INSTANCE.fullmatch(self.instance):
+            raise InvalidInput("instance", "must be at most 100 letters, digits, '-', '_' or '.'")
+        for name in ("retain_requests_days", "retain_rounds_days", "retain_jobs_days"):
+            if not 0 <= getattr(self, name) <= MAX_RETAINED_DAYS:
+                raise InvalidInput(name, f"must lie in 0 to {MAX_RETAINED_DAYS:,} days")
+        for name in ("retain_rounds", "retain_snapshots"):
+            if not 0 <= getattr(self, name) < 2**31:
+                raise InvalidInput(name, "must be 0 or a number of rounds")
+        for name in ("max_clusters", "max_nodes", "max_models", "max_tenants"):
+            if not 1 <= getattr(self, name) < 2**31:
+                raise InvalidInput(name, "must be 1 or more")
         self.agent_timing()
         self.round_options()
         self.estimate_multiples()
@@ -120,12 +208,18 @@ class Config:
             raise InvalidInput(
                 "listen",
                 f"{self.listen} can be reached from other machines, and callers are not authenticated;"
-                " listen on 127.0.0.1, or set insecure_any_interface if the network is trusted",
+                " listen on 127.0.0.1, or set insecure_any_interface (--insecure-any-interface) if the"
+                " network is trusted",
             )
 
     def __str__(self) -> str:
         """Return the settings as TOML, without secrets."""
         return "".join(f"{f.name} = {_toml(self._shown(f.name))}\n" for f in fields(self))
+
+    def connections(self) -> int:
+        """Return how many connections to the database are used at once: one for each thread."""
+        rounds = 2 * self.round_threads + self.trial_threads
+        return self.store_threads + self.agent_threads + rounds + OTHER_THREADS
 
     def agent_timing(self) -> AgentTiming:
         """Return the rhythm of agents' streams."""
@@ -182,9 +276,24 @@ class Config:
         """Return the GPU types that Cells can be estimated for. Raises InvalidInput: the file is wrong."""
         return catalogue_of(read_hardware(Path(self.hardware)) if self.hardware else CATALOGUE)
 
+    def retention(self) -> Retention:
+        """Return what the database keeps of what is over."""
+        return Retention(
+            requests_s=_days_s(self.retain_requests_days), rounds_s=_days_s(self.retain_rounds_days),
+            least_rounds=LEAST_ROUNDS, most_rounds=self.retain_rounds or math.inf,
+            most_snapshots=self.retain_snapshots or math.inf, jobs_s=_days_s(self.retain_jobs_days),
+        )  # fmt: skip
+
+    def limits(self) -> Limits:
+        """Return what users can create at most."""
+        return Limits(
+            clusters=self.max_clusters, nodes=self.max_nodes, models=self.max_models,
+            tenants=self.max_tenants,
+        )  # fmt: skip
+
     def _shown(self, name: str) -> _Value:
         value: _Value = getattr(self, name)
-        return _without_password(str(value)) if name == "database_url" else value
+        return without_password(str(value)) if name == "database_url" else value
 
 
 def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
@@ -259,6 +368,11 @@ def _said(kind: type[_Value]) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
 
 
+def _days_s(days: float) -> float:
+    """Return days in seconds; 0 days are for ever."""
+    return days * 86_400.0 if days else math.inf
+
+
 def _is_local(listen: str) -> bool:
     """Return whether only this machine can reach the address."""
     if listen.startswith("unix:"):
@@ -272,7 +386,7 @@ def _is_local(listen: str) -> bool:
         return False
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """Return ``url`` with every password in it masked."""
     masked = re.sub(r"(//[^/:@]*):.*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&\s]*", r"\1***", masked)

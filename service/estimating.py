@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, lru_cache
-from importlib.metadata import version
+from functools import lru_cache
 from statistics import median
 from types import MappingProxyType
 from typing import Final
-
-import yaml
 
 from estimator.architectures import files
 from estimator.architectures.published import published
@@ -26,7 +23,9 @@ from estimator.plans import Plan, Shape, Training, shape_of
 from estimator.profiling.totals import ProfiledTotals
 from estimator.times import CellTimes
 from estimator.traffic import traffic_of
+from formulation.cancelling import never
 from formulation.errors import InvalidInput, TesseraError
+from formulation.release import release
 from formulation.resources import (
     EstimateRecord,
     Kind,
@@ -59,13 +58,14 @@ class Model:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by GPU type
 
 
-def read_model(field: str, spec: ModelSpec) -> Model:
+def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = never) -> Model:
     """Return what a user's model describes.
 
     Raises:
-        InvalidInput: the architecture is none, or its training is impossible; names the field.
+        InvalidInput: the architecture is not one, or its training is impossible; names the field.
+        DeadlineTooShort: it was cancelled.
     """
-    values = _mapping(f"{field}.architecture", spec.architecture)
+    values = files.read_values(f"{field}.architecture", spec.architecture, cancelled)
     try:
         architecture = files.parse(
             values, name=f"{spec.model} {spec.params}".strip(), sequence=spec.sequence or None,
@@ -86,25 +86,6 @@ def read_model(field: str, spec: ModelSpec) -> Model:
     except TesseraError as wrong:
         raise InvalidInput(f"{field}.state_bytes", str(wrong)) from wrong
     return Model(graph=graph, training=training, zero=spec.zero)
-
-
-def _mapping(field: str, text: str) -> Mapping[str, object]:
-    try:
-        values = yaml.safe_load(text)  # JSON is YAML but for tabs, which JSON's own reader takes
-    except yaml.YAMLError as not_yaml:
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError):
-            raise InvalidInput(
-                field, f"is neither YAML nor JSON: {' '.join(str(not_yaml).split())[:300]}"
-            ) from not_yaml
-    except (ValueError, RecursionError) as wrong:
-        raise InvalidInput(field, f"cannot be read: {wrong}") from wrong
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InvalidInput(
-            field, "must map fields to values, e.g. {architecture: transformer, ...}"
-        )
-    return values
 
 
 def model_of(
@@ -232,16 +213,21 @@ class Estimator:
         self.learned = len(learned)
 
     def cells(
-        self, workload: Workload, gpu_type: str, gpus: int, degrees: Sequence[int] | None = None
-    ) -> list[CellEstimate]:
-        """Return the Cell of each pipeline degree (None: 1, 2, 4 ... up to the GPUs), fitting or not."""
+        self, workload: Workload, gpu_type: str, gpus: int, degrees: Sequence[int] | None = None,
+        cancelled: Callable[[], bool] = never,
+    ) -> list[CellEstimate]:  # fmt: skip
+        """Return the Cell of each pipeline degree (None: 1, 2, 4 ... up to the GPUs), fitting or not.
+
+        Raises:
+            DeadlineTooShort: it was cancelled.
+        """
         shape = shape_of(gpus, self._hardware[gpu_type].gpus_per_node)
         wanted = sorted({d for d in degrees or degrees_of(gpus) if d <= gpus})
         subjects = {d: self._subject(workload, gpu_type, shape, d) for d in wanted}
         if not subjects:
             return []
         setting = self._setting(next(iter(subjects.values())))
-        plans = cells(setting, wanted)
+        plans = cells(setting, wanted, cancelled=cancelled)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
         found = dict(zip(plans, times, strict=True))
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
@@ -354,11 +340,6 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
     ]  # fmt: skip
 
 
-@cache
-def _release() -> str:
-    return version("tessera")
-
-
 @lru_cache(maxsize=4)
 def _learned(measurements: tuple[MeasurementRecord, ...]) -> str:
     """Return a digest of what is learned from: the same for all workloads of a cluster."""
@@ -385,7 +366,7 @@ def fingerprint(
     """Return a digest of all that a workload's estimates depend on. ``spec`` None: a published model;
     ``asked`` has the counts by GPU type, ``profiles`` what was measured of it there."""
     plain = [
-        _release(), FORM, asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
+        release(), FORM, asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
         {t: asdict(h) for t, h in hardware.items() if t in asked},
         _learned(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),

@@ -19,7 +19,6 @@ from solvers.answers import objective_of
 from solvers.base import Budget
 from solvers.goals import surrogate
 from solvers.greedy import Greedy
-from solvers.waiting import SpelledOut
 
 
 def keep_promises(
@@ -31,7 +30,7 @@ def keep_promises(
     Where the jobs that must run no longer fit together (nodes were lost), the promises kept are those
     of greatest total weight that greedy finds; the round is stated anew without the others.
     """
-    solver, problem = SpelledOut(Greedy()), surrogate(statement)
+    solver, problem = Greedy(), surrogate(statement)
     greedy = solver.solve(problem, budget, _witness(statement, problem))
     if greedy.has_answer:
         return statement, frozenset(), greedy
@@ -46,7 +45,7 @@ def keep_promises(
     kept = solver.solve(promises, budget)
     must_run = problem.must_run & (kept.choice >= 0)
     waived = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
-    statement = state(snapshot, policy, admission, waived=waived)
+    statement = state(snapshot, policy, admission, waived=waived, check=budget.check)
     relaxed = surrogate(statement)
     hint = _witness(statement, relaxed)
     if hint is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -12,7 +13,8 @@ from typing import TypeAlias
 
 from formulation.codec import digest, digest_of, encode
 from formulation.decisions import CHANGES_GPUS, DecisionKind
-from formulation.errors import DeadlineTooShort
+from formulation.errors import DeadlineTooShort, TooBusy
+from formulation.release import release
 from formulation.resources import (
     Request,
     RoundCommit,
@@ -24,8 +26,10 @@ from formulation.snapshot import Snapshot
 from service.ports import Clock, Rounds
 from service.rounds import Outcome, RoundOptions, plan_round
 from service.worker import Workers
-from solvers.base import Budget
+from solvers import registry as solvers
+from solvers.base import Budget, endless, require_wanted
 from solvers.kernels.warm import warm
+from solvers.policies import registry as policies
 from solvers.policies.registry import scheduler_of
 from solvers.registry import solver as make_solver
 
@@ -33,6 +37,9 @@ log = logging.getLogger(__name__)
 
 RESERVE = 1.5
 """Time kept back for placing, checking and committing, as a multiple of what they take."""
+
+RESERVED = 0.1
+"""Share of its time that a replay keeps back from the solver where nothing was measured."""
 
 FIRST_S = {"commit": 0.1}
 """Before anything was measured: a commit of 300 jobs took half of this (``tessera bench rpc``)."""
@@ -43,8 +50,11 @@ NOT_SOLVING = ("load", "build", "greedy", *AFTER_SOLVING)
 REMEMBERED = 5
 """Rounds over which the median of a phase's time is taken."""
 
-_LIBRARIES = ("tessera", "ortools", "scipy", "numpy", "numba")
-_VERSIONS = tuple(f"{name} {version(name)}" for name in _LIBRARIES)
+MOST_CLUSTERS = 4096
+"""Clusters whose times are remembered: those that had a round last."""
+
+_LIBRARIES = ("ortools", "scipy", "numpy", "numba")
+_VERSIONS = (f"tessera {release()}", *(f"{name} {version(name)}" for name in _LIBRARIES))
 
 
 class _Phases:
@@ -94,14 +104,28 @@ class RoundLoop:
     """Decides and commits rounds. Any number may run at once, in any number of replicas."""
 
     def __init__(
-        self, store: Rounds, clock: Clock, workers: Workers | None = None, from_jobs: int = 0
+        self,
+        store: Rounds,
+        clock: Clock,
+        workers: Workers | None = None,
+        from_jobs: int = 0,
+        clock_factor: float = 1.0,
     ) -> None:
-        """``workers`` decide rounds of at least ``from_jobs`` jobs; without them this process does."""
+        """``workers`` decide rounds of at least ``from_jobs`` jobs; without them this process does.
+
+        Agents replay ``clock_factor`` seconds of training in a second.
+        """
+        self._clock_factor = clock_factor
         self._store, self._clock = store, clock
         self._workers, self._from_jobs = workers, from_jobs
         make_solver()  # loads the solver libraries now, not within the first call's deadline,
         warm()  # and compiles what is compiled
-        self._measured: defaultdict[str, _Measured] = defaultdict(_Measured)  # by cluster
+        self._isolated = Workers(on_demand=True)
+        self._measured: dict[str, _Measured] = {}  # by cluster, the latest last
+
+    def close(self) -> None:
+        """End the processes that decide rounds for this loop alone."""
+        self._isolated.close()
 
     def schedule(
         self,
@@ -112,10 +136,12 @@ class RoundLoop:
         dry_run: bool,
         request: Request | None,
         cancelled: Callable[[], bool],
+        fair_s: Callable[[], float] = endless,
     ) -> RoundRecord:
         """Decide a round and, unless ``dry_run``, commit it. Blocks.
 
-        ``remaining_s`` is what is left of the caller's deadline (inf: none).
+        ``remaining_s`` is what is left of the caller's deadline (inf: none), ``fair_s`` what others who wait
+        leave to the solver: it ends with its best answer then.
 
         Raises:
             NotFound: the cluster. InvalidInput: the options.
@@ -123,31 +149,37 @@ class RoundLoop:
                 written.
             RoundSuperseded: another replica committed first; no round was written.
         """
-        _require_known(options)
+        _require_known(options, commits=not dry_run)
         if request is not None and (done := self._store.replayed_round(request)) is not None:
             return done
-        measured = self._measured[cluster]
+        measured = self._measured.get(cluster) or _Measured()
+        over = _over(remaining_s, cancelled)
         self._require(remaining_s(), measured, *NOT_SOLVING)
         phases = _Phases(self._clock)
         if not dry_run and (lost := self._store.expire(cluster)):
             log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
-        snapshot = self._store.snapshot(cluster)
+        snapshot = replace(self._store.snapshot(cluster), clock_factor=self._clock_factor)
         phases.mark("load")
         after = measured.expect_s(*AFTER_SOLVING) * RESERVE
         started_s = self._clock.monotonic_s()
 
         def solve_s() -> float:
             spent_s = self._clock.monotonic_s() - started_s
-            return min(remaining_s() - after, options.solve_limit_s - spent_s)
+            return min(remaining_s() - after, options.solve_limit_s - spent_s, fair_s())
 
         budget = Budget(
             remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
-            cancelled=cancelled,
+            cancelled=over, left_s=remaining_s,
         )  # fmt: skip
-        outcome = self._plan(snapshot, options, budget, phases, remaining_s)
-        measured.remember(phases.seconds)
-        if cancelled():
-            raise DeadlineTooShort("the call was cancelled before the round was committed")
+        try:
+            outcome = self._plan(snapshot, options, budget, phases, remaining_s)
+        except DeadlineTooShort:
+            if "solve" in phases.seconds:  # what came after it takes that long at least
+                phases.mark("place")
+                self._remember(cluster, measured, phases)
+            raise
+        self._remember(cluster, measured, phases)
+        require_wanted(over)
         encoded = encode(snapshot)
         summary = summarise(snapshot, outcome, options, phases.seconds, digest_of(encoded))
         if dry_run:
@@ -178,21 +210,53 @@ class RoundLoop:
         *,
         remaining_s: Callable[[], float],
         cancelled: Callable[[], bool],
+        fair_s: Callable[[], float] = endless,
     ) -> tuple[RoundRecord, bool]:
         """Solve a stored round's snapshot again; return it, and whether its decisions are the same.
 
         Without ``options``, as recorded: the deterministic work at which each solver stopped takes the
-        place of the clock, so that the decisions are the same.
+        place of the clock, so that the decisions are the same. Then it cannot end early with another
+        answer: where others wait and ``fair_s`` is over, it is refused.
+
+        Raises:
+            NotFound: the cluster or the round. InvalidInput: the options.
+            DeadlineTooShort: the deadline ended, or the call was cancelled.
+            TooBusy: others wait for the thread.
         """
+        if options is not None:
+            _require_known(options, commits=False)
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         if options is None:
             recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
             options = replace(recorded, work=record.summary.work, solve_limit_s=float("inf"))
-        again = decide_again(
-            snapshot, options, self._clock, remaining_s=remaining_s, cancelled=cancelled,
-            plan=self._plan,
-        )  # fmt: skip
+        gave_way, by_work = threading.Event(), bool(options.work)
+        over, measured = _over(remaining_s, cancelled), self._measured.get(cluster) or _Measured()
+        after_s = measured.expect_s(*AFTER_SOLVING) * RESERVE or RESERVED * remaining_s()
+
+        def gives_way() -> bool:
+            if by_work and fair_s() <= 0:
+                gave_way.set()
+            return gave_way.is_set() or over()
+
+        try:
+            again = decide_again(
+                snapshot,
+                options,
+                self._clock,
+                remaining_s=remaining_s,
+                cancelled=gives_way,
+                plan=self._plan,
+                solve_s=lambda: min(remaining_s() - after_s, fair_s()),
+                left_s=remaining_s,
+            )
+        except DeadlineTooShort:
+            if not gave_way.is_set():
+                raise
+            raise TooBusy(
+                "this replay repeats recorded work and cannot end early, and others wait for its thread or"
+                " its time is over; repeat it when the server is less busy"
+            ) from None
         same = [(d.job, d.kind, d.allocation) for d in again.decisions] == [
             (d.job, d.kind, d.allocation) for d in record.decisions
         ]
@@ -202,12 +266,26 @@ class RoundLoop:
         self, snapshot: Snapshot, options: RoundOptions, budget: Budget, phases: _Phases,
         remaining_s: Callable[[], float],
     ) -> Outcome:  # fmt: skip
-        """Decide the round here or, if it is large, in a process of its own."""
-        if self._workers is None or len(snapshot.jobs) < self._from_jobs:
+        """Decide the round here or, if it is large or cannot be interrupted, in a process of its own."""
+        workers = self._workers if len(snapshot.jobs) >= self._from_jobs else None
+        if not (
+            solvers.is_interruptible(options.solver)
+            and policies.is_interruptible(options.scheduler)
+        ):
+            workers = self._workers or self._isolated
+        if workers is None:
             return _plan_here(snapshot, options, budget, phases, remaining_s)
-        outcome = self._workers.plan(snapshot, options, budget, phases.book, remaining_s)
+        outcome = workers.plan(snapshot, options, budget, phases.book, remaining_s)
         phases.mark("transfer")
         return outcome
+
+    def _remember(self, cluster: str, measured: _Measured, phases: _Phases) -> None:
+        """Keep what the phases took, of the clusters that had a round last."""
+        measured.remember(phases.seconds)
+        self._measured.pop(cluster, None)
+        self._measured[cluster] = measured
+        for oldest in list(self._measured)[:-MOST_CLUSTERS]:
+            self._measured.pop(oldest, None)
 
     @staticmethod
     def _require(remaining_s: float, measured: _Measured, *phases: str) -> None:
@@ -231,8 +309,18 @@ def _plan_here(
     return plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
 
 
-def _require_known(options: RoundOptions) -> None:
-    """Refuse names that no solver or published policy has, before anything is loaded."""
+def _over(remaining_s: Callable[[], float], cancelled: Callable[[], bool]) -> Callable[[], bool]:
+    """Return what tells whether nobody waits for the round any more."""
+    return lambda: cancelled() or remaining_s() <= 0
+
+
+def _require_known(options: RoundOptions, *, commits: bool) -> None:
+    """Refuse names that no solver or published policy has, before anything is loaded.
+
+    Rivals, which are there to compare with, decide no round that is committed.
+    """
+    if commits:
+        solvers.require_product(options.solver)
     make_solver(options.solver)
     scheduler_of(options.scheduler)
 
@@ -245,24 +333,31 @@ def decide_again(
     remaining_s: Callable[[], float],
     cancelled: Callable[[], bool],
     plan: Plan = _plan_here,
+    solve_s: Callable[[], float] | None = None,
+    left_s: Callable[[], float] = endless,
 ) -> RoundRecord:
     """Decide a round on a stored or shared snapshot; nothing is committed, and no store is needed.
 
-    With ``options.work`` that takes the place of the clock.
-    """
-    started_s = clock.monotonic_s()
+    With ``options.work`` that takes the place of the clock. Otherwise the solver has ``solve_s``, or
+    ``remaining_s`` where that is None. ``left_s`` is the time until ``cancelled`` becomes true by itself.
 
-    def solve_s() -> float:
+    Raises:
+        DeadlineTooShort: ``cancelled`` has become true.
+    """
+    started_s, in_time_s = clock.monotonic_s(), solve_s or remaining_s
+
+    def limit_s() -> float:
         if options.work:
             return float("inf")
-        return min(remaining_s(), options.solve_limit_s - (clock.monotonic_s() - started_s))
+        return min(in_time_s(), options.solve_limit_s - (clock.monotonic_s() - started_s))
 
     phases = _Phases(clock)
     budget = Budget(
-        remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
-        cancelled=cancelled,
+        remaining_s=limit_s, seed=options.seed, gap=options.gap, work=dict(options.work),
+        cancelled=cancelled, left_s=left_s,
     )  # fmt: skip
     outcome = plan(snapshot, options, budget, phases, remaining_s)
+    budget.check()
     summary = summarise(snapshot, outcome, options, phases.seconds, digest(snapshot))
     return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 
@@ -294,7 +389,7 @@ def summarise(
         started=kinds.count(DecisionKind.START), suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
         samples_per_s=sum(d.rate for d in outcome.decisions), unit=problem.unit,
-        versions=_VERSIONS,
+        versions=_VERSIONS, bound_is_trivial=outcome.bound_is_trivial,
     )  # fmt: skip
 
 
@@ -306,7 +401,8 @@ def _uncommitted(snapshot: Snapshot, outcome: Outcome, summary: RoundSummary) ->
 
 def _report(record: RoundRecord) -> None:
     s = record.summary
-    facts = {"cluster": s.cluster, "round": s.number, "gap": s.gap, "seconds": s.seconds}
+    gap = None if s.bound_is_trivial else s.gap
+    facts = {"cluster": s.cluster, "round": s.number, "gap": gap, "seconds": s.seconds}
     if s.outcome == "refused":
         log.error(
             "round refused: %s", "; ".join(s.violations), extra={"action": "round_refused", **facts}

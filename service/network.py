@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
+from formulation.cancelling import never
 from formulation.network.check import network_violations
 from formulation.network.contention import Contention, Demand
 from formulation.network.flows import NetworkJob, Note, contention
@@ -25,6 +26,7 @@ from formulation.snapshot import Snapshot
 from formulation.topologies import document
 from formulation.topologies.routes import Routes
 from formulation.topologies.topology import Topology
+from solvers.base import require_wanted
 from solvers.network.paths import least_comm_s
 from solvers.network.replan import Options, replanned
 
@@ -36,7 +38,12 @@ _UNKNOWN: Final = (
 )
 
 
-def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> NetworkOutcome:
+def plan_network(
+    snapshot: Snapshot,
+    running: Sequence[Running],
+    policy: Policy,
+    cancelled: Callable[[], bool] = never,
+) -> NetworkOutcome:
     """Return paths, levels and tags of the jobs that run on the snapshot's network.
 
     Jobs of whose Cell nothing is known, whose hosts the topology lacks, or whose GPUs no path joins, have no
@@ -44,6 +51,7 @@ def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy)
 
     Raises:
         InvalidInput: the topology describes none, or the options are beyond what it has.
+        DeadlineTooShort: ``cancelled`` has become true.
     """
     topology, routes = _read(snapshot.topology)
     names, known = snapshot.jobs.name, traffics(snapshot, running)
@@ -59,9 +67,11 @@ def plan_network(snapshot: Snapshot, running: Sequence[Running], policy: Policy)
         c, notes = _measured(
             topology, jobs, {names[job]: one for job, one in seen.seen.items()}, routes
         )
+    require_wanted(cancelled)
     standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
     found = replanned(
-        c, levels=policy.network_levels, options=Options(floor=policy.network_floor),
+        c, levels=policy.network_levels,
+        options=Options(floor=policy.network_floor, cancelled=cancelled),
         earlier=[names[job] for job in standing if job >= 0],
         unmeasured=[names[job] for _, job in seen.unmeasured],
     )  # fmt: skip

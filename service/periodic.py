@@ -1,9 +1,11 @@
-"""Rounds by themselves: one for each cluster in each period, from whichever replica holds its lease."""
+"""Rounds without a call: one for each cluster in each period, and after events, on the lease's holder."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import threading
 from functools import partial
 from typing import Final
@@ -14,6 +16,7 @@ from service.loop import RoundLoop
 from service.ports import Clock, Store
 from service.roundoptions import RoundOptions
 from service.rpc.calls import Calls
+from service.waking import SpacedWakes
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +25,9 @@ TICK_S: Final = 5.0
 
 TICKS_A_LEASE: Final = 3
 """Another replica takes over when a lease was not renewed for so many ticks."""
+
+WAKE_GAP_S: Final = 3.0
+"""Rounds of a cluster that events ask for begin at least this many seconds after the one before."""
 
 PAGE: Final = 1000
 
@@ -35,7 +41,7 @@ def clusters_of(store: Store) -> list[ClusterRecord]:
 
 
 class PeriodicRounds:
-    """Begins a round for a cluster when none was committed for ``period_s``, whoever asked for it.
+    """Begins a round for a cluster when none was committed for ``period_s``, or when it is woken.
 
     ``holder`` names this replica, uniquely; ``deadline_s`` is what each round may take; ``options`` is
     the standing policy.
@@ -53,6 +59,7 @@ class PeriodicRounds:
         self._tick_s = min(TICK_S, period_s)
         self._last: dict[str, tuple[int, float]] = {}  # cluster -> last round, begun or seen when
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._wakes, self._woken = SpacedWakes(WAKE_GAP_S), asyncio.Event()
         self._over = threading.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -68,32 +75,80 @@ class PeriodicRounds:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def wake(self, cluster: str) -> None:
+        """Let ``cluster`` have a round soon. In the event loop.
+
+        "" is ignored: after a lost connection to the database nobody knows which clusters need one, and
+        what was missed waits for the period.
+        """
+        if cluster:
+            self._wakes.wake(cluster, self._clock.monotonic_s())
+            self._woken.set()
+
+    async def begin_woken(self) -> None:
+        """Begin the rounds that events asked for and that are due. Raises what the store raises."""
+        now_s = self._clock.monotonic_s()
+        due = self._wakes.take_due(now_s)
+        for place, cluster in enumerate(due):
+            if cluster in self._running:  # it may have read the cluster before the event
+                self._wakes.wake(cluster, now_s + WAKE_GAP_S)
+                continue
+            try:
+                ours = await self._lease(cluster)
+            except TesseraError:
+                for left in due[place:]:
+                    self._wakes.wake(left, now_s + WAKE_GAP_S)
+                raise
+            if ours and cluster not in self._running:
+                self._begin(cluster, self._last.get(cluster, (0, 0.0))[0], woken=True)
+
     async def tick(self) -> None:
-        """Renew the leases and begin the rounds that are due. Raises what the store raises."""
-        for record in await self._calls.run(clusters_of, self._store):
+        """Renew the leases and begin the rounds that are due. Raises what the store raises.
+
+        A cluster without a live job has no rounds and no lease, so empty clusters cost nothing. Its first job
+        has a round at the next tick.
+        """
+        records = await self._calls.run(clusters_of, self._store)
+        for deleted in self._last.keys() - {record.name for record in records}:
+            del self._last[deleted]
+        for record in records:
+            if record.idle:
+                continue
             cluster, last_round = record.name, record.last_round
             now_s = self._clock.monotonic_s()
-            seen, since_s = self._last.get(cluster, (last_round, now_s - self._period_s))
+            seen, since_s = self._last.get(cluster, (last_round, -math.inf))
             if seen != last_round:
                 since_s = now_s
             self._last[cluster] = (last_round, since_s)
-            lease_s = self._tick_s * TICKS_A_LEASE
-            ours = await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s)
+            ours = await self._lease(cluster)
             if ours and now_s - since_s >= self._period_s and cluster not in self._running:
-                self._last[cluster] = (last_round, now_s)
-                task = asyncio.create_task(self._round(cluster, now_s))
-                self._running[cluster] = task
-                task.add_done_callback(partial(self._ended, cluster))
+                self._begin(cluster, last_round)
+
+    async def _lease(self, cluster: str) -> bool:
+        """Take or renew the lease of ``cluster``; return whether this replica holds it."""
+        lease_s = self._tick_s * TICKS_A_LEASE
+        return await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s)
+
+    def _begin(self, cluster: str, last_round: int, *, woken: bool = False) -> None:
+        now_s = self._clock.monotonic_s()
+        self._last[cluster] = (last_round, now_s)
+        self._wakes.begin(cluster, now_s)
+        task = asyncio.create_task(self._round(cluster, now_s, woken=woken))
+        self._running[cluster] = task
+        task.add_done_callback(partial(self._ended, cluster))
 
     def begun(self) -> list[asyncio.Task[None]]:
         """Return the rounds that run now."""
         return list(self._running.values())
 
     async def _repeat(self) -> None:
-        problem = ""  # told once, not at each tick
+        problem, next_tick_s = "", -math.inf  # a problem is logged once, not at each tick
         while True:
             try:
-                await self.tick()
+                if self._clock.monotonic_s() >= next_tick_s:
+                    next_tick_s = self._clock.monotonic_s() + self._tick_s
+                    await self.tick()
+                await self.begin_woken()
                 problem = ""
             except TesseraError as error:
                 if str(error) != problem:
@@ -101,12 +156,16 @@ class PeriodicRounds:
                 problem = str(error)
             except Exception:  # the outermost guard of this task: it must outlive any mistake
                 log.exception("no periodic rounds", extra={"action": "tick_failed"})
-            await asyncio.sleep(self._tick_s)
+            next_s = min(next_tick_s, self._wakes.next_s())
+            self._woken.clear()
+            with contextlib.suppress(TimeoutError):  # then something is due
+                async with asyncio.timeout(max(0.0, next_s - self._clock.monotonic_s())):
+                    await self._woken.wait()
 
     def _ended(self, cluster: str, _task: asyncio.Task[None]) -> None:
         self._running.pop(cluster, None)
 
-    async def _round(self, cluster: str, now_s: float) -> None:
+    async def _round(self, cluster: str, now_s: float, *, woken: bool) -> None:
         end_s = now_s + self._deadline_s
         work = partial(
             self._rounds.schedule, cluster, self._options,
@@ -117,9 +176,26 @@ class PeriodicRounds:
         try:
             record = await self._round_calls.run(work)
             self._last[cluster] = (record.summary.number, now_s)
+            await self._wake_for_retries(cluster)
         except Conflict as error:
             log.info("%s", error, extra=facts)
+            if woken:  # the round that was committed meanwhile may not have seen the event
+                self.wake(cluster)
         except TesseraError as error:
             log.warning("no round for %s: %s", cluster, error, extra=facts)
         except Exception:  # likewise
             log.exception("no round for %s", cluster, extra=facts)
+
+    async def _wake_for_retries(self, cluster: str) -> None:
+        """Let ``cluster`` have a round when the next of its jobs may be tried again."""
+        try:
+            retry_in_s = await self._calls.run(self._store.retry_in_s, cluster)
+        except TesseraError as error:
+            facts = {"action": "retries_not_read", "cluster": cluster}
+            log.warning(
+                "jobs of %s that failed wait for its next round: %s", cluster, error, extra=facts
+            )
+            return
+        if math.isfinite(retry_in_s):
+            self._wakes.wake(cluster, self._clock.monotonic_s() + retry_in_s)
+            self._woken.set()

@@ -38,6 +38,7 @@ def place_answers(
     """
     best: tuple[int, Statement, Placed] | None = None
     for stated in _with_rising_cap(statement):
+        budget.check()
         problem = surrogate(stated)
         placed = _better(
             snapshot, problem, (solved.on(problem), greedy), budget, now,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from formulation.lifecycle import JobEvent, JobState
 from formulation.network.outcome import NetworkPlanRecord
 from formulation.reasons import Reason
 from formulation.resources import (
+    CellFilter,
     ClusterRecord,
     Desired,
     EstimateRecord,
@@ -23,6 +24,7 @@ from formulation.resources import (
     ObservedGang,
     ProfileRow,
     Request,
+    Retention,
     RoundCommit,
     RoundRecord,
     RoundSummary,
@@ -54,6 +56,26 @@ class Writer(Protocol):
         """
         ...
 
+    def delete_cluster(self, name: str, version: int | None, *, force: bool) -> None:
+        """Delete a cluster: from the commit on nobody finds it, and its name is free.
+
+        Raises:
+            NotFound, StaleEtag.
+            InUse: a job is live or still holds GPUs; or an agent is connected, unless ``force``.
+        """
+        ...
+
+    def delete_gpu_types(
+        self, cluster: str, names: Sequence[str], version: int | None, *, allow_missing: bool
+    ) -> ClusterRecord:
+        """Delete GPU types of a cluster, all or none.
+
+        Raises:
+            NotFound: the cluster, or a type unless ``allow_missing``. StaleEtag.
+            InUse: nodes, users' Cells, quotas or live jobs name one. InvalidInput: none would remain.
+        """
+        ...
+
     def upsert_nodes(self, cluster: str, nodes: Sequence[NodeSpec]) -> list[NodeRecord]:
         """Create or change nodes, all or none.
 
@@ -65,9 +87,27 @@ class Writer(Protocol):
         ...
 
     def drain_nodes(
-        self, cluster: str, names: Sequence[str], *, draining: bool
-    ) -> list[NodeRecord]:
-        """Mark nodes as draining, or not. Raises NotFound."""
+        self, cluster: str, names: Sequence[str], *, draining: bool, reason: str = "",
+        drained_by: str = "",
+    ) -> list[NodeRecord]:  # fmt: skip
+        """Mark nodes as draining, or not. Raises NotFound.
+
+        A reason replaces that of a node that drains already; without one it stays.
+        """
+        ...
+
+    def delete_nodes(
+        self, cluster: str, names: Sequence[str], versions: Mapping[str, int], *,
+        allow_missing: bool,
+    ) -> None:  # fmt: skip
+        """Delete nodes, all or none; those in ``versions`` must be at that version.
+
+        An agent that runs on one of them is told, and does not register it again until it is restarted or a
+        user creates the node again. Jobs that avoid a node avoid it no longer.
+
+        Raises:
+            NotFound: the cluster, or a node unless ``allow_missing``. StaleEtag. InUse: jobs hold GPUs there.
+        """
         ...
 
     def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
@@ -101,12 +141,32 @@ class Writer(Protocol):
         """
         ...
 
-    def delete_tenants(self, cluster: str, names: Sequence[str]) -> None:
-        """Forget the settings of tenants; their jobs stay. Raises NotFound."""
+    def delete_tenants(
+        self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+    ) -> None:
+        """Forget the settings of tenants; their jobs stay. Raises NotFound, unless ``allow_missing``."""
         ...
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many. Raises NotFound, InvalidInput (unknown GPU type)."""
+        ...
+
+    def delete_cells(self, cluster: str, cells: CellFilter) -> int:
+        """Delete all estimates that match, the service's own too; return how many. Measurements stay.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type. InUse: jobs run on one of them.
+        """
+        ...
+
+    def delete_models(
+        self, cluster: str, models: Collection[tuple[str, str]], *, allow_missing: bool
+    ) -> None:
+        """Delete users' models, by (model, params), with the estimates that were computed from them.
+
+        Raises:
+            NotFound: the cluster, or a model unless ``allow_missing``. InUse: live jobs train one of them.
+        """
         ...
 
     def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
@@ -146,8 +206,14 @@ class Writer(Protocol):
         """
         ...
 
-    def drop_topology(self, cluster: str) -> None:
-        """Forget the network and its plans. Raises NotFound: the cluster, or its network."""
+    def drop_topology(
+        self, cluster: str, version: int | None = None, *, allow_missing: bool = False
+    ) -> None:
+        """Forget the network and its plans.
+
+        Raises:
+            NotFound: the cluster; or its network, unless ``allow_missing``. StaleEtag.
+        """
         ...
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
@@ -341,6 +407,21 @@ class Store(Rounds, Protocol):
 
     def desired(self, cluster: str, agent: str) -> Desired:
         """Return the gangs of the agent's nodes whose every GPU, on every node, is held."""
+        ...
+
+    def purge(self) -> bool:
+        """Remove a batch of rows of deleted clusters; return whether there may be more."""
+        ...
+
+    def retry_in_s(self, cluster: str) -> float:
+        """Return the seconds until the next back-off of a job ends; inf: no job waits after a failure."""
+        ...
+
+    def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:
+        """Delete a bounded number of old rows of each kind; return how many went, by kind.
+
+        Nothing is left to delete once all are 0. Raises NotFound.
+        """
         ...
 
     def ready(self) -> None:

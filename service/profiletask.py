@@ -27,6 +27,7 @@ import grpc
 from google.protobuf.message import Message
 
 from formulation.errors import NotAllowed, TesseraError
+from formulation.release import install_hint
 from service.agent.files import write_json
 from service.agent.replay_job import STOP, announce, end
 from tessera.v1 import estimates_pb2 as pb
@@ -54,8 +55,8 @@ def require_jax(node: str) -> None:
     missing = [n for n in ("jax", "equinox") if importlib.util.find_spec(n) is None]
     if missing:
         raise NotAllowed(
-            f"profiling needs {' and '.join(missing)}, which node {node} has not: install them there with"
-            " pip install 'tessera[estimator]', or go on with analytic estimates"
+            f"profiling needs {' and '.join(missing)}, which node {node} does not have: install them there"
+            f" with {install_hint('estimator')}, or go on with analytic estimates"
         )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import NotAllowed, RoundSuperseded, StaleEtag
+from formulation.cancelling import never
+from formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
 from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
 from formulation.network.running import Observed, Running, observed, running_now
 from formulation.policy import Policy
@@ -18,6 +19,7 @@ from formulation.resources import NetworkCommit
 from formulation.snapshot import Snapshot
 from service.network import plan_network
 from service.ports import Clock, Store
+from solvers.base import require_wanted
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,7 @@ class Replanning:
             NotFound: the cluster.
         """
         if not self._store.has_topology(cluster):
-            self._planned.pop(cluster, None)
-            self._again_s.pop(cluster, None)
+            self.forget(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
         running = running_now(snapshot)
@@ -67,10 +68,17 @@ class Replanning:
         if not cause or cancelled():
             return None
         try:
-            return self.plan(snapshot, running, cause)
+            return self.plan(snapshot, running, cause, cancelled)
+        except DeadlineTooShort:
+            return None  # this replica ends
         except (RoundSuperseded, StaleEtag) as late:
             log.info("no network plan: %s", late, extra={"action": "network_superseded"})
             return None  # the round's, or the topology's, change wakes us again
+
+    def forget(self, cluster: str) -> None:
+        """Drop what is remembered of the cluster's plan."""
+        self._planned.pop(cluster, None)
+        self._again_s.pop(cluster, None)
 
     def again_in_s(self, cluster: str) -> float | None:
         """Return how long after which ``keep`` has something to do even if nothing happens; None: nothing.
@@ -83,7 +91,11 @@ class Replanning:
         return max(0.0, again_s - self._clock.monotonic_s()) + LATE_S
 
     def plan(
-        self, snapshot: Snapshot, running: list[Running], cause: str
+        self,
+        snapshot: Snapshot,
+        running: list[Running],
+        cause: str,
+        cancelled: Callable[[], bool] = never,
     ) -> NetworkPlanRecord | None:
         """Plan, and put the plan in force; None: it changes nothing.
 
@@ -91,9 +103,11 @@ class Replanning:
             RoundSuperseded, StaleEtag: the allocations or the topology are others by now.
             InvalidInput: the options are beyond what the network has.
             NotAllowed: the checker refuses the plan; the one in force stays.
+            DeadlineTooShort: ``cancelled`` has become true; nothing was put in force.
         """
         began_s = self._clock.monotonic_s()
-        outcome = plan_network(snapshot, running, self._policy)
+        outcome = plan_network(snapshot, running, self._policy, cancelled)
+        require_wanted(cancelled)
         took_s = self._clock.monotonic_s() - began_s
         facts = {"action": "network_planned", "cluster": snapshot.cluster, "seconds": took_s}
         if outcome.violations:
@@ -112,9 +126,14 @@ class Replanning:
                      "network planned: %s", cause, extra=facts)  # fmt: skip
         return record
 
-    def preview(self, snapshot: Snapshot) -> NetworkOutcome:
-        """Return what would be planned now; nothing is put in force. Raises InvalidInput."""
-        return plan_network(snapshot, running_now(snapshot), self._policy)
+    def preview(self, snapshot: Snapshot, cancelled: Callable[[], bool] = never) -> NetworkOutcome:
+        """Return what would be planned now; nothing is put in force.
+
+        Raises:
+            InvalidInput: the options are beyond what the network has.
+            DeadlineTooShort: ``cancelled`` has become true.
+        """
+        return plan_network(snapshot, running_now(snapshot), self._policy, cancelled)
 
     def _cause(self, snapshot: Snapshot, running: list[Running], basis: Basis) -> str:
         """Return why a plan is due; "": it is not."""

@@ -15,8 +15,9 @@ from formulation.explain import explain
 from formulation.goals import GoalResult
 from formulation.network.outcome import NetworkOutcome
 from formulation.network.running import running_after
+from formulation.pace import at_real_pace, at_training_pace
 from formulation.placement import Gang, current_gangs
-from formulation.policy import LOOKS_AHEAD, Policy
+from formulation.policy import KEEP, LOOKS_AHEAD, Policy
 from formulation.problem import Problem
 from formulation.snapshot import Legs, Snapshot
 from formulation.solution import Solution
@@ -62,6 +63,11 @@ class Outcome:
         return score(self.problem, self.solution, self.placed.placement)
 
     @property
+    def bound_is_trivial(self) -> bool:
+        """Return whether nothing was proven of the last goal, so that the gap says nothing."""
+        return self.goals[-1].bound_is_trivial
+
+    @property
     def prices(self) -> dict[str, float]:
         """Return what a unit of each row costs, in units of the last goal; empty where no one priced."""
         prices, rows = self.solution.prices, self.problem.rows
@@ -98,37 +104,51 @@ def plan_round(
     policy: Policy,
     solver: Solver,
     budget: Budget,
-    mark: Callable[[str], None] = _no_mark,
+    book: Callable[[str], None] = _no_mark,
     scheduler: Scheduler | None = None,
 ) -> Outcome:
     """Decide a round: state it, solve it, place it, check it, explain it.
 
     With a ``scheduler`` that decides, and ``solver`` is not asked: the objective measures what it chose.
 
-    ``mark`` is called with the name of each phase as it ends (build, greedy, solve, place, check).
+    ``book`` is called with the name of each phase as it ends (build, greedy, solve, place, check).
     Only the solver is bound by the budget's time: placement's effort is bounded by itself, so that a
-    round that is decided again with the recorded work is placed as it was.
+    round that is decided again with the recorded work is placed as it was. Once the budget is cancelled
+    every phase ends, since nobody wants the answer any more.
     The answer is never worth less than greedy's on the same problem, by the objective as stated and,
     where both had to bend to the blocks that are free, by what was placed.
+
+    Raises:
+        DeadlineTooShort: the budget was cancelled.
     """
-    now = current_gangs(snapshot)
+
+    def mark(phase: str) -> None:
+        book(phase)
+        budget.check()
+
+    budget.check()
+    now, seen = current_gangs(snapshot), at_real_pace(snapshot)
     if scheduler is not None:
-        answered = _scheduled(snapshot, policy, scheduler, budget, now, mark)
+        answered = _scheduled(seen, policy, scheduler, budget, now, mark)
     else:
-        answered = _solved(snapshot, policy, solver, budget, now, mark)
+        answered = _solved(seen, policy, solver, budget, now, mark)
     mark("place")
-    outcome = _checked(snapshot, answered, now, mark)
+    outcome = _checked(seen, answered, now, mark)
+    decisions = at_training_pace(outcome.decisions, snapshot.clock_factor)
+    outcome = replace(outcome, decisions=decisions)
     if snapshot.topology and not outcome.violations:
-        outcome = _networked(snapshot, outcome, policy)
+        outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")
     if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):
         return replace(outcome, stands_until=next_defragmented(snapshot, policy))
     return outcome
 
 
-def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy) -> Outcome:
+def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy, budget: Budget) -> Outcome:
     """Return the outcome with paths and priorities for what it lets run, checked."""
-    network = plan_network(snapshot, running_after(snapshot, outcome.decisions), policy)
+    network = plan_network(
+        snapshot, running_after(snapshot, outcome.decisions), policy, budget.cancelled
+    )
     if network.violations:
         return replace(outcome, violations=network.violations, decisions=())
     return replace(outcome, network=network)
@@ -151,8 +171,10 @@ def _solved(
 ) -> _Answered:  # fmt: skip
     """Return the solver's answer to the round's statement, placed."""
     looks_ahead = policy.deadline_mode in LOOKS_AHEAD
+    if policy.deadline_mode == KEEP:  # without a promise there is nothing to look after
+        looks_ahead = bool(snapshot.jobs.admitted.any())
     admission = admit(snapshot, policy, budget) if looks_ahead else None
-    statement = state(snapshot, policy, admission)
+    statement = state(snapshot, policy, admission, check=budget.check)
     mark("build")
     statement, waived, greedy = keep_promises(snapshot, policy, admission, statement, budget)
     mark("greedy")
@@ -188,10 +210,10 @@ def _scheduled(
 
     Its bound is the trivial one, since nothing was proven.
     """
-    draft = offered(snapshot, policy, every_cell=True)
+    draft = offered(snapshot, policy, every_cell=True, check=budget.check)
     statement = stated(draft, promises=())
     mark("build")
-    decided = scheduler.decide(draft, statement.problem, budget.seed)
+    decided = scheduler.decide(draft, statement.problem, budget.seed, budget.cancelled)
     measured = solve_goals(statement, Known(decided.solution), budget, decided.solution)
     mark("solve")
     absent = {**statement.absent, **not_chosen(statement.problem, decided)}

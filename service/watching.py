@@ -38,15 +38,19 @@ class Watching:
         self, store: Store, clock: Clock, attend: Attend, *,
         calls: Calls, work: Calls, holder: str, period_s: float, fails: str, action: str,
         again_in_s: Callable[[str], float | None] = lambda cluster: None,
+        forget: Callable[[str], None] = lambda cluster: None, idle_too: bool = False,
     ) -> None:  # fmt: skip
         """``attend`` runs in the threads of ``work``; ``action`` names its errors in the log.
+
+        ``forget`` drops what ``attend`` remembers of a cluster: another replica has it, or it was deleted.
+        ``idle_too``: clusters without a live job are visited in each period, too.
 
         ``again_in_s`` is asked for each cluster that was attended to: when to look at it again, too.
         """
         self._store, self._clock, self._attend = store, clock, attend
         self._calls, self._work = calls, work
         self._holder, self._period_s = holder, period_s
-        self._again_in_s = again_in_s
+        self._again_in_s, self._forget, self._idle_too = again_in_s, forget, idle_too
         self._fails, self._facts = fails, {"action": action}
         self._woken: set[str] = set()
         self._wake = asyncio.Event()
@@ -111,7 +115,8 @@ class Watching:
                 log.exception("%s for %s", self._fails, cluster, extra=self._facts)
 
     async def _every_cluster(self) -> list[str]:
-        return [record.name for record in await self._calls.run(clusters_of, self._store)]
+        records = await self._calls.run(clusters_of, self._store)
+        return [record.name for record in records if self._idle_too or not record.idle]
 
     async def _one(self, cluster: str) -> None:
         lease_s = TICK_S * TICKS_A_LEASE
@@ -121,6 +126,10 @@ class Watching:
             )
             if (seconds := self._again_in_s(cluster)) is not None:
                 self.wake_in(cluster, seconds)
+        elif cluster:
+            self._forget(cluster)
+            if (timer := self._timers.pop(cluster, None)) is not None:
+                timer.cancel()
 
     def _take(self, cluster: str) -> bool:
         """Return whether the cluster was woken since it was last looked at. In any thread."""

@@ -9,19 +9,30 @@ import signal
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from db import embedded
+from db.deletion import PURGE_CHANNEL
 from db.engine import Database, connect
 from db.estimating import CHANNEL as ESTIMATING
 from db.notify import Listener
 from db.store import PostgresStore
+from db.turn import ROUNDS_CHANNEL
 from service.automatic import Deriving
 from service.clock import SystemClock
 from service.config import Config
+from service.ending import end_by, end_in_order
 from service.loop import RoundLoop
+from service.memory import give_back_repeatedly
 from service.periodic import PeriodicRounds
-from service.rpc.server import ESTIMATE_THREADS, Server
+from service.purging import ClusterPurger
+from service.retention import PERIOD_S as RETENTION_PERIOD_S
+from service.retention import Pruner
+from service.rpc.calls import Calls
+from service.rpc.server import Server
 from service.watching import Watching
 from service.worker import Workers
 
@@ -35,13 +46,29 @@ def open_database(config: Config) -> Database:
     It has a connection for each thread that may want one.
     """
     directory = Path(config.database_directory) if config.database_directory else None
-    size = config.store_threads + config.round_threads + ESTIMATE_THREADS + 1
+    size = config.connections()
     return connect(config.database_url or None, directory=directory, pool_size=size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A server that runs, and what must be closed even where its threads do not end."""
+
+    port: int
+    server: Server
+    closings: tuple[Callable[[], object], ...]
 
 
 @contextlib.asynccontextmanager
 async def running(config: Config) -> AsyncIterator[int]:
-    """Run a server for the length of the block; yield its port.
+    """Run a server for the length of the block; yield its port. Raises what ``assembled`` raises."""
+    async with assembled(config) as parts:
+        yield parts.port
+
+
+@contextlib.asynccontextmanager
+async def assembled(config: Config) -> AsyncIterator[Running]:
+    """Run a server for the length of the block; yield it.
 
     Raises:
         InvalidInput: the address cannot be bound, or the database's URL is none.
@@ -52,12 +79,15 @@ async def running(config: Config) -> AsyncIterator[int]:
         database = await asyncio.to_thread(open_database, config)
         stack.callback(database.engine.dispose)
         clock = SystemClock()
-        store = PostgresStore(database, config.lease_s, config.margin_s)
+        store = PostgresStore(database, config.lease_s, config.margin_s, config.limits())
         workers = None
         if config.solve_process_from_jobs:
             workers = await asyncio.to_thread(Workers)
             stack.callback(workers.close)
-        rounds = RoundLoop(store, clock, workers, config.solve_process_from_jobs)
+        rounds = RoundLoop(
+            store, clock, workers, config.solve_process_from_jobs, config.clock_factor
+        )
+        stack.callback(rounds.close)
         server = Server(
             config, store, rounds, clock,
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}", wall_s=clock.wall_s,
@@ -68,39 +98,62 @@ async def running(config: Config) -> AsyncIterator[int]:
             profiling=config.profiling(),
         )  # fmt: skip
         cells = Watching(
-            store, clock, deriving.derive, calls=server.calls, work=server.estimate_calls,
+            store, clock, deriving.derive, calls=server.lease_calls, work=server.estimate_calls,
             holder=holder, period_s=config.estimate_period_s, fails="nothing is estimated",
-            action="estimating_failed",
+            action="estimating_failed", forget=deriving.forget,
         )  # fmt: skip
         networks = Watching(
-            store, clock, server.replanning.keep, calls=server.calls, work=server.round_calls,
+            store, clock, server.replanning.keep, calls=server.lease_calls, work=server.network_calls,
             holder=holder, period_s=NETWORK_PERIOD_S, fails="no network plan",
             action="network_failed", again_in_s=server.replanning.again_in_s,
+            forget=server.replanning.forget,
+        )  # fmt: skip
+        prunes = Calls(1, "retention")
+        stack.push_async_callback(prunes.close)
+        pruning = Watching(
+            store, clock, Pruner(store, config.retention()).prune, calls=server.lease_calls, work=prunes,
+            holder=holder, period_s=RETENTION_PERIOD_S, fails="old rows stay", action="prune_failed",
+            idle_too=True,
         )  # fmt: skip
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, networks.wake))
         if config.estimate_cells:
             listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
+        purger = ClusterPurger(store, server.purge_calls)
+        listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
+        periodic = None
+        if config.period_s:
+            periodic = PeriodicRounds(
+                store, rounds, clock, calls=server.lease_calls, round_calls=server.round_calls,
+                holder=holder, period_s=config.period_s,
+                deadline_s=min(config.period_s, config.default_deadline_s),
+                options=config.round_options(),
+            )  # fmt: skip
+            listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
         port = await server.start()
         stack.push_async_callback(server.stop)
+        purger.start()
+        stack.push_async_callback(purger.stop)
         if config.estimate_cells:
             cells.start()
             stack.push_async_callback(cells.stop)
         networks.start()
         stack.push_async_callback(networks.stop)
-        if config.period_s:
-            periodic = PeriodicRounds(
-                store, rounds, clock, calls=server.calls, round_calls=server.round_calls,
-                holder=holder, period_s=config.period_s,
-                deadline_s=min(config.period_s, config.default_deadline_s),
-                options=config.round_options(),
-            )  # fmt: skip
+        pruning.start()
+        stack.push_async_callback(pruning.stop)
+        if periodic is not None:
             periodic.start()
             stack.push_async_callback(periodic.stop)
-        yield port
+        trimming = asyncio.create_task(give_back_repeatedly())
+        stack.callback(trimming.cancel)
+        closings = [rounds.close, *([workers.close] if workers else [])]
+        if not config.database_url:
+            directory = Path(config.database_directory) if config.database_directory else None
+            closings.append(partial(embedded.stop, directory))
+        yield Running(port=port, server=server, closings=tuple(closings))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Callable[[str], None]:
@@ -113,10 +166,16 @@ def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Ca
 
 
 async def serve(config: Config, started: Callable[[int], None]) -> None:
-    """Run a server until SIGINT or SIGTERM; ``started`` is called with its port once it listens."""
+    """Run a server until SIGINT or SIGTERM; ``started`` is called with its port once it listens.
+
+    The process ends within a second after the grace, whatever the server's threads do.
+    """
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    async with running(config) as port:
-        started(port)
+    async with assembled(config) as parts:
+        started(parts.port)
         await stopping.wait()
+        off = end_by(config.grace_s, parts.server.running, parts.closings)
+    if not parts.server.running():
+        end_in_order(off)

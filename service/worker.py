@@ -76,14 +76,16 @@ class _Raised:
 class Workers:
     """As many processes as rounds are decided at once; each is kept, with its compiled loops loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_demand: bool = False) -> None:
+        """With ``on_demand`` a process is started only when a round needs one, and one at most is kept."""
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._closed = False
-        first = self._take()
-        first.await_ready(lambda: None)
-        self._give(first)
+        self._closed, self._on_demand = False, on_demand
+        if not on_demand:
+            first = self._take()
+            first.await_ready(lambda: None)
+            self._give(first)
 
     def plan(
         self,
@@ -162,15 +164,20 @@ class Workers:
 
     def _give(self, worker: _Worker) -> None:
         with self._lock:
-            if not self._closed:
+            surplus = self._on_demand and bool(self._free)
+            if not self._closed and not surplus:
                 self._free.append(worker)
+            elif surplus:
+                self._all.discard(worker)
+        if surplus:
+            worker.kill()
 
     def _end(self, worker: _Worker) -> None:
-        """End a process whose state is not known, and begin another for the next round."""
+        """End a process whose state is not known, and begin another for the next round unless on demand."""
         worker.kill()
         with self._lock:
             self._all.discard(worker)
-            if not self._closed:
+            if not self._closed and not self._on_demand:
                 self._free.append(self._started())
 
     def _started(self) -> _Worker:

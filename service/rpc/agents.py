@@ -7,8 +7,9 @@ its agent believes in its lease, each message says which word that is, and the a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -19,8 +20,9 @@ from formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
 from formulation.resources import ObservedGang
 from service.ports import Clock, Store
 from service.rpc import fields, names
-from service.rpc.calls import Calls, Subscription, Wakeups
+from service.rpc.calls import Calls, StreamPlaces, Subscription, Wakeups
 from service.rpc.convert import agents as convert
+from service.rpc.lanes import client_of
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc
 
@@ -120,15 +122,28 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
     """Serves agents' streams from the store."""
 
     def __init__(
-        self, store: Store, calls: Calls, wakeups: Wakeups, clock: Clock, timing: AgentTiming
+        self,
+        store: Store,
+        calls: Calls,
+        wakeups: Wakeups,
+        clock: Clock,
+        timing: AgentTiming,
+        places: StreamPlaces,
     ) -> None:
+        """``calls`` are threads that only agents use; ``places`` says how many streams there may be."""
         self._store, self._calls, self._wakeups = store, calls, wakeups
-        self._clock, self._timing = clock, timing
+        self._clock, self._timing, self._places = clock, timing, places
 
     async def Sync(
         self, request_iterator: _Messages, context: _Context
     ) -> AsyncIterator[pb.ServerMessage]:
-        """Register the agent, then keep it told and hear it out until either side goes away."""
+        """Register the agent; send it what should run and take in what does, until either side leaves."""
+        with self._places.take(client_of(context.peer())):
+            async with contextlib.aclosing(self._sync(request_iterator)) as messages:
+                async for message in messages:
+                    yield message
+
+    async def _sync(self, request_iterator: _Messages) -> AsyncGenerator[pb.ServerMessage]:
         if (first := await self._hello(request_iterator)) is None:
             return
         session = Session(first, self._store, self._calls, self._clock, self._timing)

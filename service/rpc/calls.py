@@ -4,34 +4,144 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from formulation.errors import Unavailable
+from formulation.errors import TooBusy, Unavailable
 
+_A = TypeVar("_A")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class ThreadPool:
+    """A bounded number of threads, which knows the name of the work that each of them does."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._named: dict[Future[Any], str] = {}
+
+    def submit(self, name: str, work: Callable[[_A], _T], argument: _A) -> Future[_T]:
+        """Return the future of ``work(argument)``, which waits for a thread."""
+        future = self._pool.submit(work, argument)
+        self._named[future] = name
+        future.add_done_callback(lambda done: self._named.pop(done, None))
+        return future
+
+    def waiting(self) -> int:
+        """Return how many calls have not ended, whether they run or wait for a thread."""
+        return len(self._named)
+
+    def running(self) -> list[str]:
+        """Return the names of the work that runs."""
+        return [name for future, name in list(self._named.items()) if future.running()]
+
+    async def close(self, wait_s: float = math.inf) -> list[str]:
+        """Drop the work that waits; wait for the work that runs, and return what still runs after that."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        left = [asyncio.wrap_future(future) for future in list(self._named) if future.running()]
+        if left:
+            await asyncio.wait(left, timeout=None if math.isinf(wait_s) else wait_s)
+        return self.running()
 
 
 class Calls:
     """A bounded pool of threads for calls that block.
 
-    A call that is cancelled while it waits for a thread is never started.
+    A call that is cancelled while it waits for a thread is never started. At most ``most`` calls wait or run.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    def __init__(self, threads: int, name: str, most: float = math.inf) -> None:
+        self._pool, self._name, self._most = ThreadPool(threads, name), name, most
 
     async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what ``work`` returns."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, partial(work, *args, **kwargs))
+        """Return what ``work`` returns.
 
-    async def close(self) -> None:
-        """Drop what waits, and wait for what runs."""
-        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        Raises:
+            TooBusy: too many calls wait already.
+        """
+        if self._pool.waiting() >= self._most:
+            raise TooBusy(
+                f"{self._pool.waiting()} calls wait for a {self._name} thread of this server, which is the"
+                " most; call again later"
+            )
+        call = partial(work, *args, **kwargs)
+        return await asyncio.wrap_future(self._pool.submit(_name_of(work), _call, call))
+
+    async def run_cancellable(
+        self, work: Callable[[_T, Callable[[], bool]], _R], request: _T
+    ) -> _R:
+        """Return what ``work`` returns for a request.
+
+        Its second argument returns true as soon as nobody waits for the answer any more: the caller has
+        left, its deadline has passed, or the server stops.
+        """
+        over = threading.Event()
+        try:
+            return await self.run(work, request, over.is_set)
+        finally:
+            over.set()
+
+    def running(self) -> list[str]:
+        """Return the names of the calls that hold a thread."""
+        return self._pool.running()
+
+    async def close(self, wait_s: float = math.inf) -> list[str]:
+        """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
+        return await self._pool.close(wait_s)
+
+
+def _call(work: Callable[[], _T]) -> _T:
+    return work()
+
+
+def _name_of(work: Callable[..., object]) -> str:
+    """Return the name of a function, of a method with its class, or of what a partial calls."""
+    while isinstance(work, partial):
+        work = work.func
+    return getattr(work, "__qualname__", type(work).__qualname__)
+
+
+class StreamPlaces:
+    """Room for a number of streams, in all and of one client. Belongs to the event loop's thread."""
+
+    def __init__(self, most: int, most_per_client: int, what: str) -> None:
+        self._most, self._most_per_client, self._what = most, most_per_client, what
+        self._taken: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def take(self, client: str) -> Iterator[None]:
+        """Hold a place inside the block.
+
+        Raises:
+            TooBusy: there is none left.
+        """
+        for whose, taken, most in (
+            ("of this client", self._taken[client], self._most_per_client),
+            ("in all", self._taken.total(), self._most),
+        ):
+            if taken >= most:
+                raise TooBusy(
+                    f"{taken} {self._what} {whose} are open, which is the most; close some of them, or call"
+                    " another replica"
+                )
+        self._taken[client] += 1
+        try:
+            yield
+        finally:
+            self._taken[client] -= 1
+            if not self._taken[client]:
+                del self._taken[client]
+
+    def taken(self) -> int:
+        """Return how many places are taken."""
+        return self._taken.total()
 
 
 class Subscription:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc.aio
+from google.protobuf.empty_pb2 import Empty
 
-from formulation.resources import NodeRecord, Request
+from formulation.errors import NotFound
+from formulation.resources import ClusterRecord, NodeRecord, Request
 from service.ports import Store, Writer
 from service.rpc import fields, names
 from service.rpc.calls import Calls
@@ -18,14 +20,40 @@ from tessera.v1 import clusters_pb2_grpc
 
 MAX_NODES: Final = 100_000
 """Nodes in one call."""
+MAX_REASON: Final = 300
+MAX_DRAINED_BY: Final = 100
+"""Characters of why, and by whom, nodes are drained."""
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Deletion = pb.DeleteClusterRequest | pb.DeleteNodeRequest | pb.DeleteNodesRequest
+
+
+def next_round_s(record: ClusterRecord, period_s: float, now_s: float) -> float:
+    """Return the latest time at which the cluster's next round begins, seconds since 1970.
+
+    It is the same on every replica: a period after the last round, and now where that has passed.
+    """
+    if record.last_round_s is None:
+        return now_s
+    return max(now_s, record.last_round_s + period_s)
 
 
 class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     """Serves clusters and nodes from the store."""
 
-    def __init__(self, store: Store, calls: Calls, lease_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        calls: Calls,
+        bulk_calls: Calls,
+        lease_s: float,
+        *,
+        period_s: float,
+        wall_s: Callable[[], float],
+    ) -> None:
+        """``bulk_calls`` are threads for many nodes. Rounds begin each ``period_s``; 0: only on request."""
         self._store, self._calls, self._lease_s = store, calls, lease_s
+        self._bulk_calls = bulk_calls
+        self._period_s, self._wall_s = period_s, wall_s
 
     async def UpsertCluster(
         self, request: pb.UpsertClusterRequest, context: _Context
@@ -47,7 +75,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         self, request: pb.UpsertNodesRequest, context: _Context
     ) -> pb.UpsertNodesResponse:
         """Create or change nodes, all or none."""
-        return await self._calls.run(self._upsert_nodes, request)
+        return await self._bulk_calls.run(self._upsert_nodes, request)
 
     async def GetNode(self, request: pb.GetNodeRequest, context: _Context) -> pb.Node:
         """Return a node."""
@@ -57,7 +85,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         self, request: pb.ListNodesRequest, context: _Context
     ) -> pb.ListNodesResponse:
         """Return a page of nodes, by name."""
-        return await self._calls.run(self._list_nodes, request)
+        return await self._bulk_calls.run(self._list_nodes, request)
 
     async def DrainNodes(
         self, request: pb.DrainNodesRequest, context: _Context
@@ -75,6 +103,24 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         kept = await self._calls.run(self._drain, request, key, draining=False)
         return pb.UndrainNodesResponse.FromString(kept)
 
+    async def DeleteCluster(self, request: pb.DeleteClusterRequest, context: _Context) -> Empty:
+        """Delete a cluster with everything in it."""
+        return await self._calls.run(self._delete_cluster, request)
+
+    async def DeleteGpuTypes(
+        self, request: pb.DeleteGpuTypesRequest, context: _Context
+    ) -> pb.Cluster:
+        """Delete GPU types that nothing uses, all or none."""
+        return await self._calls.run(self._delete_gpu_types, request)
+
+    async def DeleteNode(self, request: pb.DeleteNodeRequest, context: _Context) -> Empty:
+        """Delete a node that no job uses."""
+        return await self._calls.run(self._delete_node, request)
+
+    async def DeleteNodes(self, request: pb.DeleteNodesRequest, context: _Context) -> Empty:
+        """Delete nodes that no job uses, all or none."""
+        return await self._calls.run(self._delete_nodes, request)
+
     def _upsert_cluster(self, request: pb.UpsertClusterRequest) -> pb.Cluster:
         cluster = names.parse_cluster("cluster.name", request.cluster.name)
         fields.mask_paths("update_mask", request.update_mask, ["gpu_types"])
@@ -90,9 +136,14 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         return pb.Cluster.FromString(kept)
 
     def _get_cluster(self, request: pb.GetClusterRequest) -> pb.Cluster:
-        return convert.of_cluster(
-            self._store.get_cluster(names.parse_cluster("name", request.name))
-        )
+        cluster = names.parse_cluster("name", request.name)
+        record = self._store.get_cluster(cluster)
+        found = convert.of_cluster(record)
+        found.round_period.CopyFrom(fields.duration_of(self._period_s))
+        if self._period_s:
+            time_s = next_round_s(record, self._period_s, self._wall_s())
+            found.next_round_time.CopyFrom(fields.timestamp_of(time_s))
+        return found
 
     def _list_clusters(self, request: pb.ListClustersRequest) -> pb.ListClustersResponse:
         page = page_of(request, request.page_size, request.page_token, most=1000)
@@ -145,15 +196,84 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
             convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
         ]
         fields.distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
+        told: dict[str, str] = {}
+        if isinstance(request, pb.DrainNodesRequest):
+            told = {
+                "reason": fields.text("reason", request.reason, MAX_REASON),
+                "drained_by": fields.text("drained_by", request.drained_by, MAX_DRAINED_BY),
+            }
 
         def work(writer: Writer) -> bytes:
-            records = writer.drain_nodes(cluster, nodes, draining=draining)
+            records = writer.drain_nodes(cluster, nodes, draining=draining, **told)
             messages = self._messages(cluster, records)
             if draining:
                 return pb.DrainNodesResponse(nodes=messages).SerializeToString()
             return pb.UndrainNodesResponse(nodes=messages).SerializeToString()
 
         return self._store.write(key, work, validate_only=request.validate_only)
+
+    def _delete_cluster(self, request: pb.DeleteClusterRequest) -> Empty:
+        cluster = names.parse_cluster("name", request.name)
+        version = fields.version_of(request.etag)
+
+        def work(writer: Writer) -> bytes:
+            try:
+                writer.delete_cluster(cluster, version, force=request.force)
+            except NotFound:
+                if not request.allow_missing:
+                    raise
+            return b""
+
+        return self._write_empty(request, work)
+
+    def _delete_gpu_types(self, request: pb.DeleteGpuTypesRequest) -> pb.Cluster:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("gpu_types", len(request.gpu_types), convert.MAX_GPU_TYPES)
+        types = [
+            names.gpu_type(f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types)
+        ]
+        fields.distinct((f"gpu_types[{i}]", name) for i, name in enumerate(types))
+        version = fields.version_of(request.etag)
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            record = writer.delete_gpu_types(
+                cluster, types, version, allow_missing=request.allow_missing
+            )
+            return convert.of_cluster(record).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.Cluster.FromString(kept)
+
+    def _delete_node(self, request: pb.DeleteNodeRequest) -> Empty:
+        cluster, node = names.parse_node("name", request.name)
+        version = fields.version_of(request.etag)
+        versions = {} if version is None else {node: version}
+
+        def work(writer: Writer) -> bytes:
+            writer.delete_nodes(cluster, [node], versions, allow_missing=request.allow_missing)
+            return b""
+
+        return self._write_empty(request, work)
+
+    def _delete_nodes(self, request: pb.DeleteNodesRequest) -> Empty:
+        cluster = names.parse_cluster("parent", request.parent)
+        fields.batch("names", len(request.names), MAX_NODES)
+        nodes = [
+            convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
+        ]
+        fields.distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
+
+        def work(writer: Writer) -> bytes:
+            writer.delete_nodes(cluster, nodes, {}, allow_missing=request.allow_missing)
+            return b""
+
+        return self._write_empty(request, work)
+
+    def _write_empty(self, request: _Deletion, work: Callable[[Writer], bytes]) -> Empty:
+        key = fields.request_key(request, request.request_id)
+        self._store.write(key, work, validate_only=request.validate_only)
+        return Empty()
 
     def _messages(self, cluster: str, records: Sequence[NodeRecord]) -> list[pb.Node]:
         return [convert.of_node(cluster, record, self._lease_s) for record in records]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Never
 
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -34,8 +36,11 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.StaleEtag: grpc.StatusCode.ABORTED,
     errors.RoundSuperseded: grpc.StatusCode.ABORTED,
     errors.NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.InUse: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.NotMigrated: grpc.StatusCode.UNAVAILABLE,  # agents and clients wait for the upgrade
+    errors.TooBusy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineTooShort: grpc.StatusCode.DEADLINE_EXCEEDED,
     SolverFailed: grpc.StatusCode.INTERNAL,
 }
@@ -45,6 +50,7 @@ _MAX_MESSAGE_BYTES: Final = 600
 """All details travel in HTTP/2 headers, which peers limit to 8 KiB; a message occurs three times."""
 
 _Behaviour = Callable[[Any, Any], Any]
+_Parse = Callable[[bytes], Any]
 
 
 def code_of(error: errors.TesseraError) -> grpc.StatusCode:
@@ -71,7 +77,13 @@ def status_of(error: errors.TesseraError) -> status_pb2.Status:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The outermost interceptor: every error leaves as a canonical code, none with its inner text."""
+    """The outermost interceptor: every error leaves as a canonical code, none with its inner text.
+
+    A stream ends when its client has not taken a message for ``unread_s``.
+    """
+
+    def __init__(self, unread_s: float = math.inf) -> None:
+        self._unread_s = unread_s if math.isfinite(unread_s) else None
 
     async def intercept_service(
         self,
@@ -87,44 +99,85 @@ class Guard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
-                _guarded_unary(method, handler.unary_unary),
-                handler.request_deserializer, handler.response_serializer,
+                _guarded_unary(method, handler.unary_unary, handler.request_deserializer),
+                None, handler.response_serializer,
             )  # fmt: skip
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
-                _guarded_stream(method, handler.unary_stream),
-                handler.request_deserializer, handler.response_serializer,
+                _guarded_stream(method, handler.unary_stream, handler.request_deserializer, self._unread_s),
+                None, handler.response_serializer,
             )  # fmt: skip
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                _guarded_stream(method, handler.stream_stream),
-                handler.request_deserializer, handler.response_serializer,
+                _guarded_stream(method, handler.stream_stream, handler.request_deserializer, self._unread_s),
+                None, handler.response_serializer,
             )  # fmt: skip
         raise NotImplementedError(f"{method}: no method here takes a stream and gives one answer")
 
 
-def _guarded_unary(method: str, behaviour: _Behaviour) -> _Behaviour:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _guarded_unary(method: str, behaviour: _Behaviour, parse: _Parse | None) -> _Behaviour:
+    async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with _translated(method, context):
-            return await behaviour(request, context)
+            return await behaviour(_parsed(request, parse), context)
 
     return call
 
 
-def _guarded_stream(method: str, behaviour: _Behaviour) -> _Behaviour:
+def _guarded_stream(
+    method: str, behaviour: _Behaviour, parse: _Parse | None, unread_s: float | None
+) -> _Behaviour:
     """Return a handler that closes the servicer's generator as soon as the call ends."""
 
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def call(
+        request: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
         async with _translated(method, context):
-            answers = behaviour(request, context)
+            if isinstance(request, bytes):
+                answers = behaviour(_parsed(request, parse), context)
+            else:
+                answers = behaviour(_each_parsed(request, parse), context)
             if inspect.isawaitable(answers):
                 await answers
                 return
             async with contextlib.aclosing(answers):
                 async for answer in answers:
-                    await context.write(answer)
+                    await _send(context, answer, unread_s)
 
     return call
+
+
+async def _send(
+    context: grpc.aio.ServicerContext[Any, Any], answer: Any, unread_s: float | None
+) -> None:
+    """Send one message of a stream. Raises TooBusy: the client does not take it."""
+    try:
+        async with asyncio.timeout(unread_s):
+            await context.write(answer)
+    except TimeoutError:
+        raise errors.TooBusy(
+            f"this stream's client has taken no message for {unread_s:g} s; call again, and read what comes"
+        ) from None
+
+
+def _parsed(request: bytes, parse: _Parse | None) -> Any:
+    """Return the message of these bytes.
+
+    It is parsed here, inside the guard: gRPC answers INTERNAL where its own parsing fails.
+
+    Raises:
+        InvalidInput: the bytes are not such a message, or a text in it is not UTF-8.
+    """
+    try:
+        return request if parse is None else parse(request)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(
+            "request", "is not a message of this method; use the current .proto files, and UTF-8"
+        ) from error
+
+
+async def _each_parsed(requests: AsyncIterator[bytes], parse: _Parse | None) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _parsed(request, parse)
 
 
 @contextlib.asynccontextmanager
@@ -138,10 +191,15 @@ async def _translated(
         raise
     except errors.TesseraError as error:
         await _abort(method, context, error)
+    except grpc.aio.InternalError as error:
+        _leave(method, error)
     except Exception:
         log.exception("unexpected error", extra={"action": "rpc_failed", "method": method})
-        await context.abort(
-            grpc.StatusCode.INTERNAL, f"internal error in {method}; the server's log has the cause"
+        await _end(
+            method,
+            context,
+            grpc.StatusCode.INTERNAL,
+            f"internal error in {method}; the server's log has the cause",
         )
 
 
@@ -154,7 +212,28 @@ async def _abort(
     else:
         log.info("%s: %s", code.name, error, extra={"action": "rpc_refused", "method": method})
     status = rpc_status.to_status(status_of(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    await _end(method, context, status.code, status.details, status.trailing_metadata)
+
+
+async def _end(
+    method: str,
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    details: str,
+    metadata: Any = (),
+) -> Never:
+    """Abort the call. Behind a message that the client does not take, the status waits as long as that."""
+    try:
+        await context.abort(code, details, metadata)
+    except grpc.aio.InternalError as error:
+        _leave(method, error)
+    raise AssertionError("unreachable")
+
+
+def _leave(method: str, error: grpc.aio.InternalError) -> Never:
+    """End a call whose client has left while something was sent to it: a batch of operations failed."""
+    log.info("the client has left: %s", error, extra={"action": "rpc_left", "method": method})
+    raise asyncio.CancelledError from error
 
 
 def _short(value: str) -> str:

@@ -10,10 +10,12 @@ from itertools import product
 from typing import Any, Final
 
 import grpc.aio
+from google.protobuf.empty_pb2 import Empty
 
 from estimator.architectures.published import published
 from estimator.hardware import Hardware
-from formulation.errors import DeadlineTooShort, InvalidInput
+from formulation.cancelling import require_caller
+from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
 from formulation.snapshot import Workload
 from service.estimating import (
@@ -35,6 +37,7 @@ from service.rpc.calls import Calls
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import of_cell, of_model, of_published, to_model
 from service.rpc.convert.profiles import of_status, to_profiles
+from service.rpc.lanes import Lane, Share, client_of
 from service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
@@ -42,6 +45,7 @@ from tessera.v1 import estimates_pb2_grpc
 MAX_CELLS: Final = 100_000
 """Cells in one call."""
 MAX_MODELS: Final = 1000
+"""Models in one call, and in one page of an answer: each has a document to read."""
 MAX_COUNTS: Final = 16
 MAX_DEGREE: Final = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -51,36 +55,50 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     """Serves estimates from the store."""
 
     def __init__(
-        self, store: Store, calls: Calls, estimate_calls: Calls, hardware: Mapping[str, Hardware],
-        *, learns: bool = True, profiling: Options | None = None,
+        self, store: Store, calls: Calls, estimates: Lane, hardware: Mapping[str, Hardware],
+        *, bulk_calls: Calls, document_calls: Calls, learns: bool = True,
+        profiling: Options | None = None,
     ) -> None:  # fmt: skip
-        """``estimate_calls`` are threads for arithmetic, ``hardware`` the catalogue by name.
+        """``estimates`` is the lane of callers' arithmetic, ``bulk_calls`` are threads for many Cells,
+        ``document_calls`` threads that read documents, and ``hardware`` is the catalogue by name.
 
         With ``learns`` measurements correct the estimates. ``profiling``: what is measured, and when.
         """
         self._profiling = profiling or Options()
         self._store, self._calls, self._learns = store, calls, learns
-        self._estimate_calls, self._hardware = estimate_calls, hardware
+        self._estimates, self._hardware, self._bulk_calls = estimates, hardware, bulk_calls
+        self._document_calls = document_calls
 
     async def UpsertCells(
         self, request: pb.UpsertCellsRequest, context: _Context
     ) -> pb.UpsertCellsResponse:
         """Create or replace Cells' estimates, all or none."""
-        return await self._calls.run(self._upsert_cells, request)
+        return await self._bulk_calls.run(self._upsert_cells, request)
 
     async def ListCells(
         self, request: pb.ListCellsRequest, context: _Context
     ) -> pb.ListCellsResponse:
         """Return a page of estimates."""
-        return await self._calls.run(self._list_cells, request)
+        return await self._bulk_calls.run(self._list_cells, request)
+
+    async def DeleteCells(
+        self, request: pb.DeleteCellsRequest, context: _Context
+    ) -> pb.DeleteCellsResponse:
+        """Delete all Cells' estimates that match."""
+        return await self._calls.run(self._delete_cells, request)
 
     async def EstimateCells(
         self, request: pb.EstimateCellsRequest, context: _Context
     ) -> pb.EstimateCellsResponse:
         """Estimate a workload's Cells."""
-        over = threading.Event()
+        cluster, over = names.parse_cluster("parent", request.parent), threading.Event()
+        share = Share(client=client_of(context.peer()), cluster=cluster)
         try:
-            return await self._estimate_calls.run(self._estimate, request, over.is_set)
+            return await self._estimates.run(
+                share,
+                f"EstimateCells of {cluster}",
+                lambda _turn: self._estimate(request, over.is_set),
+            )
         finally:
             over.set()
 
@@ -100,13 +118,17 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self, request: pb.UpsertModelsRequest, context: _Context
     ) -> pb.UpsertModelsResponse:
         """Create or replace models, all or none."""
-        return await self._calls.run(self._upsert_models, request)
+        return await self._document_calls.run_cancellable(self._upsert_models, request)
+
+    async def DeleteModels(self, request: pb.DeleteModelsRequest, context: _Context) -> Empty:
+        """Delete models that no live job trains, all or none."""
+        return await self._calls.run(self._delete_models, request)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: _Context
     ) -> pb.ListModelsResponse:
         """Return a page of models."""
-        return await self._calls.run(self._list_models, request)
+        return await self._document_calls.run_cancellable(self._list_models, request)
 
     def _upsert_cells(self, request: pb.UpsertCellsRequest) -> pb.UpsertCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)
@@ -129,6 +151,18 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.UpsertCellsResponse.FromString(kept)
+
+    def _delete_cells(self, request: pb.DeleteCellsRequest) -> pb.DeleteCellsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        cells = convert.to_cell_filter(request)
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            deleted = writer.delete_cells(cluster, cells)
+            return pb.DeleteCellsResponse(deleted=deleted).SerializeToString()
+
+        kept = self._store.write(key, work, validate_only=request.validate_only)
+        return pb.DeleteCellsResponse.FromString(kept)
 
     def _list_cells(self, request: pb.ListCellsRequest) -> pb.ListCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)
@@ -166,9 +200,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         estimator = Estimator(hardware, models, measurements)
         found: list[CellEstimate] = []
         for gpu_type, gpus in product(hardware, counts):
-            if cancelled():
-                raise DeadlineTooShort("the call was cancelled before all Cells were estimated")
-            found += estimator.cells(workload, gpu_type, gpus, degrees)
+            require_caller(cancelled)
+            found += estimator.cells(workload, gpu_type, gpus, degrees, cancelled)
         kept = 0 if request.validate_only else self._keep(cluster, found)
         return pb.EstimateCellsResponse(
             cells=map(of_cell, found), kept=kept, measurements=estimator.learned
@@ -229,12 +262,17 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         known = self._store.estimation(cluster)
         return of_status(status(known, self._hardware, self._profiling, workload))
 
-    def _upsert_models(self, request: pb.UpsertModelsRequest) -> pb.UpsertModelsResponse:
+    def _upsert_models(
+        self, request: pb.UpsertModelsRequest, cancelled: Callable[[], bool]
+    ) -> pb.UpsertModelsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         fields.batch("models", len(request.models), MAX_MODELS)
         specs = [to_model(f"models[{i}]", model) for i, model in enumerate(request.models)]
         fields.distinct((f"models[{i}]", (s.model, s.params)) for i, s in enumerate(specs))
-        read = [read_model(f"models[{i}]", spec) for i, spec in enumerate(specs)]
+        read = []
+        for i, spec in enumerate(specs):
+            require_caller(cancelled)
+            read.append(read_model(f"models[{i}]", spec, cancelled))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -245,17 +283,37 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.UpsertModelsResponse.FromString(kept)
 
-    def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+    def _delete_models(self, request: pb.DeleteModelsRequest) -> Empty:
         cluster = names.parse_cluster("parent", request.parent)
-        page = page_of(request, request.page_size, request.page_token, most=10_000)
+        fields.batch("models", len(request.models), MAX_MODELS)
+        models = [convert.to_model_name(f"models[{i}]", m) for i, m in enumerate(request.models)]
+        fields.distinct((f"models[{i}]", model) for i, model in enumerate(models))
+        key = fields.request_key(request, request.request_id)
+
+        def work(writer: Writer) -> bytes:
+            writer.delete_models(cluster, models, allow_missing=request.allow_missing)
+            return b""
+
+        self._store.write(key, work, validate_only=request.validate_only)
+        return Empty()
+
+    def _list_models(
+        self, request: pb.ListModelsRequest, cancelled: Callable[[], bool]
+    ) -> pb.ListModelsResponse:
+        cluster = names.parse_cluster("parent", request.parent)
+        page = page_of(request, request.page_size, request.page_token, most=MAX_MODELS)
         found = {(s.model, s.params): s for s in self._store.list_models(cluster)}
         keys = sorted({*found, *(published() if request.with_published else ())})
         at = [json.dumps(key) for key in keys]
         start = at.index(page.cursor) + 1 if page.cursor in at else 0
         shown = keys[start : start + page.size]
         more = len(keys) > start + page.size
+        models = []
+        for key in shown:
+            require_caller(cancelled)
+            models.append(_shown(key, found.get(key)))
         return pb.ListModelsResponse(
-            models=[_shown(key, found.get(key)) for key in shown],
+            models=models,
             next_page_token=page.token(json.dumps(shown[-1]) if more else ""),
         )
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
+from typing import Any, Final
 
+import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
 from formulation.errors import Unavailable
@@ -15,14 +18,35 @@ from service.rpc.calls import Calls
 log = logging.getLogger(__name__)
 
 
+INSTANCE: Final = "tessera-instance"
+"""Key of the initial metadata in which a health check names the instance that answers."""
+
+
+class _Servicer(health.aio.HealthServicer):  # type: ignore[misc] # it ships no types
+    """The health service, which also says which instance of the server answers."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__()
+        self._instance = instance
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        if self._instance:
+            await context.send_initial_metadata(((INSTANCE, self._instance),))
+        return await super().Check(request, context)
+
+
 class Health:
     """Asks the store every ``period_s`` and tells it on, for the server ("") and each service.
 
     The question has a thread of its own, so that a busy pool does not look like a lost database.
     """
 
-    def __init__(self, store: Store, services: Iterable[str], period_s: float) -> None:
-        self.servicer = health.aio.HealthServicer()
+    def __init__(
+        self, store: Store, services: Iterable[str], period_s: float, instance: str = ""
+    ) -> None:
+        self.servicer = _Servicer(instance)
         self._store, self._period_s = store, period_s
         self._services = ["", *services]
         self._calls = Calls(1, "health")
@@ -41,9 +65,13 @@ class Health:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.servicer.enter_graceful_shutdown()
 
-    async def close(self) -> None:
-        """Give the thread back."""
-        await self._calls.close()
+    async def close(self, wait_s: float = math.inf) -> list[str]:
+        """Give the thread back; return the names of the calls that still run after ``wait_s``."""
+        return await self._calls.close(wait_s)
+
+    def running(self) -> list[str]:
+        """Return the names of the calls that hold the thread."""
+        return self._calls.running()
 
     async def _repeat(self) -> None:
         while True:

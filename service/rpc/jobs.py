@@ -12,15 +12,20 @@ from formulation.errors import InvalidInput
 from formulation.lifecycle import TERMINAL, JobEvent
 from formulation.resources import JobRecord, JobSpec, Request
 from service.ports import Store, Writer
+from service.roundoptions import RoundOptions, unheeded_wishes
 from service.rpc import fields, names
-from service.rpc.calls import Calls, Wakeups
+from service.rpc.calls import Calls, StreamPlaces, Wakeups
 from service.rpc.convert import jobs as convert
+from service.rpc.lanes import client_of
 from service.rpc.paging import page_of
+from service.rpc.sharing import SharedReads
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
 
 MAX_JOBS: Final = 10_000
 """Jobs in one call."""
+POLLS: Final = 100
+"""Watched jobs that are read in each ``poll_s``, about."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Event = pb.CancelJobRequest | pb.HoldJobRequest | pb.ReleaseJobRequest
 
@@ -29,15 +34,21 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     """Serves jobs from the store.
 
     ``new_id`` chooses ids for jobs that come without; ``wall_s`` is seconds since 1970, for refusing
-    deadlines that have passed; ``poll_s`` is how often a watched job is read where no wake-up came.
+    deadlines that have passed; ``poll_s`` is how often a watched job is read where no wake-up came. Batches
+    and pages of jobs use the threads of ``bulk_calls``, and ``watches`` says how many may watch.
+    ``standing`` is the policy that periodic rounds follow: answers warn of what it does not look at.
     """
 
     def __init__(
-        self, store: Store, calls: Calls, wakeups: Wakeups, *,
-        new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float,
+        self, store: Store, calls: Calls, wakeups: Wakeups, *, bulk_calls: Calls,
+        watches: StreamPlaces, new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float,
+        standing: RoundOptions,
     ) -> None:  # fmt: skip
+        self._standing = standing
         self._store, self._calls, self._wakeups = store, calls, wakeups
+        self._bulk_calls, self._watches = bulk_calls, watches
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
+        self._watched = SharedReads(self._read_watched)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.Job:
         """Queue a job."""
@@ -47,7 +58,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self, request: pb.SubmitJobsRequest, context: _Context
     ) -> pb.SubmitJobsResponse:
         """Queue jobs, all or none."""
-        return await self._calls.run(self._submit_jobs, request)
+        return await self._bulk_calls.run(self._submit_jobs, request)
 
     async def GetJob(self, request: pb.GetJobRequest, context: _Context) -> pb.Job:
         """Return a job."""
@@ -64,10 +75,10 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""
-        return await self._calls.run(self._list_jobs, request)
+        return await self._bulk_calls.run(self._list_jobs, request)
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: _Context) -> pb.Job:
-        """Change weight, priority, pinned, deadline, labels, pinned_gpu_type or avoid_nodes."""
+        """Change the fields of a job that may change after its submission."""
         return await self._calls.run(self._update_job, request)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.Job:
@@ -90,20 +101,27 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ) -> AsyncIterator[pb.Job]:
         """Send the job now and whenever it differs, until it has ended; slow readers skip versions.
 
-        That it goes on holding GPUs (``service_gpu_s``) is no difference.
+        That it goes on holding GPUs (``service_gpu_s``) is no difference. The more streams watch, the more
+        rarely each is read: together they read about ``POLLS`` jobs in ``poll_s``.
         """
         cluster, job = names.parse_job("name", request.name)
         sent: JobRecord | None = None
-        with self._wakeups.listen(cluster) as changes:
+        with (
+            self._watches.take(client_of(context.peer())),
+            self._wakeups.listen(cluster) as changes,
+        ):
             while True:
-                record = await self._calls.run(self._store.get_job, cluster, job)
+                record = await self._watched.get((cluster, job))
                 compared = replace(record, service_gpu_s=0.0)
                 if compared != sent:
                     yield convert.of_job(record)
                     sent = compared
                 if record.state in TERMINAL:
                     return
-                await changes.wait(self._poll_s)
+                await changes.wait(self._poll_s * max(1.0, self._watches.taken() / POLLS))
+
+    async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
+        return await self._calls.run(self._store.get_job, *key)
 
     def _submit_job(self, request: pb.SubmitJobRequest) -> pb.Job:
         cluster = names.parse_cluster("parent", request.parent)
@@ -113,10 +131,16 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         def work(writer: Writer) -> bytes:
             self._require_future("job.deadline", spec)
             (record,) = writer.submit_jobs(cluster, [spec])
-            return convert.of_job(record).SerializeToString()
+            return self._warned(record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
+
+    def _warned(self, record: JobRecord) -> pb.Job:
+        """Return the message of a stored job, with what the standing policy does not look at."""
+        message = convert.of_job(record)
+        message.warnings.extend(unheeded_wishes(record, self._standing))
+        return message
 
     def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
@@ -128,7 +152,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         def work(writer: Writer) -> bytes:
             for i, spec in enumerate(specs):
                 self._require_future(f"requests[{i}].job.deadline", spec)
-            jobs = map(convert.of_job, writer.submit_jobs(cluster, specs))
+            jobs = map(self._warned, writer.submit_jobs(cluster, specs))
             return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -170,13 +194,16 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         spec = replace(self._store.get_job(cluster, job).spec, **changes)
         if "pinned_gpu_type" in paths:
             convert.require_type_of_pin("job", spec)
+        if {"min_gpus", "max_gpus"} & set(paths):
+            convert.require_bounds("job", spec)
 
         def work(writer: Writer) -> bytes:
             if "deadline" in paths:
                 self._require_future("job.deadline", spec)
             changed = [convert.CHANGEABLE[path] for path in paths]
             record = writer.update_job(cluster, spec, changed, version)
-            return convert.of_job(record).SerializeToString()
+            warned = self._warned if "deadline" in paths else convert.of_job
+            return warned(record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc.aio
@@ -10,13 +12,13 @@ from google.protobuf.empty_pb2 import Empty
 
 from formulation.errors import NotFound
 from formulation.network.running import running_now
-from formulation.resources import TopologyRecord
 from formulation.topologies import document
 from service.ports import Clock, Store, Writer
 from service.replanning import Replanning
 from service.rpc import fields, names
 from service.rpc.calls import Calls
 from service.rpc.convert import networks as convert
+from service.rpc.lanes import Lane, Share, client_of
 from service.rpc.paging import page_of
 from tessera.v1 import networks_pb2 as pb
 from tessera.v1 import networks_pb2_grpc
@@ -29,20 +31,32 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     """Serves topologies and network plans from the store; plans when asked to."""
 
     def __init__(
-        self, store: Store, calls: Calls, round_calls: Calls, clock: Clock, replanning: Replanning
+        self,
+        store: Store,
+        calls: Calls,
+        document_calls: Calls,
+        commits: Lane,
+        trials: Lane,
+        clock: Clock,
+        replanning: Replanning,
     ) -> None:
-        self._store, self._calls, self._round_calls = store, calls, round_calls
+        """``document_calls`` are threads that read documents.
+
+        ``commits`` is the lane of plans that are put in force, ``trials`` that of previews.
+        """
+        self._store, self._calls, self._commits, self._trials = store, calls, commits, trials
+        self._document_calls = document_calls
         self._clock, self._replanning = clock, replanning
 
     async def GetTopology(self, request: pb.GetTopologyRequest, context: _Context) -> pb.Topology:
         """Return the cluster's network."""
-        return await self._calls.run(self._get, request)
+        return await self._document_calls.run_cancellable(self._get, request)
 
     async def UpdateTopology(
         self, request: pb.UpdateTopologyRequest, context: _Context
     ) -> pb.Topology:
         """Describe the cluster's network, or replace its description."""
-        return await self._calls.run(self._update, request)
+        return await self._document_calls.run_cancellable(self._update, request)
 
     async def DeleteTopology(self, request: pb.DeleteTopologyRequest, context: _Context) -> Empty:
         """Forget the network and its plans."""
@@ -64,14 +78,20 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         self, request: pb.PlanNetworkRequest, context: _Context
     ) -> pb.NetworkPlan:
         """Plan the network of the jobs as they run now."""
-        return await self._round_calls.run(self._plan, request)
+        cluster, over = names.parse_cluster("parent", request.parent), threading.Event()
+        share = Share(client=client_of(context.peer()), cluster=cluster)
+        lane = self._trials if request.dry_run else self._commits
+        try:
+            return await lane.run(
+                share, f"PlanNetwork of {cluster}", lambda _turn: self._plan(request, over.is_set)
+            )
+        finally:
+            over.set()
 
-    def _get(self, request: pb.GetTopologyRequest) -> pb.Topology:
+    def _get(self, request: pb.GetTopologyRequest, cancelled: Callable[[], bool]) -> pb.Topology:
         cluster = names.parse_topology("name", request.name)
-        return self._message(cluster, self._store.get_topology(cluster))
-
-    def _message(self, cluster: str, record: TopologyRecord) -> pb.Topology:
-        topology = document.read(json.loads(record.document))
+        record = self._store.get_topology(cluster)
+        topology = document.read(json.loads(record.document), cancelled)
         return convert.of_topology(
             cluster, record.document, record.version, topology, self._nodes(cluster)
         )
@@ -83,9 +103,13 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
             after = page[-1].spec.name
         return found
 
-    def _update(self, request: pb.UpdateTopologyRequest) -> pb.Topology:
+    def _update(
+        self, request: pb.UpdateTopologyRequest, cancelled: Callable[[], bool]
+    ) -> pb.Topology:
         cluster = names.parse_topology("topology.name", request.topology.name)
-        text, topology = convert.to_topology("topology.document", request.topology.document)
+        text, topology = convert.to_topology(
+            "topology.document", request.topology.document, cancelled
+        )
         version, key = (
             fields.version_of(request.topology.etag),
             fields.request_key(request, request.request_id),
@@ -103,11 +127,14 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     def _delete(self, request: pb.DeleteTopologyRequest) -> Empty:
         cluster = names.parse_topology("name", request.name)
 
+        version = fields.version_of(request.etag)
+        key = fields.request_key(request, request.request_id)
+
         def work(writer: Writer) -> bytes:
-            writer.drop_topology(cluster)
+            writer.drop_topology(cluster, version, allow_missing=request.allow_missing)
             return b""
 
-        self._store.write(fields.request_key(request, request.request_id), work)
+        self._store.write(key, work, validate_only=request.validate_only)
         return Empty()
 
     def _get_plan(self, request: pb.GetNetworkPlanRequest) -> pb.NetworkPlan:
@@ -128,16 +155,20 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
             next_page_token=page.token(last),
         )
 
-    def _plan(self, request: pb.PlanNetworkRequest) -> pb.NetworkPlan:
+    def _plan(
+        self, request: pb.PlanNetworkRequest, cancelled: Callable[[], bool]
+    ) -> pb.NetworkPlan:
         cluster = names.parse_cluster("parent", request.parent)
         if not self._store.has_topology(cluster):
             raise NotFound(names.topology_name(cluster))
         snapshot = self._store.snapshot(cluster)
+        if not snapshot.topology:  # it was deleted since
+            raise NotFound(names.topology_name(cluster))
         if request.dry_run:
             began_s = self._clock.monotonic_s()
-            outcome = self._replanning.preview(snapshot)
+            outcome = self._replanning.preview(snapshot, cancelled)
             return convert.of_outcome(cluster, outcome, self._clock.monotonic_s() - began_s)
-        self._replanning.plan(snapshot, running_now(snapshot), "call")
+        self._replanning.plan(snapshot, running_now(snapshot), "call", cancelled)
         try:
             return convert.of_plan(cluster, self._store.network_in_force(cluster))
         except NotFound:  # nothing runs, and nothing has run since the network was described

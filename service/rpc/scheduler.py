@@ -15,6 +15,7 @@ from service.roundoptions import RoundOptions
 from service.rpc import fields, names
 from service.rpc.calls import Calls
 from service.rpc.convert import rounds as convert
+from service.rpc.lanes import Lane, Share, Turn, client_of
 from service.rpc.paging import page_of
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
@@ -23,25 +24,43 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
-    """Serves rounds: new ones from the loop, in a pool of their own, and stored ones from the store.
+    """Serves rounds: new ones from the loop, in lanes of their own, and stored ones from the store.
 
-    ``default_deadline_s`` is what a call gets that brings no deadline, ``standing`` what holds where its
-    options say nothing.
+    ``commits`` is the lane of rounds that are committed, ``trials`` that of dry runs and replays.
+    ``default_deadline_s`` is the deadline of a call that brings none, ``max_deadline_s`` the longest that a
+    call gets, and ``standing`` what holds where its options say nothing.
     """
 
     def __init__(
-        self, store: Store, rounds: RoundLoop, clock: Clock, *,
-        calls: Calls, round_calls: Calls, default_deadline_s: float, standing: RoundOptions,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        rounds: RoundLoop,
+        clock: Clock,
+        *,
+        calls: Calls,
+        commits: Lane,
+        trials: Lane,
+        default_deadline_s: float,
+        max_deadline_s: float,
+        standing: RoundOptions,
+    ) -> None:
         self._store, self._rounds, self._clock = store, rounds, clock
-        self._calls, self._round_calls = calls, round_calls
-        self._default_deadline_s, self._standing = default_deadline_s, standing
+        self._calls, self._commits, self._trials = calls, commits, trials
+        self._default_deadline_s, self._max_deadline_s = default_deadline_s, max_deadline_s
+        self._standing = standing
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round inside the caller's deadline, and commit it."""
-        remaining_s, over = self._remaining_s(context), threading.Event()
+        remaining_s, longest_s, over = *self._time_of(context), threading.Event()
+        cluster = names.parse_cluster("parent", request.parent)
+        lane = self._trials if request.dry_run else self._commits
+
+        def work(turn: Turn) -> pb.Round:
+            fair_s = _lesser(turn.left_s, longest_s)
+            return self._schedule(request, remaining_s, over.is_set, fair_s)
+
         try:
-            return await self._round_calls.run(self._schedule, request, remaining_s, over.is_set)
+            return await lane.run(_share(context, cluster), f"Schedule of {cluster}", work)
         finally:
             over.set()
 
@@ -59,31 +78,46 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request: pb.ReplayRoundRequest, context: _Context
     ) -> pb.ReplayRoundResponse:
         """Solve a stored round again; commit nothing."""
-        remaining_s, over = self._remaining_s(context), threading.Event()
+        remaining_s, longest_s, over = *self._time_of(context), threading.Event()
+        cluster, _ = names.parse_round("name", request.name)
+
+        def work(turn: Turn) -> pb.ReplayRoundResponse:
+            fair_s = _lesser(turn.left_s, longest_s)
+            return self._replay(request, remaining_s, over.is_set, fair_s)
+
         try:
-            return await self._round_calls.run(self._replay, request, remaining_s, over.is_set)
+            return await self._trials.run(_share(context, cluster), f"replay in {cluster}", work)
         finally:
             over.set()
 
-    def _remaining_s(self, context: _Context) -> Callable[[], float]:
-        """Return what tells, from any thread, how much of the call's deadline is left."""
-        left_s: float | None = context.time_remaining()
-        end_s = self._clock.monotonic_s()
-        end_s += self._default_deadline_s if left_s is None else left_s
-        return lambda: end_s - self._clock.monotonic_s()
+    def _time_of(self, context: _Context) -> tuple[Callable[[], float], Callable[[], float]]:
+        """Return what tells, from any thread, the seconds left to the call, and those left to its solver.
+
+        A caller's hour is cut: the solver ends with its best answer after ``max_deadline_s``, and all that
+        comes after may take as long again.
+        """
+        now_s, given_s = self._clock.monotonic_s(), context.time_remaining()
+        left_s = self._default_deadline_s if given_s is None else given_s
+        longest_s = now_s + self._max_deadline_s
+        end_s = min(now_s + left_s, longest_s + self._max_deadline_s)
+        return (
+            lambda: end_s - self._clock.monotonic_s(),
+            lambda: longest_s - self._clock.monotonic_s(),
+        )
 
     def _schedule(
         self,
         request: pb.ScheduleRequest,
         remaining_s: Callable[[], float],
         cancelled: Callable[[], bool],
+        fair_s: Callable[[], float],
     ) -> pb.Round:
         cluster = names.parse_cluster("parent", request.parent)
         options = convert.to_options("options", request.options, self._standing)
         key = fields.request_key(request, request.request_id)
         record = self._rounds.schedule(
             cluster, options, remaining_s=remaining_s, dry_run=request.dry_run,
-            request=None if request.dry_run else key, cancelled=cancelled,
+            request=None if request.dry_run else key, cancelled=cancelled, fair_s=fair_s,
         )  # fmt: skip
         return convert.of_round(record, summary_only=request.summary_only)
 
@@ -106,16 +140,30 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         request: pb.ReplayRoundRequest,
         remaining_s: Callable[[], float],
         cancelled: Callable[[], bool],
+        fair_s: Callable[[], float],
     ) -> pb.ReplayRoundResponse:
         cluster, number = names.parse_round("name", request.name)
         options = None
         if request.HasField("options"):
             options = convert.to_options("options", request.options)
         record, same = self._rounds.replay(
-            cluster, number, options, remaining_s=remaining_s, cancelled=cancelled
+            cluster,
+            number,
+            options,
+            remaining_s=remaining_s,
+            cancelled=cancelled,
+            fair_s=fair_s,
         )
         answer = convert.of_round(record, summary_only=request.summary_only)
         snapshot = b""
         if request.with_snapshot:
             snapshot = encode(self._store.round_snapshot(cluster, number))
         return pb.ReplayRoundResponse(round=answer, same_decisions=same, snapshot=snapshot)
+
+
+def _share(context: _Context, cluster: str) -> Share:
+    return Share(client=client_of(context.peer()), cluster=cluster)
+
+
+def _lesser(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:
+    return lambda: min(one(), other())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import grpc.aio
@@ -12,17 +13,25 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from formulation.errors import InvalidInput
-from service.config import Config
+from service.config import (
+    BULK_THREADS,
+    DOCUMENT_THREADS,
+    ESTIMATE_THREADS,
+    LEASE_THREADS,
+    Config,
+)
 from service.loop import RoundLoop
 from service.ports import Clock, Store
 from service.replanning import Replanning
 from service.rpc.agents import AgentsServicer
-from service.rpc.calls import Calls, Wakeups
+from service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
+from service.rpc.calls import Calls, StreamPlaces, Wakeups
 from service.rpc.clusters import ClustersServicer
 from service.rpc.errors import Guard
 from service.rpc.estimates import EstimatesServicer
 from service.rpc.health import Health
 from service.rpc.jobs import JobsServicer
+from service.rpc.lanes import Lane, Limits
 from service.rpc.networks import NetworksServicer
 from service.rpc.scheduler import SchedulerServicer
 from service.rpc.tenants import TenantsServicer
@@ -47,8 +56,11 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
-ESTIMATE_THREADS: Final = 2
-"""A caller need not wait for what is estimated by itself; all of it is arithmetic, so more would not help."""
+MOST_WAITING: Final = 10_000
+"""Calls that wait for a thread of the database, at most."""
+
+AFTER_GRACE_S: Final = 0.3
+"""Seconds that calls have to end once they are cancelled, before they are left behind."""
 
 SERVICES: Final = tuple(
     service.full_name
@@ -78,8 +90,9 @@ _OPTIONS: Final = (
 class Server:
     """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop.
 
-    ``wakeups``, ``replanning`` and the pools of threads (``calls``, ``round_calls``, ``estimate_calls``) are
-    for others to share.
+    ``wakeups``, ``watches`` and ``replanning`` are for others to share, as are the threads that no caller
+    holds: ``lease_calls`` for leases and short reads of the server's own tasks, ``round_calls`` for rounds
+    of the period, ``network_calls``, ``estimate_calls`` and ``purge_calls`` for what is done between them.
     """
 
     def __init__(
@@ -88,29 +101,55 @@ class Server:
     ) -> None:  # fmt: skip
         self.wakeups = Wakeups()
         self._config = config
-        self.calls = Calls(config.store_threads, "store")
-        self.round_calls = Calls(config.round_threads, "round")
-        self.estimate_calls = Calls(ESTIMATE_THREADS, "estimate")
-        self._health = Health(store, SERVICES, config.health_period_s)
-        self._grpc = grpc.aio.server(interceptors=[Guard()], options=_OPTIONS)
-        calls, wakeups, timing = self.calls, self.wakeups, config.agent_timing()
-        jobs = JobsServicer(
-            store, calls, wakeups, new_id=new_id, wall_s=wall_s, poll_s=config.poll_s
+        self.lease_calls = Calls(LEASE_THREADS, "lease")
+        self.round_calls = Calls(config.round_threads, "periodic round")
+        self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
+        self.purge_calls = Calls(1, "purge")
+        self._calls = calls = Calls(config.store_threads, "store", MOST_WAITING)
+        self._bulk_calls = Calls(BULK_THREADS, "bulk", MOST_WAITING)
+        self._document_calls = Calls(DOCUMENT_THREADS, "document", MOST_WAITING)
+        self._agent_calls = Calls(config.agent_threads, "agent")
+        one_of_each = Limits(client=config.round_threads, cluster=1, share=1)
+        queue, trials = config.round_queue, config.trial_threads
+        self._commits = Lane(config.round_threads, "round", one_of_each, most_waiting=queue)
+        self._trials = Lane(trials, "trial", Limits.leaving_room(trials), most_waiting=queue)
+        several = Limits(client=ESTIMATE_THREADS, cluster=ESTIMATE_THREADS, share=1)
+        self._estimates = Lane(ESTIMATE_THREADS, "estimate", several, most_waiting=queue)
+        self._health = Health(store, SERVICES, config.health_period_s, config.instance)
+        shorten_left_clients()
+        self._grpc = grpc.aio.server(
+            interceptors=[Guard(config.unread_s), BoundedAnswers(AnswerRoom())], options=_OPTIONS
         )
-        scheduler = SchedulerServicer(
-            store, rounds, clock, calls=calls, round_calls=self.round_calls,
-            default_deadline_s=config.default_deadline_s, standing=config.round_options(),
+        wakeups, timing = self.wakeups, config.agent_timing()
+        self.watches = StreamPlaces(
+            config.watches, config.watches_per_client, "streams that watch jobs"
+        )
+        jobs = JobsServicer(
+            store, calls, wakeups, bulk_calls=self._bulk_calls, watches=self.watches, new_id=new_id,
+            wall_s=wall_s, poll_s=config.poll_s, standing=config.round_options(),
         )  # fmt: skip
-        agents = AgentsServicer(store, calls, wakeups, clock, timing)
-        clusters = ClustersServicer(store, calls, config.lease_s)
+        scheduler = SchedulerServicer(
+            store, rounds, clock, calls=calls, commits=self._commits, trials=self._trials,
+            default_deadline_s=config.default_deadline_s, max_deadline_s=config.max_deadline_s,
+            standing=config.round_options(),
+        )  # fmt: skip
+        places = StreamPlaces(
+            config.agent_streams, config.agent_streams_per_client, "streams of agents"
+        )
+        agents = AgentsServicer(store, self._agent_calls, wakeups, clock, timing, places)
+        clusters = ClustersServicer(
+            store, calls, self._bulk_calls, config.lease_s, period_s=config.period_s, wall_s=wall_s
+        )
         agents_pb2_grpc.add_AgentsServicer_to_server(agents, self._grpc)
         clusters_pb2_grpc.add_ClustersServicer_to_server(clusters, self._grpc)
         estimates_pb2_grpc.add_EstimatesServicer_to_server(
             EstimatesServicer(
                 store,
                 calls,
-                self.estimate_calls,
+                self._estimates,
                 config.catalogue(),
+                bulk_calls=self._bulk_calls,
+                document_calls=self._document_calls,
                 learns=config.learn,
                 profiling=config.profiling(),
             ),
@@ -118,7 +157,9 @@ class Server:
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
         self.replanning = Replanning(store, clock, config.round_options())
-        networks = NetworksServicer(store, calls, self.round_calls, clock, self.replanning)
+        networks = NetworksServicer(
+            store, calls, self._document_calls, self._commits, self._trials, clock, self.replanning
+        )
         networks_pb2_grpc.add_NetworksServicer_to_server(networks, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
         tenants_pb2_grpc.add_TenantsServicer_to_server(TenantsServicer(store, calls), self._grpc)
@@ -142,11 +183,27 @@ class Server:
         log.info("listening on %s", listen, extra={"action": "listening", "port": port})
         return port
 
-    async def stop(self) -> None:
-        """Take no more calls, end streams, let calls finish for the grace period, then cancel them."""
+    async def stop(self) -> list[str]:
+        """Take no more calls, end streams, let calls finish for the grace period, then cancel them.
+
+        Return the names of the calls that did not end: their threads still run.
+        """
         log.info("stopping", extra={"action": "stopping"})
+        end_s = time.monotonic() + self._config.grace_s + AFTER_GRACE_S
         await self._health.stop()
         self.wakeups.close()
         await self._grpc.stop(self._config.grace_s)
-        pools = (self.calls, self.round_calls, self.estimate_calls, self._health)
-        await asyncio.gather(*(pool.close() for pool in pools))
+        left_s = max(AFTER_GRACE_S, end_s - time.monotonic())
+        left = await asyncio.gather(*(pool.close(left_s) for pool in self._pools()))
+        return [name for names in left for name in names]
+
+    def running(self) -> list[str]:
+        """Return the names of the calls that hold a thread."""
+        return [name for pool in self._pools() for name in pool.running()]
+
+    def _pools(self) -> Sequence[Calls | Lane | Health]:
+        return (
+            self._calls, self._bulk_calls, self._document_calls, self._agent_calls, self.lease_calls,
+            self.round_calls, self.network_calls, self.estimate_calls, self.purge_calls,
+            self._commits, self._trials, self._estimates, self._health,
+        )  # fmt: skip

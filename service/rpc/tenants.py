@@ -84,7 +84,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
-            writer.delete_tenants(cluster, tenants)
+            writer.delete_tenants(cluster, tenants, allow_missing=request.allow_missing)
             return pb.DeleteTenantsResponse().SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)

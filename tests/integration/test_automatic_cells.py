@@ -315,7 +315,7 @@ async def a_replica(
     calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
     cells = Watching(
         store, HandClock(), deriving.derive, calls=calls, work=estimate_calls, holder=holder,
-        period_s=60.0, fails="nothing is estimated", action="estimating_failed",
+        period_s=60.0, fails="nothing is estimated", action="estimating_failed", idle_too=True,
     )  # fmt: skip
     yield cells
     await cells.stop()

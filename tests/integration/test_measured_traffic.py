@@ -322,7 +322,7 @@ async def test_a_wake_up_that_was_asked_for_comes_and_a_later_one_takes_its_plac
     calls, work = Calls(1, "store"), Calls(1, "work")
     watching = Watching(
         store, StoppedClock(), attend, calls=calls, work=work, holder="me", period_s=1e6,
-        fails="nothing", action="failed",
+        fails="nothing", action="failed", idle_too=True,
     )  # fmt: skip
     watching.start()
     await until(lambda: looked)

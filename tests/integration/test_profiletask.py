@@ -14,10 +14,9 @@ import grpc
 import pytest
 
 from formulation.errors import InvalidInput, NotAllowed
-from formulation.resources import PROFILER
 from formulation.snapshot import Workload
 from service.agent.gangs import Gang
-from service.agent.profiler import NAME, ByName, ProfilerRuntime
+from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Exit, Handle, Outcome
 from service.profiletask import RECORDS, require_jax
@@ -194,13 +193,10 @@ async def test_a_step_that_is_not_there_fails_with_what_to_do(node: Node) -> Non
 def test_a_node_without_jax_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        NotAllowed, match=r"jax and equinox, which node n7 has not: .*tessera\[estimator\]"
+        NotAllowed,
+        match=r"jax and equinox, which node n7 does not have: .*tessera-scheduler\[estimator\]",
     ):
         require_jax("n7")
-
-
-def test_server_and_agent_call_the_profiler_by_the_same_name() -> None:
-    assert NAME == PROFILER
 
 
 def test_a_runtime_that_the_agent_has_not_is_refused(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ TWO_PARTS: dict[str, Any] = {
         (CLOS | {"kind": "closs"}, "topology.document.kind", "did you mean 'clos'"),
         (CLOS | {"tors": 0}, "topology.document.tors", "whole number from 1"),
         (CLOS | {"tor_bytes_per_s": 0}, "topology.document.tor_bytes_per_s", "not 0"),
-        (CLOS | {"tor_bytes_per_s": math.nan}, "topology.document.tor_bytes_per_s", "not nan"),
+        (CLOS | {"tor_bytes_per_s": math.nan}, "topology.document", "tor_bytes_per_s: must be a finite"),
         (CLOS | {"nodes": [*HOSTS, HOSTS[0]]}, "topology.document.hosts", "a100-0"),
         (CLOS | {"speed": 3}, "topology.document", "speed"),
         (CLOS | {"host": CLOS["host"] | {"nic_bytes_per_s": 0}},
@@ -250,6 +250,17 @@ async def test_a_dry_run_answers_and_changes_nothing(store: PostgresStore) -> No
         code, _, _ = await refused(a.in_force())
         assert code is NOT_FOUND
         assert list((await a.plan()).decisions) == list(tried.decisions)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_plan_is_refused_where_the_topology_is_deleted_meanwhile(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    a_cluster(store)
+    monkeypatch.setattr(store, "has_topology", lambda cluster: True)  # it was still there then
+    async with api(store) as a:
+        code, _, _ = await refused(a.plan(dry_run=dry_run))
+        assert code is StatusCode.NOT_FOUND
 
 
 async def test_a_plan_where_nothing_runs_is_empty(store: PostgresStore) -> None:

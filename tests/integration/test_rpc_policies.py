@@ -88,6 +88,7 @@ async def test_what_gpus_cost_is_kept(store: PostgresStore) -> None:
         cluster = clusters_pb2.Cluster(name=C, gpu_types=[kind])
         await a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
         found = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
+        kind.node_gpus = 8  # the server adds the GPUs of the largest node
         assert list(found.gpu_types) == [kind]
 
 
@@ -110,6 +111,27 @@ async def test_a_pinned_type_and_avoided_nodes_are_kept_and_may_change(
         request = jobs_pb2.UpdateJobRequest(job=change, update_mask=mask)
         assert (await refused(a.jobs.UpdateJob(request)))[0] is INVALID
         assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == changed
+
+
+async def test_bounds_on_gpus_are_kept_may_change_and_hold_in_rounds(store: PostgresStore) -> None:
+    async with api(store) as a:
+        wake(store)
+        job = await a.jobs.SubmitJob(a_submit(requested_gpus=1, min_gpus=1, max_gpus=1))
+        assert (job.min_gpus, job.max_gpus) == (1, 1)
+        done = await a.scheduler.Schedule(a_round(), timeout=30)
+        assert [d.allocation.cell.gpus for d in done.decisions] == [1]
+        for least in (2, -1):
+            change = jobs_pb2.Job(name=job.name, min_gpus=least)
+            request = jobs_pb2.UpdateJobRequest(
+                job=change, update_mask=FieldMask(paths=["min_gpus"])
+            )
+            problem = await refused(a.jobs.UpdateJob(request))
+            assert problem == (INVALID, "INVALID_INPUT", ["job.min_gpus"])
+        free = jobs_pb2.UpdateJobRequest(
+            job=jobs_pb2.Job(name=job.name), update_mask=FieldMask(paths=["min_gpus", "max_gpus"])
+        )
+        changed = await a.jobs.UpdateJob(free)
+        assert (changed.min_gpus, changed.max_gpus) == (0, 0)
 
 
 async def test_a_job_that_asks_for_no_type_cannot_be_pinned_later(store: PostgresStore) -> None:
@@ -204,3 +226,34 @@ async def test_a_deadline_is_promised_or_refused_with_what_could_be_met(
         for leg in job.certificate:
             assert leg.start_time.seconds < leg.end_time.seconds <= far.seconds
             assert leg.cell.gpu_type == "a100"
+
+
+@pytest.mark.parametrize("mode", ["myopic", "look-ahead"])
+@pytest.mark.parametrize(
+    ("clock_factor", "promised"), [(1.0, {"short"}), (60.0, {"short", "hours"})]
+)
+async def test_deadlines_are_real_time_also_where_training_is_replayed_faster(
+    store: PostgresStore, mode: str, clock_factor: float, promised: set[str]
+) -> None:
+    """Training takes 100 s, 2 hours and 40 hours at the estimates, and each deadline is in 20 minutes."""
+    due = Timestamp()
+    due.GetCurrentTime()
+    due.seconds += 1200
+    async with api(store, clock_factor=clock_factor, real_time=True) as a:
+        wake(store)
+        jobs = {"short": 800, "hours": 57_600, "days": 1_152_000}
+        await a.jobs.SubmitJobs(
+            a_batch(*[a_submit(k, iterations=n, deadline=due) for k, n in jobs.items()])
+        )
+        request = a_round(objective="deadline then throughput", deadlines=mode)
+        done = await a.scheduler.Schedule(request, timeout=30)
+        found = {d.job.rpartition("/")[2]: d for d in done.decisions}
+        assert {name for name, d in found.items() if d.admitted} == promised
+        earliest = Timestamp()
+        earliest.FromJsonString(found["days"].reason.evidence["earliest_deadline"])
+        real_s = earliest.seconds - due.seconds + 1200
+        assert 36_000 < real_s * clock_factor < 360_000
+        rates = {d.allocation.rate for d in found.values() if d.admitted}
+        assert rates <= {256.0, 2048.0}  # as the estimates have them
+        again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
+        assert again.same_decisions

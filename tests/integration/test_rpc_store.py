@@ -464,3 +464,28 @@ async def test_a_database_without_our_schema_serves_nothing(postgres_url: str) -
             assert (code, reason) == (StatusCode.UNAVAILABLE, "NOT_MIGRATED")
     finally:
         database.engine.dispose()
+
+
+async def test_a_cluster_says_when_its_next_round_is_at_the_latest(store: PostgresStore) -> None:
+    async with api(store, period_s=300.0, real_time=True) as a:
+        get = clusters_pb2.GetClusterRequest(name=C)
+        unseen = await a.clusters.GetCluster(get)
+        assert unseen.round_period.seconds == 300
+        now = Timestamp()
+        now.GetCurrentTime()
+        assert unseen.next_round_time.seconds <= now.seconds  # none yet: at once
+        done = await a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
+        after = await a.clusters.GetCluster(get)
+        assert after.next_round_time.seconds - done.create_time.seconds in (300, 301)
+    async with api(store, period_s=0.0) as a:
+        never = await a.clusters.GetCluster(get)
+        assert never.HasField("round_period")
+        assert not never.HasField("next_round_time")
+
+
+async def test_a_cluster_says_how_many_gpus_its_largest_nodes_have(store: PostgresStore) -> None:
+    async with api(store) as a:
+        await a.clusters.UpsertCluster(a_cluster("a100", "v100"))
+        await a.clusters.UpsertNodes(some_nodes("n1", "n2"))
+        found = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
+        assert {kind.name: kind.node_gpus for kind in found.gpu_types} == {"a100": 8, "v100": 0}

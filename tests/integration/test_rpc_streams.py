@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -69,6 +71,7 @@ class ScriptedStore:
     def __init__(self) -> None:
         self.job = JOB
         self.gangs: tuple[DesiredGang, ...] = ()
+        self.deleted: tuple[str, ...] = ()
         self.failure: Exception | None = None
         self.observations: list[tuple[int, list[str]]] = []
         self.heartbeats = 0
@@ -95,7 +98,7 @@ class ScriptedStore:
 
     def desired(self, _cluster: str, _agent: str) -> Desired:
         self._fail()
-        return Desired(revision=len(self.gangs), gangs=self.gangs)
+        return Desired(revision=len(self.gangs), gangs=self.gangs, deleted_nodes=self.deleted)
 
     def get_job(self, _cluster: str, _name: str) -> JobRecord:
         self._fail()
@@ -152,6 +155,11 @@ class Agent:
         except grpc.aio.AioRpcError as error:
             return error
         raise AssertionError("the stream ended well")
+
+
+async def drain(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
 
 
 async def until(happened: Callable[[], bool]) -> None:
@@ -229,6 +237,36 @@ async def test_an_old_incarnation_is_aborted(scripted: ScriptedStore) -> None:
         error = await agent.end()
         assert error.code() is grpc.StatusCode.ABORTED
         assert details(error)[0].reason == "CONFLICT"
+
+
+async def test_an_agent_and_a_watcher_of_a_deleted_cluster_are_told_that_it_does_not_exist(
+    scripted: ScriptedStore,
+) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        agent = Agent(channel)
+        await agent.connect()
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
+            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        )
+        first = await watch.read()
+        assert isinstance(first, jobs_pb2.Job)
+        scripted.failure = NotFound("clusters/c")
+        server.wakeups.changed("c")
+        error = await agent.end()
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert details(error)[0].metadata["resource"] == "clusters/c"
+        with pytest.raises(grpc.aio.AioRpcError) as watched:
+            await watch.read()
+        assert watched.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_agent_is_told_which_of_its_nodes_were_deleted(scripted: ScriptedStore) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        agent = Agent(channel)
+        assert not (await agent.connect()).deleted_nodes
+        scripted.deleted = ("n",)
+        server.wakeups.changed("c")
+        assert list((await agent.read()).desired.deleted_nodes) == ["n"]
 
 
 @pytest.mark.parametrize(
@@ -362,3 +400,104 @@ async def test_an_unexpected_error_is_logged_but_not_told(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(caught.value.details())
     assert "secret of the implementation" in caplog.text
+
+
+class StuckStore(ScriptedStore):
+    """A store in which every call but those of agents waits until the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.stuck = 0
+
+    def list_jobs(self, *_: Any) -> tuple[list[JobRecord], int]:
+        return self._wait(), 0
+
+    def job_history(self, *_: Any) -> list[Any]:
+        return self._wait()
+
+    def _wait(self) -> list[Any]:
+        self.stuck += 1
+        assert self.go_on.wait(60)
+        return []
+
+
+async def test_agents_are_heard_while_other_calls_hold_every_thread() -> None:
+    scripted = StuckStore()
+    async with serving(as_store(scripted), store_threads=2) as (channel, _):
+        jobs = jobs_pb2_grpc.JobsStub(channel)
+        flood = [
+            call
+            for _ in range(20)
+            for call in (
+                jobs.ListJobEvents(jobs_pb2.ListJobEventsRequest(parent="clusters/c/jobs/j")),
+                jobs.ListJobs(jobs_pb2.ListJobsRequest(parent="clusters/c")),
+            )
+        ]
+        await until(lambda: scripted.stuck >= 6)
+        call = agents_pb2_grpc.AgentsStub(channel).Sync()
+        await call.write(HELLO)
+        async with asyncio.timeout(20):
+            assert cast(pb.ServerMessage, await call.read()).HasField("welcome")
+            await call.write(HEARTBEAT)
+            await call.write(observed(1, pb.ObservedGang.RUNNING))
+            await until(lambda: scripted.heartbeats > 0 and len(scripted.observations) > 0)
+        assert not any(waiting.done() for waiting in flood)
+        scripted.go_on.set()
+        await asyncio.gather(*flood, return_exceptions=True)
+        await call.done_writing()
+
+
+async def test_watches_beyond_the_limit_are_refused_and_places_are_given_back() -> None:
+    scripted = ScriptedStore()
+    async with serving(as_store(scripted), watches_per_client=2, poll_s=0.02) as (channel, _):
+        jobs = jobs_pb2_grpc.JobsStub(channel)
+        request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        watches = [jobs.WatchJob(request) for _ in range(2)]
+        for watch in watches:
+            assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.QUEUED
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="2 streams that watch jobs of this client"
+        ) as e:
+            await jobs.WatchJob(request).read()
+        assert e.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watches[0].cancel()
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    if await jobs.WatchJob(request).read():
+                        break
+        watches[1].cancel()
+
+
+async def test_streams_of_agents_beyond_the_limit_are_refused() -> None:
+    async with serving(as_store(ScriptedStore()), agent_streams=1) as (channel, _):
+        stub = agents_pb2_grpc.AgentsStub(channel)
+        first = stub.Sync()
+        await first.write(HELLO)
+        assert cast(pb.ServerMessage, await first.read()).HasField("welcome")
+        second = stub.Sync()
+        await second.write(HELLO)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 streams of agents in all are open"):
+            await second.read()
+        await first.done_writing()
+
+
+async def test_a_stream_whose_client_does_not_read_ends() -> None:
+    scripted = ScriptedStore()
+    long = "x" * 100_000
+    scripted.job = replace(JOB, last_error=long)
+    settings = {"unread_s": 0.3, "poll_s": 0.01}
+    async with serving(as_store(scripted), **settings) as (channel, server):
+        request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(request)
+        assert await watch.read()
+
+        def change() -> bool:
+            scripted.job = replace(JOB, last_error=long, version=scripted.asked)
+            return not server.watches.taken()
+
+        await until(change)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"has taken no message for 0\.3 s") as ended:
+            await drain(watch)
+        assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -6,8 +6,12 @@ import select
 import socket
 import sys
 
+SO_SNDBUFFORCE = 32  # asm-generic/socket.h; not in this Python's socket module
 PORTS = (5001, 5002)
-ON_THE_WAY = 600_000
+BUFFER_BYTES = 2**20
+"""What a flow may have queued: it lasts while a busy machine lets the sender wait, so both flows compete."""
+
+ON_THE_WAY = 2_500_000
 """Bytes that are passed over first: the queues of both flows and the receiver's buffers hold less."""
 
 
@@ -17,6 +21,7 @@ def send(address: str, tags: list[int]) -> None:
     for port, tag in zip(PORTS, tags, strict=True):
         flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         flow.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tag << 2)
+        flow.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, BUFFER_BYTES)
         flow.setblocking(False)
         flow.connect((address, port))
         poll.register(flow, select.POLLOUT)

@@ -23,12 +23,18 @@ WALL_S = 1.8e9
 
 @asynccontextmanager
 async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio.Channel, Server]]:
-    """Yield a channel to a server over ``store``, and the server; stop it at the end."""
+    """Yield a channel to a server over ``store``, and the server; stop it at the end.
+
+    With ``real_time`` among the settings it takes the time from the system, as the database does.
+    """
     clock, numbers = SystemClock(), itertools.count(1)
     defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "grace_s": 2.0, "poll_s": 30.0}
+    wall_s = clock.wall_s if settings.pop("real_time", False) else lambda: WALL_S
+    config = Config(**(defaults | settings))
+    rounds = RoundLoop(store, clock, clock_factor=config.clock_factor)
     server = Server(
-        Config(**(defaults | settings)), store, RoundLoop(store, clock), clock,
-        new_id=lambda: f"job-{next(numbers)}", wall_s=lambda: WALL_S,
+        config, store, rounds, clock,
+        new_id=lambda: f"job-{next(numbers)}", wall_s=wall_s,
     )  # fmt: skip
     port = await server.start()
     try:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from formulation.errors import DeadlineTooShort, InvalidInput
+from formulation.errors import DeadlineTooShort, InvalidInput, NotFound, TooBusy
 from formulation.resources import Request, RoundCommit, RoundRecord, decision_record
 from formulation.snapshot import Snapshot
+from service import loop
 from service.loop import RoundLoop
-from service.rounds import RoundOptions
+from service.rounds import RoundOptions, plan_round
+from solvers import registry
 from tests.support.builders import a_random_snapshot
 
 OPTIONS = RoundOptions(solver="greedy")
@@ -73,11 +75,13 @@ class World:
         self.store = OneCluster(self.clock)
         self.loop = RoundLoop(self.store, self.clock)  # type: ignore[arg-type] # what schedule() needs
 
-    def schedule(self, deadline_s: float = math.inf, **more: Any) -> RoundRecord:
+    def schedule(
+        self, deadline_s: float = math.inf, options: RoundOptions = OPTIONS, **more: Any
+    ) -> RoundRecord:
         end_s = self.clock.now_s + deadline_s
         given: dict[str, Any] = {"dry_run": False, "request": None, "cancelled": lambda: False}
         return self.loop.schedule(
-            "test", OPTIONS, remaining_s=lambda: end_s - self.clock.now_s, **given | more
+            "test", options, remaining_s=lambda: end_s - self.clock.now_s, **given | more
         )
 
 
@@ -174,3 +178,74 @@ def test_an_unknown_solver_is_refused_before_anything_is_read() -> None:
             "test", replace(OPTIONS, solver="magic"), remaining_s=lambda: 1.0, dry_run=False,
             request=None, cancelled=lambda: False,
         )  # fmt: skip
+
+
+def test_clusters_that_do_not_exist_leave_nothing_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+
+    def missing(cluster: str) -> Snapshot:
+        raise NotFound(cluster)
+
+    monkeypatch.setattr(world.store, "snapshot", missing)
+    for _ in range(3):
+        with pytest.raises(NotFound):
+            world.schedule()
+    assert not world.loop._measured
+
+
+def test_a_deadline_that_ends_while_the_round_is_placed_ends_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, seen = World(), list[str]()
+    monkeypatch.setattr(loop, "plan_round", _slow(plan_round, world.clock, "greedy", seen))
+    with pytest.raises(DeadlineTooShort, match="no round was committed"):
+        world.schedule(5.0, dry_run=True)
+    assert seen[-1] == "greedy"  # nothing was solved, placed or checked after that
+
+
+def _slow(plan: Any, clock: TurnedClock, phase: str, seen: list[str]) -> Any:
+    """Return ``plan`` with a phase after which the deadline is over."""
+
+    def slowed(*args: Any) -> Any:
+        *most, book, scheduler = args
+
+        def told(name: str) -> None:
+            seen.append(name)
+            clock.now_s += 100.0 if name == phase else 0.0
+            book(name)
+
+        return plan(*most, told, scheduler)
+
+    return slowed
+
+
+def test_a_solver_ends_with_its_best_answer_when_others_wait() -> None:
+    world = World()
+    record = world.schedule(options=RoundOptions(), fair_s=lambda: 0.0)
+    assert record.summary.verified
+    assert dict(record.summary.work)["cp-sat"] == 0  # there was no time for it
+
+
+def test_a_replay_that_cannot_end_early_gives_way_with_an_error() -> None:
+    world = World()
+    record = world.schedule(options=RoundOptions())
+    world.store.get_round = lambda cluster, number: record  # type: ignore[attr-defined]
+    world.store.round_snapshot = lambda cluster, number: world.store.found  # type: ignore[attr-defined]
+    given: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
+    _, same = world.loop.replay("test", 1, None, fair_s=lambda: 1.0, **given)
+    assert same
+    with pytest.raises(TooBusy, match="repeat it when the server is less busy"):
+        world.loop.replay("test", 1, None, fair_s=lambda: 0.0, **given)
+
+
+def test_rivals_decide_dry_runs_and_commit_nothing() -> None:
+    world = World()
+    for name in registry.rivals():
+        with pytest.raises(InvalidInput, match=r"there to compare with.*a dry run or a replay"):
+            world.schedule(options=RoundOptions(solver=name))
+    assert not world.store.committed
+    assert world.schedule(
+        options=RoundOptions(solver="stock-cp-sat"), dry_run=True
+    ).summary.verified

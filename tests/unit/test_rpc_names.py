@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from formulation.errors import InvalidInput
 from service.rpc import names
+from service.rpc.convert.clusters import to_gpu_types
+from service.rpc.convert.tenants import to_tenant
+from tessera.v1 import clusters_pb2, tenants_pb2
 
 ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", fullmatch=True)
 
@@ -43,3 +46,38 @@ def test_a_malformed_job_name_is_refused(name: str) -> None:
 def test_a_round_is_named_by_a_plain_number(number: str) -> None:
     with pytest.raises(InvalidInput):
         names.parse_round("name", f"clusters/c/rounds/{number}")
+
+
+HOSTILE = [
+    "../x", "..", ".", "a/../b", "a\0b", "a\nb", "x" * 10_000, "\u202ea", "é", " a", "deleted/1", "%2e%2e",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_resource_can_have_a_name_that_leaves_its_place_or_is_too_long(text: str) -> None:
+    """The limits hold for clusters, nodes, tenants, jobs, agents and GPU types; errors stay short."""
+    for parse in (
+        lambda: names.identifier("hello.agent_id", text),
+        lambda: names.gpu_type("gpu_type", text),
+        lambda: names.parse_cluster("name", f"clusters/{text}"),
+        lambda: names.parse_node("name", f"clusters/c/nodes/{text}"),
+        lambda: names.parse_tenant("name", f"clusters/c/tenants/{text}"),
+        lambda: names.parse_job("name", f"clusters/c/jobs/{text}"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            parse()
+        assert len(str(caught.value)) < 200
+
+
+def test_no_gpu_type_is_called_any_which_quotas_use_for_any_type() -> None:
+    kind = clusters_pb2.GpuType(name="any", memory_bytes=1)
+    with pytest.raises(InvalidInput, match=r"gpu_types\[0\]\.name: 'any' is reserved"):
+        to_gpu_types("gpu_types", [kind])
+
+
+def test_the_quota_of_any_type_may_be_called_any_but_not_by_both_names() -> None:
+    tenant = tenants_pb2.Tenant(name="clusters/c/tenants/t", quotas={"any": 3, "a100": 1})
+    assert to_tenant("tenant", "c", tenant).quotas == {"": 3, "a100": 1}
+    tenant.quotas[""] = 4
+    with pytest.raises(InvalidInput, match="both"):
+        to_tenant("tenant", "c", tenant)

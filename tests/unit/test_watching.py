@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from formulation.errors import Unavailable
+from service.purging import ClusterPurger
 from service.rpc.calls import Calls
 from service.watching import Watching
 from tests.support.worlds import StoppedClock
@@ -45,3 +47,43 @@ async def test_a_wake_up_beside_the_end_does_not_outlive_it(steps: int) -> None:
     async with asyncio.timeout(5.0):
         await watching.stop()
     await calls.close()
+
+
+async def test_what_is_remembered_of_a_deleted_cluster_is_dropped() -> None:
+    calls, dropped = Calls(1, "test"), list[str]()
+    store: Any = Empty()
+    watching = Watching(
+        store, StoppedClock(), lambda *_: None, calls=calls, work=calls, holder="me",
+        period_s=60.0, fails="nothing", action="test", forget=dropped.append,
+    )  # fmt: skip
+    await watching.look({"gone"})
+    assert dropped == ["gone"]
+    await calls.close()
+
+
+async def test_deleted_clusters_are_purged_batch_by_batch_until_nothing_is_left() -> None:
+    calls = Calls(1, "test")
+
+    class Store:
+        left = 3
+        failed = False
+
+        def purge(self) -> bool:
+            if not self.failed:
+                self.failed = True
+                raise Unavailable("the database is away")
+            self.left -= 1
+            return self.left > 0
+
+    store: Any = Store()
+    purger = ClusterPurger(store, calls)
+    purger.start()
+    async with asyncio.timeout(10.0):
+        while not store.failed:
+            await asyncio.sleep(0.001)
+        while store.left > 0:  # a failed look is not the last
+            purger.wake("c")
+            await asyncio.sleep(0.001)
+    await purger.stop()
+    await calls.close()
+    assert store.left == 0

@@ -116,11 +116,12 @@ def test_a_process_is_kept_for_the_next_round(workers: Workers) -> None:
 
 def test_an_error_in_the_process_is_the_same_error_here(workers: Workers) -> None:
     snapshot = a_random_snapshot(1, jobs=2)
-    heavy = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * 1e300))
+    heavy = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * 1e308))
+    options = replace(OPTIONS, queue_weights="1:100")
     with pytest.raises(ProblemTooLarge) as here:
-        plan_round(heavy, OPTIONS, solver("pricing"), FOREVER)
+        plan_round(heavy, options, solver("pricing"), FOREVER)
     with pytest.raises(ProblemTooLarge) as there:
-        workers.plan(heavy, OPTIONS, FOREVER, lambda phase, s: None, endless)
+        workers.plan(heavy, options, FOREVER, lambda phase, s: None, endless)
     assert (str(there.value), there.value.field) == (str(here.value), here.value.field)
     assert "plan_round" in "".join(there.value.__notes__)
 

@@ -69,6 +69,7 @@ def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
     return pb.Desired(
         revision=desired.revision, network=_of_network(desired),
         gangs=[_of_gang(gang, nodes, desired.network_levels) for gang in desired.gangs],
+        deleted_nodes=desired.deleted_nodes,
     )  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def _of_part(
 def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.DesiredGang:
     spec, cell = gang.spec, gang.allocation
     return pb.DesiredGang(
-        job=spec.name, generation=gang.generation, leader=gang.leader,
+        job=spec.name, generation=gang.generation, job_number=gang.job_number, leader=gang.leader,
         shares=[
             pb.AgentShare(node=node, gpu_indices=gpus)
             for node, gpus in cell.shares

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from formulation.errors import InvalidInput
 from formulation.resources import ClusterRecord, NodeRecord, NodeSpec
 from formulation.snapshot import GpuType
 from service.rpc import fields, names
@@ -17,12 +18,15 @@ MAX_MEMORY_BYTES: Final = 2**50
 MAX_DOLLARS_PER_HOUR, MAX_WATTS = 1e6, 1e6
 """Of one GPU; beyond, a value is a wrong unit."""
 
+ANY_TYPE: Final = "any"
+"""In quotas: GPUs of any type. So no GPU type may have this name."""
+
 
 def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, ...]:
     """Return GPU types, each name once."""
     found = tuple(
         GpuType(
-            name=names.gpu_type(f"{field}[{i}].name", m.name),
+            name=_new_type(f"{field}[{i}].name", m.name),
             memory_bytes=fields.whole(
                 f"{field}[{i}].memory_bytes", m.memory_bytes, 1, MAX_MEMORY_BYTES
             ),
@@ -38,17 +42,24 @@ def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, .
     return found
 
 
+def _new_type(field: str, name: str) -> str:
+    if name == ANY_TYPE:
+        raise InvalidInput(field, f"{ANY_TYPE!r} is reserved: quotas use it for GPUs of any type")
+    return names.gpu_type(field, name)
+
+
 def of_cluster(record: ClusterRecord) -> pb.Cluster:
     """Return the message of a stored cluster."""
     last = record.last_round
+    node_gpus = record.node_gpus or (0,) * len(record.gpu_types)
     return pb.Cluster(
         name=names.cluster_name(record.name),
         gpu_types=[
             pb.GpuType(
                 name=t.name, memory_bytes=t.memory_bytes, dollars_per_hour=t.dollars_per_hour,
-                watts=t.watts,
+                watts=t.watts, node_gpus=gpus,
             )
-            for t in record.gpu_types
+            for t, gpus in zip(record.gpu_types, node_gpus, strict=True)
         ],
         etag=fields.etag_of(record.version), create_time=fields.timestamp_of(record.created_s),
         nodes=record.nodes, gpus=record.gpus,
@@ -87,5 +98,7 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         etag=fields.etag_of(record.version), free_gpus=record.free_gpus,
         jobs=[names.job_name(cluster, job) for job in record.jobs],
         silent_s=record.silent_s if math.isfinite(record.silent_s) else -1.0,
-        network_remarks=record.network_remarks,
+        network_remarks=record.network_remarks, drain_reason=record.drain_reason,
+        drained_by=record.drained_by, drained=record.drained,
+        drain_time=None if record.drained_s is None else fields.timestamp_of(record.drained_s),
     )  # fmt: skip

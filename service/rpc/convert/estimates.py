@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord
+from formulation.resources import CellFilter, EstimateRecord
 from formulation.snapshot import Source, Workload
 from service.rpc import fields, names
 from service.rpc.convert.networks import of_traffic, to_traffic
@@ -37,6 +37,25 @@ def to_workload(field: str, message: pb.Workload) -> Workload:
         params=params,
         global_batch=fields.whole(f"{field}.global_batch", message.global_batch, 1, 10**9),
     )
+
+
+def to_cell_filter(request: pb.DeleteCellsRequest) -> CellFilter:
+    """Return the Cells that a call deletes. Raises InvalidInput: it names none, or all and some."""
+    partial = bool(request.workload.model or request.gpu_type or request.gpus)
+    if partial == request.all:
+        problem = "excludes the other filters" if partial else "must be set where no filter is"
+        raise InvalidInput("all", f"{problem} (workload, gpu_type, gpus)")
+    return CellFilter(
+        workload=to_workload("workload", request.workload) if request.workload.model else None,
+        gpu_type=request.gpu_type and names.gpu_type("gpu_type", request.gpu_type),
+        gpus=fields.whole("gpus", request.gpus, 0, MAX_GPUS),
+    )
+
+
+def to_model_name(field: str, message: pb.ModelName) -> tuple[str, str]:
+    """Return (model, params)."""
+    params = fields.text(f"{field}.params", message.params, 100)
+    return fields.text(f"{field}.model", message.model, 200, required=True), params
 
 
 def of_workload(workload: Workload) -> pb.Workload:

@@ -10,6 +10,7 @@ from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
 from formulation.reasons import Reason
 from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec, LegRecord
+from formulation.runtimes import REPLAY, RUNTIMES
 from formulation.snapshot import PROFILING
 from service.rpc import fields, names
 from service.rpc.convert.clusters import to_node_id
@@ -36,6 +37,8 @@ CHANGEABLE: Final[dict[str, str]] = {
     "labels": "labels",
     "pinned_gpu_type": "pinned_type",
     "avoid_nodes": "avoid_nodes",
+    "min_gpus": "min_gpus",
+    "max_gpus": "max_gpus",
 }
 """Field of Job that may change after submission -> field of JobSpec."""
 
@@ -72,10 +75,12 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
         **to_changes(field, cluster, m),
     )
     require_type_of_pin(field, spec)
+    require_bounds(field, spec)
     if spec.runtime:
         raise InvalidInput(
             f"{field}.workload.model", f"{PROFILING} is of the service's own tasks: name another"
         )
+    RUNTIMES[REPLAY].check_command(f"{field}.command", spec.command)
     return spec
 
 
@@ -86,6 +91,12 @@ def require_type_of_pin(field: str, spec: JobSpec) -> None:
             f"{field}.pinned_gpu_type",
             "pins a job that asks for no GPU type; name it when submitting",
         )
+
+
+def require_bounds(field: str, spec: JobSpec) -> None:
+    """Check that the requested GPUs lie within the job's own bounds."""
+    if contradiction := spec.contradicted_bound():
+        raise InvalidInput(f"{field}.{contradiction[0]}", contradiction[1])
 
 
 def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
@@ -101,6 +112,8 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         "labels": _labels(f"{field}.labels", message.labels),
         "pinned_type": message.pinned_gpu_type,
         "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
+        "min_gpus": fields.whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
+        "max_gpus": fields.whole(f"{field}.max_gpus", message.max_gpus, 0, MAX_GPUS),
     }
 
 
@@ -125,7 +138,7 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         tenant=spec.tenant, priority=spec.queue, weight=spec.weight, guaranteed=spec.guaranteed,
         restart=fields.duration_of(spec.restart_s), pinned=not spec.movable, labels=spec.labels,
         command=spec.command, max_retries=spec.max_retries, pinned_gpu_type=spec.pinned_type,
-        profile=spec.profile,
+        profile=spec.profile, min_gpus=spec.min_gpus, max_gpus=spec.max_gpus,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
     )  # fmt: skip
     if math.isfinite(spec.deadline_s):
@@ -150,6 +163,8 @@ def of_job(record: JobRecord) -> pb.Job:
     message.service_gpu_seconds = record.service_gpu_s
     if record.queued_s:
         message.queue_time.CopyFrom(fields.timestamp_of(record.queued_s))
+    if record.retry_s:
+        message.retry_time.CopyFrom(fields.timestamp_of(record.retry_s))
     if record.started_s is not None:
         message.start_time.CopyFrom(fields.timestamp_of(record.started_s))
     if record.ended_s is not None:

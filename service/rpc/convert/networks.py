@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-import yaml
-
+from estimator.documents import read_document
+from formulation.cancelling import never
+from formulation.documents import TOPOLOGY
 from formulation.errors import InvalidInput
 from formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
 from formulation.network.traffic import CellTraffic, StageTraffic, cell_traffic
@@ -17,8 +19,6 @@ from service.rpc import fields, names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
 
-MAX_DOCUMENT: Final = 16 * 2**20
-"""Characters; a hundred thousand links written one by one."""
 SHOWN: Final = 20
 """Hosts and nodes that do not match, at most."""
 _KINDS: Final = ("tensor", "data", "expert_data", "expert", "handed")
@@ -28,19 +28,20 @@ MAX_BYTES: Final = 1e18
 MAX_MESSAGES: Final = 10**12
 
 
-def to_topology(field: str, text: str) -> tuple[str, Topology]:
+def to_topology(
+    field: str, text: str, cancelled: Callable[[], bool] = never
+) -> tuple[str, Topology]:
     """Return a topology's document as canonical JSON, and what it describes.
 
     Raises:
         InvalidInput: it is neither JSON nor YAML, describes no network, or one that falls apart.
+        DeadlineTooShort: it was cancelled.
     """
     if not text.strip():
         raise InvalidInput(field, "must not be empty")
-    if len(text) > MAX_DOCUMENT:
-        raise InvalidInput(field, f"must be at most {MAX_DOCUMENT:,} characters")
-    plain = _plain(field, text)
+    plain = read_document(field, text, TOPOLOGY, cancelled)
     try:
-        topology = document.read(plain)
+        topology = document.read(plain, cancelled)
     except InvalidInput as wrong:
         part = wrong.field.removeprefix("topology")  # the document as a whole
         raise InvalidInput(f"{field}.{part}".rstrip("."), wrong.problem) from wrong
@@ -55,18 +56,6 @@ def to_topology(field: str, text: str) -> tuple[str, Topology]:
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False), topology
     except (TypeError, ValueError) as wrong:
         raise InvalidInput(field, f"has a value that JSON cannot hold: {wrong}") from wrong
-
-
-def _plain(field: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
-        said = " ".join(str(wrong).split())[:300]
-        raise InvalidInput(field, f"is neither JSON nor YAML: {said}") from wrong
 
 
 def of_topology(

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-import yaml
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
+from estimator.documents import read_document
+from formulation.documents import POLICY
 from formulation.errors import InvalidInput
 from formulation.goals import GoalResult
+from formulation.policy import MAX_FAIRNESS_LEVELS
 from formulation.resources import DecisionRecord, RoundRecord, RoundSummary
+from service import durations
 from service.roundoptions import RoundOptions
 from service.rpc import fields, names
 from service.rpc.convert.jobs import of_allocation, of_reason
@@ -24,6 +27,8 @@ MAX_SEED: Final = 2**31 - 1
 MIN_HORIZON_S, MAX_HORIZON_S = 1.0, 3.2e9  # a century
 MAX_TEXT: Final = 1000
 DEFAULTS: Final = RoundOptions()
+
+_DURATION: Final = Duration.DESCRIPTOR.full_name
 
 _SECONDS: Final = {
     "restart_horizon": (MIN_HORIZON_S, MAX_HORIZON_S),
@@ -37,7 +42,7 @@ _COUNTS: Final = {
     "seed": (0, MAX_SEED),
     "defragment_every_rounds": (0, 10**6),
     "max_changes": (-1, 10**6),
-    "fairness_levels": (1, 1000),
+    "fairness_levels": (1, MAX_FAIRNESS_LEVELS),
 }
 
 _EMPTY_IS_UNSET: Final = frozenset({"objective", "solver", "gap", "cost_of", "fairness_levels"})
@@ -58,7 +63,9 @@ def to_options(
         if value or known.name not in _EMPTY_IS_UNSET:
             chosen[_attribute(known)] = _value(f"{field}.{known.name}", known.name, value)
     try:
-        return replace(standing, **chosen)
+        options = replace(standing, **chosen)
+        options.require_bounded()
+        return options
     except InvalidInput as wrong:
         name = wrong.field.removesuffix("_s")
         raise InvalidInput(f"{field}.{name}", wrong.problem) from wrong
@@ -67,20 +74,50 @@ def to_options(
 def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> RoundOptions:
     """Return the options that ``text`` says, YAML or JSON with RoundOptions' field names of the API.
 
+    Durations are written as in options of the command line: ``2h``, ``1h30m``, ``never``, or seconds.
+
     Raises:
         InvalidInput: it is no such mapping, or a value is out of range.
     """
     message = pb.RoundOptions()
     try:
-        found = yaml.safe_load(text)
+        found = read_document(field, text, POLICY)
         if not isinstance(found, dict | None):
             raise InvalidInput(
                 field, "must map names to values, e.g. {objective: jct, min_run: 600s}"
             )
-        ParseDict(found or {}, message)
-    except (yaml.YAMLError, ParseError) as error:
+        ParseDict(_with_durations(field, found or {}), message)
+    except ParseError as error:
         raise InvalidInput(field, " ".join(str(error).split())) from error
     return to_options(field, message, standing)
+
+
+def _with_durations(field: str, options: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return ``options`` with the durations that people write as those of proto JSON, e.g. ``7200s``."""
+    known: dict[str, str] = {}
+    for option in pb.RoundOptions.DESCRIPTOR.fields:
+        if option.message_type is not None and option.message_type.full_name == _DURATION:
+            known |= {option.name: option.name, option.json_name: option.name}
+    return {
+        name: _proto_duration(f"{field}.{known[name]}", value) if name in known else value
+        for name, value in options.items()
+    }
+
+
+def _proto_duration(path: str, value: Any) -> Any:
+    """Return a duration as proto JSON has it; what has another type is left for proto JSON to refuse."""
+    match value:
+        case bool():
+            return value
+        case int() | float():
+            length_s = durations.require_duration_s(path, float(value))
+        case str() if value == durations.NEVER:
+            length_s = float(durations.MAX_DURATION_S)
+        case str():
+            length_s = durations.parse_duration_s(path, value)
+        case _:
+            return value
+    return fields.duration_of(length_s).ToJsonString()
 
 
 def _attribute(known: FieldDescriptor) -> str:
@@ -132,12 +169,18 @@ def of_summary(s: RoundSummary) -> pb.Round:
         running=s.running, waiting=s.waiting, started=s.started, suspended=s.suspended,
         changed=s.changed, used_gpus=s.used_gpus, seconds=s.seconds, unit=s.unit,
         samples_per_s=s.samples_per_s, versions=s.versions, goals=map(_of_goal, s.goals),
+        bound_is_trivial=s.bound_is_trivial,
     )  # fmt: skip
 
 
 def _of_goal(goal: GoalResult) -> pb.GoalResult:
     return pb.GoalResult(
-        name=goal.name, unit=goal.unit, objective=goal.objective, bound=goal.bound, gap=goal.gap
+        name=goal.name,
+        unit=goal.unit,
+        objective=goal.objective,
+        bound=goal.bound,
+        gap=goal.gap,
+        bound_is_trivial=goal.bound_is_trivial,
     )
 
 

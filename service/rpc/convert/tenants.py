@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from formulation.errors import InvalidInput
 from formulation.resources import TenantSpec
 from service.rpc import fields, names
+from service.rpc.convert.clusters import ANY_TYPE
 from tessera.v1 import tenants_pb2 as pb
 
 MAX_WEIGHT: Final = 1e6
@@ -27,13 +30,20 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
     return TenantSpec(
         name=to_tenant_id(f"{field}.name", cluster, m.name), weight=weight, borrow_gpus=borrow_gpus,
         lends=not m.keeps_idle_quota,
-        quotas={
-            kind and names.gpu_type(f"{field}.quotas", kind): fields.whole(
-                f"{field}.quotas[{kind}]", gpus, 0, MAX_QUOTA
-            )
-            for kind, gpus in sorted(m.quotas.items())
-        },
+        quotas=_quotas(f"{field}.quotas", m.quotas),
     )  # fmt: skip
+
+
+def _quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
+    """Return quotas by GPU type, "" for any type; on the way in ``ANY_TYPE`` means the same."""
+    if ANY_TYPE in quotas and "" in quotas:
+        raise InvalidInput(field, f'has both "" and {ANY_TYPE!r}, which mean any type; give one')
+    return {
+        "" if kind in ("", ANY_TYPE) else names.gpu_type(field, kind): fields.whole(
+            f"{field}[{kind}]", gpus, 0, MAX_QUOTA
+        )
+        for kind, gpus in sorted(quotas.items())
+    }
 
 
 def to_tenant_id(field: str, cluster: str, name: str) -> str:

@@ -1,0 +1,60 @@
+"""Lengths of time as people write them, for options, files and settings alike."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from formulation.errors import InvalidInput
+
+MAX_DURATION_S: Final = 315_576_000_000
+"""Ten thousand years: what google.protobuf.Duration can hold."""
+
+NEVER: Final = "never"
+"""The word for a duration without an end, where one may be asked for."""
+
+_SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER: Final = r"[0-9]+(?:\.[0-9]*)?"
+_PLAIN: Final = re.compile(_NUMBER)
+_PART: Final = re.compile(rf"({_NUMBER})\s*(ms|[smhd])\s*")
+_PARTS: Final = re.compile(rf"(?:{_PART.pattern})+")
+_MAX_CHARS: Final = 100
+
+
+def is_duration(text: str) -> bool:
+    """Return whether ``text`` has the form of a duration."""
+    found = text.strip()
+    if len(found) > _MAX_CHARS:
+        return False
+    if _PLAIN.fullmatch(found):
+        return True
+    units = [unit for _, unit in _PART.findall(found)]
+    order = sorted(set(units), key=lambda unit: -_SECONDS[unit])
+    return _PARTS.fullmatch(found) is not None and units == order
+
+
+def parse_duration_s(where: str, text: str) -> float:
+    """Return the seconds of ``90``, ``90s``, ``500ms``, ``5m``, ``1.5h``, ``1h30m`` or ``1d``.
+
+    Each unit may occur once, the larger ones first.
+
+    Raises:
+        InvalidInput: ``text`` has another form, or is longer than a Duration can be.
+    """
+    if not is_duration(text):
+        shown = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."
+        raise InvalidInput(
+            where, f"{shown!r} is not a duration; write e.g. 90s, 5m, 2h, 1h30m or 1d"
+        )
+    plain = text.strip()
+    if _PLAIN.fullmatch(plain):
+        return require_duration_s(where, float(plain))
+    parts = _PART.findall(plain)
+    return require_duration_s(where, sum(float(value) * _SECONDS[unit] for value, unit in parts))
+
+
+def require_duration_s(where: str, length_s: float) -> float:
+    """Return ``length_s`` if a Duration can hold it and it is not negative. Raises InvalidInput."""
+    if not 0 <= length_s <= MAX_DURATION_S:
+        raise InvalidInput(where, f"must lie in 0 to {MAX_DURATION_S:,} seconds")
+    return length_s

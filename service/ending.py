@@ -1,0 +1,62 @@
+"""The end of a server's process, which comes whatever its threads do."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+LEAVE_S: Final = 0.4
+"""Seconds after the grace at which calls that still run are left behind."""
+
+LAST_S: Final = 0.9
+"""Seconds after the grace at which the process ends even if closing it takes longer."""
+
+
+def end_by(
+    grace_s: float, running: Callable[[], Iterable[str]], closings: Iterable[Callable[[], object]]
+) -> threading.Event:
+    """See to it that this process ends within a second after ``grace_s``; return what calls that off.
+
+    A thread that Python cannot interrupt would keep the process alive for as long as it runs. After the
+    grace the calls that still run are logged, ``closings`` are called, and the process ends with code 0, as
+    it was asked to end. Should a thread hold the interpreter's lock, or a closing take too long, the
+    process ends with code 1 and the stacks of all threads on stderr.
+    """
+    off = threading.Event()
+    faulthandler.dump_traceback_later(grace_s + LAST_S, exit=True)
+
+    def leave() -> None:
+        if off.wait(grace_s + LEAVE_S):
+            return
+        names = sorted(running())
+        log.warning(
+            "the grace of %g s is over; leaving %d calls that still run: %s",
+            grace_s, len(names), ", ".join(names) or "none in the server's threads",
+            extra={"action": "calls_left"},
+        )  # fmt: skip
+        for closing in closings:
+            try:
+                closing()
+            except (
+                Exception
+            ):  # the outermost guard of the end: what comes after must be closed, too
+                log.exception("not closed in good order", extra={"action": "calls_left"})
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+    threading.Thread(target=leave, name="ending", daemon=True).start()
+    return off
+
+
+def end_in_order(off: threading.Event) -> None:
+    """Call off what ``end_by`` began: everything is closed."""
+    off.set()
+    faulthandler.cancel_dump_traceback_later()

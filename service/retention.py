@@ -1,0 +1,50 @@
+"""Retention in the background: the replica that holds a cluster's lease deletes its old rows in batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from formulation.resources import Retention
+from service.ports import Store
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 600.0
+"""Seconds between two passes over all clusters."""
+
+PAUSE_S: Final = 0.05
+"""Seconds between two batches, in which rounds and users have the database to themselves."""
+
+MAX_BATCHES: Final = 1000
+"""Batches of one pass over a cluster; the next pass goes on."""
+
+
+class Pruner:
+    """Deletes what retention does not keep, in batches small enough that nobody waits for one."""
+
+    def __init__(
+        self, store: Store, retention: Retention, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._store, self._retention, self._sleep = store, retention, sleep
+
+    def prune(
+        self, cluster: str, cancelled: Callable[[], bool], _woken: Callable[[], bool] | None = None
+    ) -> dict[str, int]:
+        """Delete the cluster's old rows; return how many went, by kind. Blocks."""
+        total: dict[str, int] = {}
+        for _ in range(MAX_BATCHES):
+            if cancelled():
+                break
+            deleted = self._store.prune_batch(cluster, self._retention)
+            total = {kind: total.get(kind, 0) + rows for kind, rows in deleted.items()}
+            if not any(deleted.values()):
+                break
+            self._sleep(PAUSE_S)
+        if any(total.values()):
+            facts = {"action": "pruned", "cluster": cluster, "deleted": total}
+            said = ", ".join(f"{rows} {kind}" for kind, rows in total.items() if rows)
+            log.info("deleted from %s: %s", cluster, said, extra=facts)
+        return total

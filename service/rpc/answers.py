@@ -1,0 +1,164 @@
+"""Answers that wait for their client: their number of bytes is bounded, and a stream can be ended meanwhile.
+
+A client that does not read leaves its answer in this process's memory. What streams may leave is one message
+each; a unary answer may be as large as a message may be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from formulation.errors import TooBusy
+from service.rpc.lanes import client_of
+
+LARGE_BYTES: Final = 256 * 2**10
+"""Smaller answers are not counted: the transport takes most of them at once."""
+
+MAX_WAITING_BYTES: Final = 512 * 2**20
+"""Of large answers that wait for all clients."""
+
+MAX_WAITING_BYTES_PER_CLIENT: Final = 128 * 2**20
+"""Of these, those that wait for one host: two of the largest."""
+
+GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+"""Logs, with a traceback, that an answer could not be sent after its handler had returned it."""
+
+_Behaviour = Callable[[Any, Any], Any]
+
+
+class LeftClientFilter(logging.Filter):
+    """A filter that makes one line of the traceback of an answer whose client has left."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record where it tells of a failed batch; keep every record."""
+        if record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError):
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            record.exc_info, record.action = None, "rpc_left"
+        return True
+
+
+_LEFT_CLIENTS: Final = LeftClientFilter()
+
+
+def shorten_left_clients() -> None:
+    """Log one line, not a traceback, for each answer whose client has left. Once for the process."""
+    logging.getLogger(GRPC_LOGGER).addFilter(_LEFT_CLIENTS)
+
+
+class AnswerRoom:
+    """Room for large answers until their clients have taken them. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, most_bytes: int = MAX_WAITING_BYTES,
+        most_bytes_per_client: int = MAX_WAITING_BYTES_PER_CLIENT,
+    ) -> None:  # fmt: skip
+        self._most, self._most_per_client = most_bytes, most_bytes_per_client
+        self._waiting: Counter[str] = Counter()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return how many bytes of large answers wait."""
+        return self._waiting.total()
+
+    def take(self, client: str, size: int) -> None:
+        """Take room for an answer.
+
+        Raises:
+            TooBusy: there is none.
+        """
+        for whose, waiting, most in (
+            ("for this client", self._waiting[client], self._most_per_client),
+            ("in all", self._waiting.total(), self._most),
+        ):
+            if waiting and waiting + size > most:
+                raise TooBusy(
+                    f"{waiting / 2**20:,.0f} MiB of answers wait {whose}, and this one has"
+                    f" {size / 2**20:,.0f} MiB; read the answers, or ask for smaller pages"
+                )
+        self._waiting[client] += size
+
+    def give_back(self, client: str, size: int) -> None:
+        """Give the room of an answer back."""
+        self._waiting[client] -= size
+        if not self._waiting[client]:
+            del self._waiting[client]
+
+
+class BoundedAnswers(grpc.aio.ServerInterceptor):
+    """Refuses large answers for which there is no room, and begins each stream before its first message.
+
+    grpc.aio sends a stream's initial metadata with its first message. While that message waits, ending the
+    stream would send the metadata a second time, which fails and leaves the stream open.
+    """
+
+    def __init__(self, room: AnswerRoom) -> None:
+        self._room = room
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the method's handler with bounded answers."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        codecs = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary:
+            bounded = _bound_unary(handler.unary_unary, self._room)
+            return grpc.unary_unary_rpc_method_handler(bounded, *codecs)
+        if handler.unary_stream:
+            begun = _begin_stream(handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(begun, *codecs)
+        if handler.stream_stream:
+            begun = _begin_stream(handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(begun, *codecs)
+        return handler
+
+
+def _bound_unary(behaviour: _Behaviour, room: AnswerRoom) -> _Behaviour:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        answer = await behaviour(request, context)
+        size = answer.ByteSize()
+        if size > LARGE_BYTES:
+            client = client_of(context.peer())
+            room.take(client, size)
+            context.add_done_callback(lambda _: room.give_back(client, size))  # type: ignore[arg-type] # a function is fine
+        return answer
+
+    return call
+
+
+def _begin_stream(behaviour: _Behaviour) -> _Behaviour:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        answers = behaviour(request, context)
+        if inspect.isawaitable(answers):
+            await answers
+            return
+        async with contextlib.aclosing(answers):
+            async for answer in _after_metadata(answers, context):
+                yield answer
+
+    return call
+
+
+async def _after_metadata(
+    answers: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+) -> AsyncGenerator[Any]:
+    """Yield the answers; send the initial metadata before the first, and only if there is one."""
+    begun = False
+    async for answer in answers:
+        if not begun:
+            await context.send_initial_metadata(())
+        begun = True
+        yield answer

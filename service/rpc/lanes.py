@@ -1,0 +1,250 @@
+"""Lanes of rounds: a bounded number of threads that clients and clusters share fairly.
+
+A lane is for work that may take minutes. What a client may do to others in the same lane is bounded:
+
+1. ``Limits`` says how many threads a client, a cluster and a share (one client on one cluster) may hold.
+2. A free thread goes to the client that holds the fewest, of its shares to the one that holds the fewest,
+   and among equals to the client, then the share, that was given one the longest ago.
+3. Work that has run for ``turn_s`` while another share waits is asked to end.
+4. The queue is bounded for all, for a client and for a share. Work that does not fit is refused at once.
+5. Work whose caller has left is never started.
+
+By 2 and 3 the wait of a share that holds nothing is bounded by the number of shares that wait, each of which
+takes one turn before it at most. The number of calls that another share makes has no part in that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from formulation.errors import TooBusy
+from service.rpc.calls import ThreadPool
+
+T = TypeVar("T")
+
+CLIENT_PART: Final = 2
+"""One client may hold the queue's places divided by this."""
+
+REMEMBERED: Final = 10_000
+"""Clients and shares of which a lane remembers when they were given a thread."""
+
+SHARE_PART: Final = 4
+"""One client may hold, on one cluster, the queue's places divided by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The claim on a lane that one client has on one cluster. ``client`` is a host: see ``client_of``."""
+
+    client: str
+    cluster: str
+
+
+def client_of(peer: str) -> str:
+    """Return whom a peer's address stands for: its host, since callers are not authenticated.
+
+    ``ipv4:10.0.0.7:50123`` is ``10.0.0.7``, and all callers on a Unix socket are one client.
+    """
+    family, _, address = peer.partition(":")
+    return address.rpartition(":")[0] if family in ("ipv4", "ipv6") else family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many threads of a lane one client, one cluster and one share may hold."""
+
+    client: int
+    cluster: int
+    share: int
+
+    @classmethod
+    def leaving_room(cls, threads: int) -> Limits:
+        """Return limits by which no client and no cluster holds all threads, and no share all but one."""
+        most = max(1, threads - 1)
+        return cls(client=most, cluster=most, share=max(1, threads - 2))
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A piece of work's time in a lane. Any thread may ask for it."""
+
+    share: Share
+    lane: Lane
+    began_s: float = math.inf
+
+    def left_s(self) -> float:
+        """Return the seconds until the work should end for the sake of others; inf while nobody waits."""
+        if not self.lane.others_wait(self.share):
+            return math.inf
+        return self.began_s + self.lane.turn_s - self.lane.now_s()
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A piece of work that waits for a thread."""
+
+    turn: Turn
+    work: Callable[[Turn], Any]
+    number: int
+    answer: asyncio.Future[Any]
+    name: str
+
+
+class Lane:
+    """Threads for long work of callers. Belongs to the event loop's thread, but for ``others_wait``."""
+
+    def __init__(
+        self,
+        threads: int,
+        name: str,
+        limits: Limits,
+        *,
+        most_waiting: int = 64,
+        turn_s: float = 10.0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.turn_s, self.now_s = turn_s, now_s
+        self._pool = ThreadPool(threads, name)
+        self._threads, self._name, self._limits = threads, name, limits
+        self._most_waiting = most_waiting
+        self._queues: dict[Share, deque[_Waiting]] = {}  # none of them empty
+        self._held: Counter[Share] = Counter()
+        self._given: dict[
+            Share | str, int
+        ] = {}  # the last turn of a share or a client, the latest last
+        self._waiting = self._count = self._turns = 0
+        self._closed = False
+
+    async def run(self, share: Share, what: str, work: Callable[[Turn], T]) -> T:
+        """Return what ``work`` returns. ``what`` names the call in the log of a server that stops.
+
+        Raises:
+            TooBusy: too much work waits already.
+        """
+        self._require_room(share)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._count += 1
+        turn = Turn(share=share, lane=self)
+        waiting = _Waiting(turn=turn, work=work, number=self._count, answer=answer, name=what)
+        self._queues.setdefault(share, deque()).append(waiting)
+        self._waiting += 1
+        self._fill()
+        try:
+            return await answer
+        finally:
+            self._forget(waiting)
+
+    def others_wait(self, share: Share) -> bool:
+        """Return whether any other share waits for a thread. In any thread."""
+        return len(self._queues) > (share in self._queues)
+
+    def running(self) -> list[str]:
+        """Return the names of the calls that hold a thread."""
+        return self._pool.running()
+
+    async def close(self, wait_s: float = math.inf) -> list[str]:
+        """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
+        self._closed = True
+        for waiting in [w for queue in self._queues.values() for w in queue]:
+            waiting.answer.cancel()
+        self._queues.clear()
+        return await self._pool.close(wait_s)
+
+    def _require_room(self, share: Share) -> None:
+        of_client = sum(len(q) for s, q in self._queues.items() if s.client == share.client)
+        of_share = len(self._queues.get(share, ()))
+        for whose, waits, most in (
+            ("in all", self._waiting, self._most_waiting),
+            ("of this client", of_client, max(1, self._most_waiting // CLIENT_PART)),
+            ("of this client and cluster", of_share, max(1, self._most_waiting // SHARE_PART)),
+        ):
+            if waits >= most:
+                raise TooBusy(
+                    f"{waits} calls {whose} wait for one of {self._threads} {self._name} threads, which is"
+                    " the most; wait for some of them to end, then call again"
+                )
+
+    def _fill(self) -> None:
+        """Give free threads to those whose turn it is."""
+        while not self._closed and self._held.total() < self._threads:
+            of_client, of_cluster = Counter[str](), Counter[str]()
+            for held, number in self._held.items():
+                of_client[held.client] += number
+                of_cluster[held.cluster] += number
+            able = [
+                s
+                for s in self._queues
+                if of_client[s.client] < self._limits.client
+                and of_cluster[s.cluster] < self._limits.cluster
+                and self._held[s] < self._limits.share
+            ]
+            if not able:
+                return
+            chosen = min(
+                able,
+                key=lambda s: (
+                    of_client[s.client],
+                    self._held[s],
+                    self._given.get(s.client, 0),
+                    self._given.get(s, 0),
+                    self._queues[s][0].number,
+                ),
+            )
+            self._begin(self._take(chosen))
+
+    def _take(self, share: Share) -> _Waiting:
+        queue = self._queues[share]
+        waiting = queue.popleft()
+        self._waiting -= 1
+        if not queue:
+            del self._queues[share]
+        return waiting
+
+    def _begin(self, waiting: _Waiting) -> None:
+        loop, turn = asyncio.get_running_loop(), waiting.turn
+        self._held[turn.share] += 1
+        self._turns += 1
+        for who in (turn.share, turn.share.client):
+            self._given.pop(who, None)
+            self._given[who] = self._turns
+        while len(self._given) > REMEMBERED:
+            del self._given[next(iter(self._given))]  # the longest ago: as good as never
+        turn.began_s = self.now_s()
+        future = self._pool.submit(waiting.name, waiting.work, turn)
+
+        def ended(future: Future[Any]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._ended, waiting, future)
+
+        future.add_done_callback(ended)
+
+    def _ended(self, waiting: _Waiting, future: Future[Any]) -> None:
+        """Take the thread back, whether or not anybody still waits for the answer."""
+        share, answer = waiting.turn.share, waiting.answer
+        self._held[share] -= 1
+        if not self._held[share]:
+            del self._held[share]
+        if not answer.done():
+            if future.cancelled():
+                answer.cancel()
+            elif (error := future.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(future.result())
+        self._fill()
+
+    def _forget(self, waiting: _Waiting) -> None:
+        """Drop the work from the queue if it is still there: its caller has left."""
+        queue = self._queues.get(waiting.turn.share)
+        if queue is not None and waiting in queue:
+            queue.remove(waiting)
+            self._waiting -= 1
+            if not queue:
+                del self._queues[waiting.turn.share]

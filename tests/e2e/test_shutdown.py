@@ -1,0 +1,73 @@
+"""A server ends within its grace, whatever its threads do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.snapshot import GpuType
+from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.support.stored import do
+from tests.support.system import until
+
+GRACE_S = 1.0
+LATEST_S = 20.0
+"""A thread that is stuck would keep the process for ever; a busy machine takes its time to end one."""
+
+SERVER = """
+import asyncio, sys, threading
+from db.store import PostgresStore
+from service import wiring
+from service.config import Config
+
+def wait_for_ever(self, cluster):
+    threading.Event().wait()
+
+PostgresStore.snapshot = wait_for_ever
+config = Config(
+    listen="127.0.0.1:0", database_url=sys.argv[1], period_s=0.0, grace_s=%r, estimate_cells=False
+)
+asyncio.run(wiring.serve(config, lambda port: print(port, flush=True)))
+"""
+
+
+@contextmanager
+def a_server(database: Database, log: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER % GRACE_S, database.url],
+            stdout=subprocess.PIPE, stderr=out, text=True,
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        assert port, log.read_text()
+        yield process, f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stuck_thread_does_not_keep_the_process(
+    database: Database, store: PostgresStore, tmp_path: Path
+) -> None:
+    do(store, lambda w: w.upsert_cluster("c", [GpuType(name="a100", memory_bytes=2**35)], None))
+    log = tmp_path / "log"
+    with a_server(database, log) as (process, address), grpc.insecure_channel(address) as channel:
+        stub, request = scheduler_pb2_grpc.SchedulerStub(channel), scheduler_pb2.ScheduleRequest
+        running = psutil.Process(process.pid)
+        threads = running.num_threads()
+        call = stub.Schedule.future(request(parent="clusters/c", dry_run=True), timeout=600)
+        until(lambda: running.num_threads() > threads or call.done(), "the round is begun")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LATEST_S) == 0
+        assert "leaving 1 calls that still run: Schedule of c" in log.read_text()

@@ -1,0 +1,222 @@
+"""Callers who ask for too much do not keep others from being served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.hostile.attacks import FAIR
+from benchmarks.hostile.monitor import BUSY_SHARE, read_thread_seconds, wait_until_quiet
+from benchmarks.hostile.requests import GPU_TYPE, cell_of, parent, small_job
+from benchmarks.hostile.unread import STREAMS, WATCH
+from benchmarks.hostile.wire import Unread
+from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from benchmarks.live.fleet import Fleet
+from benchmarks.live.forwarding import forward_from
+from benchmarks.live.stack import OPTIONS, Stack, running
+from estimator.samples import sample_profiles
+from simulator.clusters import tiny
+from simulator.workloads.philly_like import philly_like
+from tessera.v1 import (
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    jobs_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from tests.support.system import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+JOBS = 800
+"""Of the crowded cluster: CP-SAT does not prove an answer of a round within minutes."""
+
+HOSTILE_CALLS = 8
+"""Dry runs at once: more than there are threads for rounds."""
+
+AN_HOUR_S = 3600.0
+
+GENEROUS_S = 120.0
+"""What a call may take on a busy machine; a thread that is held costs its caller the hour."""
+
+ENDLESS = (
+    scheduler_pb2.RoundOptions(objective=FAIR, fairness_levels=64, solver="cp-sat", gap=1e-12),
+    scheduler_pb2.RoundOptions(solver="cp-sat", gap=1e-12),
+)
+"""Rounds that last as long as they may."""
+
+LONG = (scheduler_pb2.RoundOptions(solver="cvxpy", gap=1e-12),)
+"""Rounds of a library that asks nobody whether to go on."""
+
+OTHER = "other"
+
+UNREAD_WATCHES = 200
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """Yield a server with a crowded cluster, and another whose client comes from another host."""
+    types, nodes = tiny()
+    profiles = sample_profiles()
+    arrivals = philly_like(JOBS, seed=1, profiles=profiles)
+    with running() as started:
+        make_cluster(started, types, nodes)
+        add_estimates(started, profiles)
+        make_other(started)
+        with Fleet(started.addresses[0], CLUSTER, nodes, "fleet"):
+            submit(started, [arrival.spec for arrival in arrivals])
+            yield started
+
+
+def make_other(stack: Stack) -> None:
+    place = parent(OTHER)
+    kind = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
+    cluster = clusters_pb2.Cluster(name=place, gpu_types=[kind])
+    stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
+    cells = estimates_pb2.UpsertCellsRequest(parent=place, cells=[cell_of(1)])
+    stack.estimates.UpsertCells(cells)
+    stack.jobs.SubmitJob(jobs_pb2.SubmitJobRequest(parent=place, job_id="watched", job=small_job()))
+
+
+@contextmanager
+def another_client(stack: Stack) -> Iterator[grpc.Channel]:
+    """Yield a channel that reaches the server from another address."""
+    with (
+        forward_from("127.0.0.2", stack.addresses[0]) as address,
+        grpc.insecure_channel(address, options=OPTIONS) as channel,
+    ):
+        yield channel
+
+
+class HostileRounds:
+    """Dry runs without an end in sight. One that is answered is asked for again, until all are cancelled."""
+
+    def __init__(self, stack: Stack, *options: scheduler_pb2.RoundOptions) -> None:
+        self._options = options
+        self._channels = [
+            grpc.insecure_channel(
+                stack.addresses[0], options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+            )
+            for _ in range(HOSTILE_CALLS)
+        ]
+        self._pid = stack.servers[0].process.pid
+        self._over = False
+        self._before_s = self._used_s()
+        self._calls = [self._ask(k) for k in range(HOSTILE_CALLS)]
+
+    def __enter__(self) -> HostileRounds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+        for channel in self._channels:
+            channel.close()
+
+    def wait_until_they_compute(self) -> None:
+        """Wait until the server has worked on them for some seconds."""
+        until(lambda: self._used_s() > self._before_s + 3.0, "rounds are decided", within_s=60.0)
+
+    def outstanding(self) -> int:
+        """Return how many calls wait for their answer."""
+        return sum(not call.done() for call in self._calls)
+
+    def cancel(self) -> None:
+        """Leave."""
+        self._over = True
+        for call in self._calls:
+            call.cancel()
+
+    def _used_s(self) -> float:
+        return sum(read_thread_seconds(self._pid).values())
+
+    def _ask(self, k: int) -> Any:
+        request = scheduler_pb2.ScheduleRequest(
+            parent=PARENT,
+            options=self._options[k % len(self._options)],
+            dry_run=True,
+            summary_only=True,
+        )
+        stub = scheduler_pb2_grpc.SchedulerStub(self._channels[k])
+        call = stub.Schedule.future(request, timeout=AN_HOUR_S)
+        call.add_done_callback(lambda _: self._ask_again(k))
+        return call
+
+    def _ask_again(self, k: int) -> None:
+        if not self._over:
+            self._calls[k] = self._ask(k)
+
+
+def test_another_cluster_gets_its_rounds_and_health_while_dry_runs_hold_the_threads(
+    stack: Stack,
+) -> None:
+    request = scheduler_pb2.ScheduleRequest(parent=parent(OTHER))
+    with another_client(stack) as channel, HostileRounds(stack, *ENDLESS) as hostile:
+        scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+        hostile.wait_until_they_compute()
+        for _ in range(3):
+            assert scheduler.Schedule(request, timeout=GENEROUS_S).outcome == "committed"
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=GENEROUS_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert hostile.outstanding() >= HOSTILE_CALLS // 2
+
+
+def test_callers_who_left_hold_no_thread(stack: Stack) -> None:
+    with HostileRounds(stack, *LONG) as hostile:
+        hostile.wait_until_they_compute()
+        assert hostile.outstanding() >= HOSTILE_CALLS // 2
+        hostile.cancel()
+        pid, now_s = stack.servers[0].process.pid, time.monotonic()
+        _, busy = wait_until_quiet(pid, now_s, within_s=15.0, share=4 * BUSY_SHARE)
+        assert not busy
+    request = scheduler_pb2.ScheduleRequest(
+        parent=PARENT, dry_run=True, options=scheduler_pb2.RoundOptions(solver="greedy")
+    )
+    assert stack.scheduler.Schedule(request, timeout=GENEROUS_S).outcome == "dry_run"
+
+
+def test_watches_that_nobody_reads_keep_no_change_from_another_watcher(stack: Stack) -> None:
+    name = f"{parent(OTHER)}/jobs/watched"
+    watch = jobs_pb2.WatchJobRequest(name=name)
+    connections = [
+        Unread(stack.addresses[0], source="127.0.0.3") for _ in range(UNREAD_WATCHES // STREAMS)
+    ]
+    for connection in connections:
+        for _ in range(STREAMS):
+            connection.call(WATCH, watch.SerializeToString())
+
+    def begun() -> int:
+        for connection in connections:
+            connection.pump()
+        return sum(len(connection.begun_streams) for connection in connections)
+
+    until(lambda: begun() == UNREAD_WATCHES, "all watches have begun", within_s=GENEROUS_S)
+    with another_client(stack) as channel, ThreadPoolExecutor(1) as reader:
+        stub = jobs_pb2_grpc.JobsStub(channel)
+        answers = stub.WatchJob(watch, timeout=2 * GENEROUS_S)
+        next(answers)
+        for turn in ("one", "two", "three"):
+            job = jobs_pb2.Job(name=name, labels={"turn": turn})
+            update = jobs_pb2.UpdateJobRequest(job=job, update_mask=FieldMask(paths=["labels"]))
+            stack.jobs.UpdateJob(update, timeout=GENEROUS_S)
+            heard = reader.submit(read_until, answers, turn)
+            assert heard.result(GENEROUS_S).labels == {"turn": turn}
+        answers.cancel()
+    assert begun() == UNREAD_WATCHES
+    assert all(len(connection.open_streams) == STREAMS for connection in connections)
+    for connection in connections:
+        connection.close()
+
+
+def read_until(answers: Iterator[jobs_pb2.Job], turn: str) -> jobs_pb2.Job:
+    """Read a watch until the job has this label."""
+    return next(job for job in answers if job.labels["turn"] == turn)

@@ -1,0 +1,324 @@
+"""Jobs that fail again and again: stored back-offs, reasons of the present state, rounds that are woken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from db.engine import Database
+from db.store import PostgresStore
+from formulation.decisions import DecisionKind
+from formulation.errors import Unavailable
+from formulation.lifecycle import JobEvent, JobState
+from formulation.reasons import Reason, ReasonCode
+from service.clock import SystemClock
+from service.config import Config
+from service.loop import RoundLoop
+from service.periodic import PeriodicRounds
+from service.roundoptions import RoundOptions
+from service.rpc.calls import Calls
+from service.wiring import running
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_spec,
+    agents_report,
+    commit,
+    execute,
+    fail,
+    happen,
+    job,
+    run,
+    start,
+    states,
+    submit,
+    wait,
+)
+
+A0 = "a100-0"
+
+
+@pytest.fixture
+def store(database: Database) -> PostgresStore:
+    """Return a store whose agents are not taken for dead, however slow the machine is."""
+    return PostgresStore(database, lease_s=3600.0)
+
+
+@pytest.fixture
+def one(store: PostgresStore) -> PostgresStore:
+    """Return a store with a node of four GPUs on which a runs."""
+    a_cluster(store, nodes=1, gpus=4)
+    submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
+    run(store, a=[(A0, range(4))])
+    return store
+
+
+def decide(store: PostgresStore) -> None:
+    """Decide and commit a round by the default policy."""
+    loop = RoundLoop(store, SystemClock())
+    loop.schedule(
+        C, RoundOptions(), remaining_s=lambda: 600.0, dry_run=False, request=None,
+        cancelled=lambda: False,
+    )  # fmt: skip
+
+
+def end_back_off(database: Database) -> None:
+    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
+
+
+def prolong_back_off(database: Database) -> None:
+    """Let no slow machine reach the end of a back-off within the test."""
+    execute(
+        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
+    )
+
+
+def back_off_s(store: PostgresStore, name: str = "a") -> float:
+    """Return the seconds from a job's last crash to when it is tried again."""
+    crashes = [entry.at_s for entry in store.job_history(C, name) if entry.event == "crash"]
+    return job(store, name).retry_s - crashes[-1]
+
+
+def why(store: PostgresStore, name: str = "a") -> Reason:
+    reason = job(store, name).reason
+    assert reason is not None
+    return reason
+
+
+def test_each_failure_in_a_row_doubles_the_back_off(one: PostgresStore, database: Database) -> None:
+    waits = []
+    for _ in range(8):
+        fail(one, "a")
+        waits.append(back_off_s(one))
+        end_back_off(database)
+        run(one, a=[(A0, range(4))])
+    for wait_s, expected_s in zip(waits, (30, 60, 120, 240, 480, 960, 1800, 1800), strict=True):
+        assert expected_s - 10.0 < wait_s <= expected_s  # the history is written a moment later
+
+
+def test_after_a_good_run_the_next_failure_is_the_first_again(
+    one: PostgresStore, database: Database
+) -> None:
+    fail(one, "a")
+    fail_again(one, database)
+    assert job(one, "a").reason is not None
+    assert back_off_s(one) > 50.0
+    end_back_off(database)
+    run(one, a=[(A0, range(4))])
+    execute(database, "UPDATE jobs SET ran_at = ran_at - interval '11 min' WHERE name = 'a'")
+    fail(one, "a")
+    assert back_off_s(one) <= 30.0
+
+
+def fail_again(store: PostgresStore, database: Database) -> None:
+    end_back_off(database)
+    run(store, a=[(A0, range(4))])
+    fail(store, "a")
+
+
+def test_a_failed_start_and_a_lost_node_are_told_apart(
+    one: PostgresStore, database: Database
+) -> None:
+    execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
+    one.expire(C)
+    assert job(one, "a").retry_s == 0.0  # it is not the job's fault
+
+
+def test_a_round_leaves_it_out_and_another_job_has_its_gpus(
+    one: PostgresStore, database: Database
+) -> None:
+    fail(one, "a", "out of memory")
+    prolong_back_off(database)
+    decide(one)
+    assert states(one) == {"a": JobState.QUEUED, "b": JobState.STARTING}, job(one, "b").reason
+    reason = why(one)
+    assert reason.code is ReasonCode.BACK_OFF
+    assert reason.message.startswith("it failed once, last with: out of memory; it is tried again")
+
+
+def test_it_says_at_once_that_it_waits_and_when_that_is_over(
+    one: PostgresStore, database: Database
+) -> None:
+    fail(one, "a", "x" * 5000)
+    reason = why(one)  # no round has looked at it since
+    assert (reason.code, job(one, "a").reason_round) == (ReasonCode.BACK_OFF, 0)
+    assert len(reason.message) < 400
+    prolong_back_off(database)
+    assert 0 < one.retry_in_s(C) <= 3600
+    decide(one)
+    end_back_off(database)
+    assert "the next round may start it" in why(one).message
+    assert one.retry_in_s(C) == float("inf")
+
+
+def test_a_released_job_is_tried_at_once(one: PostgresStore, database: Database) -> None:
+    fail(one, "a")
+    fail_again(one, database)
+    happen(one, "a", JobEvent.HOLD)
+    assert why(one).code is ReasonCode.HELD
+    happen(one, "a", JobEvent.RELEASE)
+    assert (job(one, "a").retry_s, job(one, "a").reason) == (0.0, None)
+    run(one, a=[(A0, range(4))])
+    fail(one, "a")
+    assert back_off_s(one) <= 30.0
+
+
+def test_a_held_job_says_that_a_user_holds_it_and_since_when(one: PostgresStore) -> None:
+    snapshot = one.snapshot(C)
+    commit(one, snapshot, start(snapshot, "a", [(A0, range(4))]), wait(snapshot, "b"))
+    assert why(one, "b").code is ReasonCode.NO_CAPACITY
+    happen(one, "b", JobEvent.HOLD)
+    for decided in (False, True):
+        if decided:
+            decide(one)
+        reason = why(one, "b")
+        assert reason.code is ReasonCode.HELD
+        assert reason.message.startswith("a user holds it since 20")
+        assert dict(reason.evidence)["since"].startswith("20")
+        assert reason.next_step == "release it: `tessera release b`"
+        assert job(one, "b").reason_round == 0
+    happen(one, "b", JobEvent.RELEASE)
+    assert job(one, "b").reason is None  # that it was held is not why it waits
+
+
+@pytest.mark.parametrize(
+    ("event", "state"), [(JobEvent.CANCEL, JobState.CANCELLING), (JobEvent.HOLD, JobState.HOLDING)]
+)
+def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
+    one: PostgresStore, event: JobEvent, state: JobState
+) -> None:
+    snapshot = one.snapshot(C)
+    commit(one, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
+    assert why(one).code is ReasonCode.NO_CAPACITY  # while it stops, that is why
+    happen(one, "a", event)
+    assert states(one)["a"] is state
+    expected = ReasonCode.HELD if state is JobState.HOLDING else ReasonCode.LEAVING
+    assert why(one).code is expected
+    assert "GPUs are being given back" in why(one).message
+    agents_report(one)
+    assert (job(one, "a").reason is None) == (state is JobState.CANCELLING)
+
+
+def test_a_job_that_runs_or_has_ended_has_no_reason(one: PostgresStore) -> None:
+    snapshot = one.snapshot(C)
+    commit(one, snapshot, wait(snapshot, "b"))
+    happen(one, "b", JobEvent.CANCEL)
+    assert job(one, "b").reason is None
+    assert job(one, "a").reason is None
+    happen(one, "a", JobEvent.CANCEL)
+    agents_report(one)
+    submit(one, a_spec("c", max_retries=0))
+    run(one, c=[(A0, [0])])
+    fail(one, "c")
+    record = job(one, "c")
+    assert (record.state, record.reason, record.retry_s) == (JobState.FAILED, None, 0.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_failure_wakes_the_rounds_so_that_its_gpus_go_to_another_at_once(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store, nodes=1, gpus=4)
+    submit(store, a_spec("a", weight=50.0), a_spec("b"))
+    config = Config(
+        listen="127.0.0.1:0", database_url=database.url, period_s=3600.0, estimate_cells=False,
+        grace_s=2.0, default_deadline_s=60.0, store_threads=4, lease_s=3600.0,
+    )  # fmt: skip
+    async with running(config):
+        await until(lambda: states(store)["a"] is JobState.STARTING)  # the first round
+        await asyncio.to_thread(agents_report, store)
+        await asyncio.to_thread(fail, store, "a")
+        await asyncio.to_thread(prolong_back_off, database)
+        await until(lambda: states(store)["b"] is JobState.STARTING)
+        assert states(store)["a"] is JobState.QUEUED
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+async def test_the_end_of_a_back_off_and_events_in_a_storm_have_rounds_that_are_spaced(
+    one: PostgresStore, database: Database
+) -> None:
+    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
+    periodic = PeriodicRounds(
+        one, RoundLoop(one, clock), clock, calls=calls, round_calls=round_calls, holder="me",
+        period_s=300.0, deadline_s=60.0,
+    )  # fmt: skip
+
+    async def rounds_after(seconds: float) -> int:
+        clock.now_s += seconds
+        await periodic.begin_woken()
+        await asyncio.gather(*periodic.begun())
+        return one.list_rounds(C, 0, 1)[0].number
+
+    fail(one, "a")
+    prolong_back_off(database)
+    await periodic.tick()
+    await asyncio.gather(*periodic.begun())
+    assert await rounds_after(10.0) == 2  # that of ``one`` and the first of the period
+    end_back_off(database)
+    assert await rounds_after(3600.0) == 3
+    for _ in range(20):
+        periodic.wake(C)
+        last = await rounds_after(0.1)
+    assert last == 3
+    assert await rounds_after(1.1) == 4
+    periodic.wake("")
+    assert await rounds_after(10.0) == 4
+    await periodic.stop()
+    await asyncio.gather(calls.close(), round_calls.close())
+
+
+async def test_a_woken_round_is_begun_by_the_replica_that_holds_the_lease(
+    one: PostgresStore,
+) -> None:
+    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
+    periodic = PeriodicRounds(
+        one, RoundLoop(one, clock), clock, calls=calls, round_calls=round_calls, holder="me",
+        period_s=300.0, deadline_s=60.0,
+    )  # fmt: skip
+    assert one.acquire_lease(C, "another", 60.0)
+    periodic.wake(C)
+    periodic.wake("nowhere")
+    await periodic.begin_woken()
+    assert periodic.begun() == []
+    await periodic.stop()
+    await asyncio.gather(calls.close(), round_calls.close())
+
+
+async def test_a_wake_up_outlives_an_outage_of_the_database(
+    one: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
+    periodic = PeriodicRounds(
+        one, RoundLoop(one, clock), clock, calls=calls, round_calls=round_calls, holder="me",
+        period_s=300.0, deadline_s=60.0,
+    )  # fmt: skip
+
+    def refuse(*_: object) -> bool:
+        raise Unavailable("no database")
+
+    periodic.wake(C)
+    with monkeypatch.context() as outage:
+        outage.setattr(one, "acquire_lease", refuse)
+        with pytest.raises(Unavailable):
+            await periodic.begin_woken()
+        await periodic.begin_woken()  # not at once again
+    clock.now_s += 5.0
+    await periodic.begin_woken()
+    assert len(periodic.begun()) == 1
+    await asyncio.gather(*periodic.begun())
+    await periodic.stop()
+    await asyncio.gather(calls.close(), round_calls.close())

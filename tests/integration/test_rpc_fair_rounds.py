@@ -1,0 +1,221 @@
+"""Rounds over a real socket: what one caller's rounds leave to others, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from benchmarks.rounds.instances import instance
+from formulation.errors import DeadlineTooShort, NotFound
+from formulation.resources import Request, RoundCommit, RoundRecord, RoundSummary, decision_record
+from formulation.snapshot import Snapshot
+from service.ports import Store
+from service.rounds import RoundOptions
+from service.rpc.server import Server
+from tessera.v1 import scheduler_pb2 as pb
+from tessera.v1 import scheduler_pb2_grpc
+from tests.support.builders import a_random_snapshot
+from tests.support.rpc import details, serving
+
+HOUR_S = 3600.0
+ENOUGH_S = 60.0
+"""Far more than any answer here takes, and far less than what holds a thread."""
+
+ENDLESS = pb.RoundOptions(objective="max-min then makespan", fairness_levels=64)
+"""On the cluster ``huge`` this takes minutes."""
+
+
+class TwoClusters:
+    """A store of a huge cluster and a small one. Nothing else is asked of it."""
+
+    def __init__(self) -> None:
+        self._found = {
+            "huge": instance(3000, 1500, 4, seed=1, running=0.5),
+            "small": a_random_snapshot(1, jobs=5),
+        }
+        self.loaded = threading.Semaphore(0)  # counts the snapshots of ``huge``
+        self.committed: list[RoundCommit] = []
+        self.recorded: dict[int, tuple[RoundRecord, Snapshot]] = {}
+
+    def ready(self) -> None:
+        return None
+
+    def expire(self, _cluster: str) -> list[str]:
+        return []
+
+    def snapshot(self, cluster: str) -> Snapshot:
+        if cluster not in self._found:
+            raise NotFound(cluster)
+        if cluster == "huge":
+            self.loaded.release()
+        return self._found[cluster]
+
+    def replayed_round(self, _request: Request) -> RoundRecord | None:
+        return None
+
+    def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
+        if not in_time():
+            raise DeadlineTooShort("too late")
+        self.committed.append(commit)
+        return self._record(commit.snapshot, commit.summary, commit.decisions)
+
+    def get_round(self, _cluster: str, number: int) -> RoundRecord:
+        return self.recorded[number][0]
+
+    def round_snapshot(self, _cluster: str, number: int) -> Snapshot:
+        return self.recorded[number][1]
+
+    @staticmethod
+    def _record(snapshot: Snapshot, summary: RoundSummary, decisions: Any) -> RoundRecord:
+        told = tuple(decision_record(snapshot, d) for d in decisions)
+        return RoundRecord(summary=replace(summary, number=1), decisions=told)
+
+
+class Api:
+    """Calls of the scheduler, and what the server and its store know of them."""
+
+    def __init__(self, store: TwoClusters, server: Server, channel: grpc.aio.Channel) -> None:
+        self.store, self.server = store, server
+        self.stub = scheduler_pb2_grpc.SchedulerStub(channel)
+
+    def schedule(self, cluster: str, timeout: float = ENOUGH_S, **request: Any) -> Any:
+        return self.stub.Schedule(
+            pb.ScheduleRequest(parent=f"clusters/{cluster}", **request), timeout=timeout
+        )
+
+    async def hold(self, calls: int, **request: Any) -> list[Any]:
+        """Begin rounds of the huge cluster that take minutes; return once the first of them runs."""
+        begun = [self.schedule("huge", HOUR_S, options=ENDLESS, **request) for _ in range(calls)]
+        assert await asyncio.to_thread(self.store.loaded.acquire, timeout=ENOUGH_S)
+        return begun
+
+    async def idle(self) -> None:
+        """Wait until no thread works for anybody."""
+        async with asyncio.timeout(ENOUGH_S):
+            while self.server.running():
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def api(**settings: Any) -> AsyncIterator[Api]:
+    store = TwoClusters()
+    async with serving(cast(Store, store), **settings) as (channel, server):
+        yield Api(store, server, channel)
+
+
+async def failure_of(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value
+
+
+async def end(calls: list[Any]) -> None:
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_rounds_that_take_minutes_leave_others_a_thread(dry_run: bool) -> None:
+    async with api() as a:
+        held = await a.hold(4, dry_run=True)
+        answer = await a.schedule("small", dry_run=dry_run)
+        assert answer.verified
+        assert not any(call.done() for call in held)
+        await end(held)
+
+
+async def test_rounds_that_callers_commit_wait_for_no_dry_run_and_for_their_own_cluster_only() -> (
+    None
+):
+    async with api() as a:
+        held = await a.hold(2)
+        assert (await a.schedule("small")).verified
+        assert a.server.running() == ["Schedule of huge"]  # the other one waits for it
+        await end(held)
+
+
+async def test_periodic_rounds_wait_for_no_caller() -> None:
+    async with api(round_threads=1, trial_threads=1) as a:
+        held = await a.hold(1, dry_run=True) + await a.hold(1)
+        async with asyncio.timeout(ENOUGH_S):
+            assert await a.server.round_calls.run(lambda: "decided") == "decided"
+        assert not any(call.done() for call in held)
+        await end(held)
+
+
+async def test_the_threads_of_callers_who_left_are_free_again() -> None:
+    async with api() as a:
+        held = await a.hold(3, dry_run=True) + await a.hold(1)
+        await end(held)
+        await a.idle()
+        assert not a.store.committed
+
+
+async def test_calls_beyond_the_queue_are_refused_with_what_to_do() -> None:
+    async with api(trial_threads=1, round_queue=4) as a:
+        held = await a.hold(1, dry_run=True)
+        waiting = a.schedule("huge", HOUR_S, dry_run=True)
+        async with asyncio.timeout(ENOUGH_S):
+            while (refused := await failure_of(a.schedule("huge", 1.0, dry_run=True))).code() is (
+                grpc.StatusCode.DEADLINE_EXCEEDED
+            ):
+                pass  # the server has not seen the second call yet
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "then call again" in str(refused.details())
+        assert details(refused)[0].reason == "TOO_BUSY"
+        await end([*held, waiting])
+
+
+async def test_an_hours_deadline_is_cut_to_the_longest_and_gets_the_best_answer() -> None:
+    async with api(max_deadline_s=2.0) as a:
+        answer = await a.schedule("huge", HOUR_S, dry_run=True, options=ENDLESS, summary_only=True)
+        assert answer.verified
+        assert answer.seconds["solve"] < ENOUGH_S
+        assert any(work.solver.startswith("over:") for work in answer.work)  # it would have gone on
+
+
+async def test_more_levels_than_the_limit_are_refused_and_recorded_ones_are_replayed() -> None:
+    async with api() as a:
+        options = pb.RoundOptions(objective="max-min", fairness_levels=1000)
+        with pytest.raises(grpc.aio.AioRpcError, match="must lie in 1 to 64") as wrong:
+            await a.schedule("small", dry_run=True, options=options)
+        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await a.schedule("small", options=pb.RoundOptions(objective="max-min"))
+        (commit,) = a.store.committed
+        before = RoundOptions(objective="max-min", fairness_levels=1000)
+        recorded = {k: v for k, v in asdict(before).items() if k != "work"}
+        summary = replace(commit.summary, number=1, options=recorded)
+        told = a.store._record(commit.snapshot, summary, commit.decisions)
+        a.store.recorded[1] = (told, commit.snapshot)
+        name = "clusters/small/rounds/1"
+        shown = await a.stub.GetRound(pb.GetRoundRequest(name=name), timeout=ENOUGH_S)
+        assert shown.options.fairness_levels == 1000
+        again = await a.stub.ReplayRound(pb.ReplayRoundRequest(name=name), timeout=ENOUGH_S)
+        assert again.same_decisions
+
+
+@pytest.mark.parametrize("rival", ["sia", "highs", "stock-cp-sat"])
+async def test_a_rival_commits_no_round(rival: str) -> None:
+    async with api() as a:
+        with pytest.raises(grpc.aio.AioRpcError, match="there to compare with") as wrong:
+            await a.schedule("small", options=pb.RoundOptions(solver=rival))
+        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not a.store.committed
+
+
+async def test_a_rival_that_nothing_interrupts_ends_with_its_caller() -> None:
+    async with api() as a:
+        call = a.schedule("huge", HOUR_S, dry_run=True, options=pb.RoundOptions(solver="highs"))
+        assert await asyncio.to_thread(a.store.loaded.acquire, timeout=ENOUGH_S)
+        assert (await a.schedule("small", dry_run=True)).verified
+        await end([call])
+        await a.idle()

@@ -1,0 +1,279 @@
+"""Lanes: what one client may do to others that wait for the same threads."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from formulation.errors import TooBusy
+from service.rpc.calls import Calls, StreamPlaces
+from service.rpc.lanes import Lane, Limits, Share, Turn, client_of
+
+LONG_S = 60.0
+"""More than any wait here takes."""
+
+EVIL, GOOD = Share("evil", "a"), Share("good", "b")
+
+
+class Work:
+    """Work that holds its thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.turn: Turn | None = None
+
+    def __call__(self, turn: Turn) -> str:
+        self.turn = turn
+        self.began.set()
+        assert self.may_end.wait(LONG_S)
+        return "done"
+
+
+class Bench:
+    """A lane, and work given to it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.works: list[Work] = []
+        self.tasks: list[asyncio.Task[str]] = []
+
+    def give(self, share: Share) -> Work:
+        work = Work()
+        self.works.append(work)
+        self.tasks.append(asyncio.create_task(self.lane.run(share, "work", work)))
+        return work
+
+    async def begun(self, work: Work) -> None:
+        assert await asyncio.to_thread(work.began.wait, LONG_S)
+
+    async def end(self, work: Work) -> None:
+        work.may_end.set()
+        assert await self.tasks[self.works.index(work)] == "done"
+        await asyncio.sleep(0)  # the lane takes the thread back in a turn of its own
+
+
+@asynccontextmanager
+async def bench(
+    threads: int, limits: Limits | None = None, **settings: object
+) -> AsyncIterator[Bench]:
+    lane = Lane(threads, "test", limits or Limits.leaving_room(threads), **settings)  # type: ignore[arg-type]
+    found = Bench(lane)
+    try:
+        yield found
+    finally:
+        for work in found.works:
+            work.may_end.set()
+        await asyncio.gather(*found.tasks, return_exceptions=True)
+        await lane.close()
+
+
+def run(test: Callable[[], object]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_one_client_leaves_a_thread_to_others() -> None:
+    async def test() -> None:
+        async with bench(3) as b:
+            held = [b.give(Share("evil", name)) for name in ("a", "b", "c", "d")]
+            await b.begun(held[0])
+            await b.begun(held[1])
+            other = b.give(GOOD)
+            await b.begun(other)
+            assert not held[2].began.is_set()
+
+    run(test)
+
+
+def test_one_cluster_leaves_a_thread_to_others() -> None:
+    async def test() -> None:
+        async with bench(3) as b:
+            held = [b.give(Share(client, "a")) for client in ("x", "y", "z")]
+            await b.begun(held[1])
+            other = b.give(GOOD)
+            await b.begun(other)
+            assert not held[2].began.is_set()
+
+    run(test)
+
+
+def test_a_client_with_many_calls_waits_for_one_that_has_none() -> None:
+    async def test() -> None:
+        async with bench(1) as b:
+            first = b.give(EVIL)
+            await b.begun(first)
+            more = [b.give(Share("evil", name)) for name in "aabbc"]
+            await asyncio.sleep(0)
+            other = b.give(GOOD)
+            await asyncio.sleep(0)
+            await b.end(first)
+            await b.begun(other)
+            assert not any(work.began.is_set() for work in more)
+
+    run(test)
+
+
+def test_work_is_asked_to_end_only_when_others_wait() -> None:
+    now = [0.0]
+
+    async def test() -> None:
+        async with bench(1, turn_s=10.0, now_s=lambda: now[0]) as b:
+            first = b.give(EVIL)
+            await b.begun(first)
+            assert first.turn is not None
+            now[0] = 8.0
+            b.give(EVIL)
+            await asyncio.sleep(0)
+            assert first.turn.left_s() == math.inf  # its own calls are no others
+            b.give(GOOD)
+            await asyncio.sleep(0)
+            assert first.turn.left_s() == 2.0
+            now[0] = 12.0
+            assert first.turn.left_s() == -2.0
+
+    run(test)
+
+
+def test_work_whose_caller_has_left_is_never_started() -> None:
+    async def test() -> None:
+        async with bench(1) as b:
+            first, second = b.give(EVIL), b.give(EVIL)
+            await b.begun(first)
+            b.tasks[1].cancel()
+            await asyncio.gather(b.tasks[1], return_exceptions=True)
+            assert not b.lane.others_wait(GOOD)
+            third = b.give(EVIL)
+            await b.end(first)
+            await b.begun(third)
+            assert not second.began.is_set()
+
+    run(test)
+
+
+def test_a_caller_that_leaves_does_not_free_the_thread_that_works_for_it() -> None:
+    async def test() -> None:
+        async with bench(1) as b:
+            first, second = b.give(EVIL), b.give(GOOD)
+            await b.begun(first)
+            b.tasks[0].cancel()
+            await asyncio.gather(b.tasks[0], return_exceptions=True)
+            assert not second.began.is_set()
+            first.may_end.set()
+            await b.begun(second)
+
+    run(test)
+
+
+def test_a_full_queue_refuses_at_once_and_says_what_to_do() -> None:
+    async def test() -> None:
+        async with bench(1, most_waiting=8) as b:
+            await b.begun(b.give(EVIL))
+            for name in "abcdefgh":
+                b.give(Share("evil", name))
+            await asyncio.sleep(0)
+            with pytest.raises(TooBusy, match=r"4 calls of this client wait.*then call again"):
+                await b.lane.run(Share("evil", "z"), "work", Work())
+            for name in "stuv":
+                b.give(Share("good", name))
+            await asyncio.sleep(0)
+            with pytest.raises(TooBusy, match="8 calls in all wait"):
+                await b.lane.run(Share("third", "z"), "work", Work())
+
+    run(test)
+
+
+def test_a_share_fills_a_quarter_of_the_queue_at_most() -> None:
+    async def test() -> None:
+        async with bench(1, most_waiting=8) as b:
+            await b.begun(b.give(EVIL))
+            b.give(EVIL), b.give(EVIL)
+            await asyncio.sleep(0)
+            with pytest.raises(TooBusy, match="2 calls of this client and cluster wait"):
+                await b.lane.run(EVIL, "work", Work())
+
+    run(test)
+
+
+def test_rounds_of_one_cluster_wait_for_each_other() -> None:
+    async def test() -> None:
+        async with bench(2, Limits(client=2, cluster=1, share=1)) as b:
+            first, second = b.give(Share("x", "a")), b.give(Share("y", "a"))
+            third = b.give(Share("x", "b"))
+            await b.begun(first)
+            await b.begun(third)
+            assert not second.began.is_set()
+            await b.end(first)
+            await b.begun(second)
+
+    run(test)
+
+
+def test_errors_of_the_work_reach_its_caller() -> None:
+    def fail(turn: Turn) -> None:
+        raise ValueError("wrong")
+
+    async def test() -> None:
+        async with bench(1) as b:
+            with pytest.raises(ValueError, match="wrong"):
+                await b.lane.run(EVIL, "work", fail)
+
+    run(test)
+
+
+def test_a_lane_that_closes_names_the_calls_that_it_leaves_behind() -> None:
+    async def test() -> None:
+        async with bench(1) as b:
+            first = b.give(EVIL)
+            await b.begun(first)
+            assert b.lane.running() == ["work"]
+            assert await b.lane.close(0.01) == ["work"]
+            first.may_end.set()
+            assert await b.lane.close() == []
+
+    run(test)
+
+
+def test_calls_that_no_thread_has_room_for_are_refused() -> None:
+    async def test() -> None:
+        calls, go = Calls(1, "store", most=2), threading.Event()
+        waiting = [asyncio.create_task(calls.run(go.wait, LONG_S)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooBusy, match="2 calls wait for a store thread"):
+            await calls.run(go.wait)
+        go.set()
+        await asyncio.gather(*waiting)
+        assert await calls.close() == []
+
+    run(test)
+
+
+def test_streams_have_places_in_all_and_for_each_client() -> None:
+    places = StreamPlaces(3, 2, "streams")
+    with places.take("x"), places.take("x"):
+        with pytest.raises(TooBusy, match="2 streams of this client are open"), places.take("x"):
+            pass
+        with (
+            places.take("y"),
+            pytest.raises(TooBusy, match="3 streams in all are open"),
+            places.take("z"),
+        ):
+            pass
+        assert places.taken() == 2
+    assert places.taken() == 0
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        ("ipv4:10.0.0.7:50123", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:50123", "%5B::1%5D"),
+        ("unix:", "unix"),
+        ("unix:/run/tessera.sock", "unix"),
+    ],
+)
+def test_a_client_is_the_host_of_its_address(peer: str, client: str) -> None:
+    assert client_of(peer) == client
