@@ -1,4 +1,4 @@
-"""``tessera bench``: one subcommand for each registered case, and a smoke run of them all."""
+"""``tessera bench``: run a benchmark, or all of them quickly."""
 
 from __future__ import annotations
 

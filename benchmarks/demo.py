@@ -1,4 +1,4 @@
-"""``tessera demo``: the main job in under a minute, with real processes and nothing but this project.
+"""``tessera demo``: schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.
 
 A database, a server and four agents start as processes of their own; the 1,280-GPU cluster of Arena's Table 1
 is scheduled for some rounds over gRPC, and greedy solves the same rounds' snapshots beside the ILP.
@@ -7,6 +7,7 @@ is scheduled for some rounds over gRPC, and greedy solves the same rounds' snaps
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,12 +38,20 @@ from formulation.resources import NodeSpec
 from formulation.snapshot import Workload
 from simulator.clusters import arena_table1
 from simulator.workloads.philly_like import philly_like
-from tessera.v1 import clusters_pb2, jobs_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 
 ROUND_S = 300.0
 UNPROFILED = Workload(model="llama", params="7B", global_batch=256)
 """What one of the demo's users submits before anybody has profiled it."""
 CLOCK = 300.0  # seconds of training in a second of the demo: a round's training takes 1 s
+
+NEXT_STEPS = (
+    ("tessera up", "starts a cluster of your own on this machine; keep it running"),
+    ("tessera submit --help", "submits jobs to it from a second terminal"),
+    ("tessera simulate --help", "tries policies on traces, with no server"),
+    ("README.md", "has the rest"),
+)
+"""Commands to go on with after the demo, and what each is for."""
 
 out, err = Console(), Console(stderr=True)
 
@@ -66,10 +75,11 @@ def demo(
     workload = [spec for _, spec in philly_like(jobs + arrivals * (rounds - 1), seed)]
     workload[0] = replace(workload[0], workload=UNPROFILED)
     with ExitStack() as stack:
-        err.print("starting PostgreSQL, a server and four agents ...")
-        system = stack.enter_context(running())
+        system = stack.enter_context(running(report=_tell))
+        _tell("sending the cluster and its estimates")
         make_cluster(system, types, nodes)
         add_estimates(system, sample_profiles())
+        _tell(f"starting four agents for {len(nodes)} nodes")
         stack.enter_context(_agents(system, nodes))
         _wait_for_nodes(system, len(nodes))
         pairs = []
@@ -84,19 +94,17 @@ def demo(
             pairs.append(
                 Pair(ilp=ilp, greedy=replay(system, ilp.name, solver="greedy"), call_s=call_s)
             )
-            err.print(
-                f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting",
-                highlight=False,
-            )
+            _tell(f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting")
             if k < rounds - 1:
                 time.sleep(ROUND_S / CLOCK)
         found = list_jobs(system)
-        draw(picture, pairs, found, [(n.name, n.gpu_type, n.gpus) for n in nodes])
+        last = get_round(system, pairs[-1].ilp.name)
+        draw(picture, pairs, last.decisions, [(n.name, n.gpu_type, n.gpus) for n in nodes])
     _show(pairs, found, picture)
 
 
 def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -> None:
-    table = Table(title="1,280 GPUs, a round each 300 s")
+    table = Table(title="1,280 GPUs, a round every 300 s")
     for column in ("round", "ILP", "greedy", "ratio", "running", "waiting", "gap", "seconds"):
         table.add_column(column, justify="right")
     for pair in pairs:
@@ -104,25 +112,44 @@ def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -
         table.add_row(
             r.name.rpartition("/")[2], f"{r.placed_score:.2f}", f"{g.placed_score:.2f}",
             f"{r.placed_score / g.placed_score:.3f}" if g.placed_score else "-", str(r.running),
-            str(r.waiting), f"{r.gap:.0e}" if r.gap else "0", f"{pair.call_s:.2f}",
+            str(r.waiting), _gap(r), f"{pair.call_s:.2f}",
         )  # fmt: skip
     out.print(table)
-    out.print(
-        "ILP, greedy: throughput placed on the same snapshot. A job at the best rate of its requested GPU"
-        " count counts 1,\nmore where it is given more GPUs; seconds: the whole Schedule call, socket to"
-        " commit.", highlight=False,
-    )  # fmt: skip
+    _say(
+        "ILP and greedy: throughput placed on the same snapshot, in effective GPUs: one GPU of the job's best"
+        " type, at its most efficient count, counts 1. Gap: how far from a proven bound. Seconds: the whole"
+        " Schedule call, from socket to commit."
+    )
     states = [jobs_pb2.JobState.Name(job.state) for job in found]
     counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
-    out.print(f"Jobs now: {counts}.", highlight=False)
+    _say(f"Jobs now: {counts}.")
     out.print("\nWhy it waits:", style="bold")
     for job in telling(found):
-        out.print(
+        _say(
             f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, asked for"
-            f" {job.requested_gpus}): {job.reason.message}. Next: {job.reason.next_step}.",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
-    out.print(f"\nPicture: {picture}", highlight=False)
+            f" {job.requested_gpus}): {job.reason.message}. Next: {job.reason.next_step}."
+        )
+    _say(f"\nPicture: {picture}")
+    out.print("\nNext:", style="bold")
+    for command, purpose in NEXT_STEPS:
+        _say(f"  {command:<25}{purpose}")
+
+
+def _tell(step: str) -> None:
+    """Print a step on standard error, as it begins or has ended."""
+    err.print(step, highlight=False, markup=False)
+
+
+def _say(text: str) -> None:
+    """Print a line, wrapped at words on a terminal and left whole elsewhere."""
+    out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
+
+
+def _gap(value: scheduler_pb2.Round) -> str:
+    """Return the gap in a few characters; "?" where no bound was proven."""
+    if value.bound_is_trivial or not math.isfinite(value.gap):
+        return "?"
+    return f"{value.gap:.0e}" if value.gap else "0"
 
 
 def telling(found: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
@@ -134,6 +161,11 @@ def telling(found: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]
     chosen = list(first.values())
     chosen += [job for job in waiting if job not in chosen]
     return chosen[:count]
+
+
+def get_round(system: Stack, name: str) -> scheduler_pb2.Round:
+    """Return a round with its decisions."""
+    return system.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=name))
 
 
 def list_jobs(system: Stack) -> list[jobs_pb2.Job]:

@@ -6,14 +6,20 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tessera.v1 import jobs_pb2, scheduler_pb2
+from formulation.tables import Floats
+from tessera.v1 import scheduler_pb2
+
+ROWS: Final = 32
+"""GPUs in a column of the picture."""
+FREE: Final = 0.88
+"""Brightness of a GPU that is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +34,20 @@ class Pair:
 def draw(
     file: Path,
     pairs: Sequence[Pair],
-    jobs: Sequence[jobs_pb2.Job],
+    decisions: Sequence[scheduler_pb2.Decision],
     nodes: Sequence[tuple[str, str, int]],
 ) -> None:
-    """Write a PNG: ILP beside greedy by round; running and waiting; the GPUs, one colour a job.
+    """Write a PNG: ILP and greedy by round; running and waiting; the GPUs, one colour for each job.
 
-    ``nodes`` are (name, GPU type, GPUs).
+    ``decisions`` are those of the last round: on a fast clock many of its jobs have ended by the time that
+    the picture is drawn. ``nodes`` are (name, GPU type, GPUs).
     """
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, height_ratios=(1, 1.6))
     _throughput(figure.add_subplot(grid[0, 0]), pairs)
     _counts(figure.add_subplot(grid[0, 1]), pairs)
-    _gpus(figure.add_subplot(grid[1, :]), jobs, nodes)
+    _gpus(figure.add_subplot(grid[1, :]), decisions, nodes)
     figure.savefig(file, dpi=110)
 
 
@@ -49,7 +56,7 @@ def _throughput(axes: Any, pairs: Sequence[Pair]) -> None:
     axes.bar(at - 0.2, [p.ilp.placed_score for p in pairs], 0.4, label="ILP", color="#1f6f8b")
     axes.bar(at + 0.2, [p.greedy.placed_score for p in pairs], 0.4, label="greedy", color="#d9a441")
     top = max([1.0, *(p.ilp.placed_score for p in pairs)])
-    axes.set(title="normalised throughput of the same snapshots", xlabel="round", xticks=at)
+    axes.set(title="throughput of the same snapshots, effective GPUs", xlabel="round", xticks=at)
     axes.set_ylim(0, 1.3 * top)  # room for the legend
     axes.legend(loc="upper right")
 
@@ -68,9 +75,27 @@ def _counts(axes: Any, pairs: Sequence[Pair]) -> None:
     axes.legend(loc="upper right")
 
 
-def _gpus(axes: Any, jobs: Sequence[jobs_pb2.Job], nodes: Sequence[tuple[str, str, int]]) -> None:
-    """One cell a GPU: nodes of a type from left to right, 32 GPUs a column of cells."""
-    rows = 32
+def _gpus(
+    axes: Any, decisions: Sequence[scheduler_pb2.Decision], nodes: Sequence[tuple[str, str, int]]
+) -> None:
+    image, strips = gpu_image(decisions, nodes)
+    for text, middle in strips:
+        axes.text(middle, -1.2, text, ha="center")
+    axes.imshow(image, aspect="auto", interpolation="nearest")
+    axes.set_title(
+        "GPUs as the last round gave them: one colour for each job, grey is free", pad=22
+    )
+    axes.set_axis_off()
+
+
+def gpu_image(
+    decisions: Sequence[scheduler_pb2.Decision], nodes: Sequence[tuple[str, str, int]]
+) -> tuple[Floats, list[tuple[str, float]]]:
+    """Return the GPUs as colours, float64[rows, columns, 3], and each type's label with its middle.
+
+    There is one cell for each GPU: nodes of a type from left to right, ``ROWS`` GPUs in a column.
+    """
+    rows = ROWS
     kinds = list(dict.fromkeys(kind for _, kind, _ in nodes))
     place: dict[str, tuple[int, int]] = {}  # node -> (strip, first GPU in it)
     total = dict.fromkeys(kinds, 0)
@@ -79,22 +104,18 @@ def _gpus(axes: Any, jobs: Sequence[jobs_pb2.Job], nodes: Sequence[tuple[str, st
         total[kind] += gpus
     widths = [-(-total[kind] // rows) for kind in kinds]
     starts = np.cumsum([0, *(w + 1 for w in widths)])
-    image = np.ones((rows, int(starts[-1]) - 1, 3))
+    image, strips = np.ones((rows, int(starts[-1]) - 1, 3)), []
     for kind, start, width in zip(kinds, starts, widths, strict=False):
-        image[:, start : start + width] = 0.88
-        axes.text(start + width / 2 - 0.5, -1.2, f"{kind}: {total[kind]} GPUs", ha="center")
-    for job in jobs:
-        if job.state not in (jobs_pb2.STARTING, jobs_pb2.RUNNING):
-            continue
-        colour = _colour(job.name)
-        for share in job.allocation.shares:
+        image[:, start : start + width] = FREE
+        strips.append((f"{kind}: {total[kind]} GPUs", float(start + width / 2 - 0.5)))
+    for decision in decisions:
+        colour = _colour(decision.job)
+        for share in decision.allocation.shares:
             strip, first = place[share.node.rpartition("/")[2]]
             for index in share.gpu_indices:
                 gpu = first + index
                 image[gpu % rows, starts[strip] + gpu // rows] = colour
-    axes.imshow(image, aspect="auto", interpolation="nearest")
-    axes.set_title("GPUs after the last round, one colour a job, grey is free", pad=22)
-    axes.set_axis_off()
+    return image, strips
 
 
 def _colour(name: str) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""A solver against random problems that nobody would state."""
+"""A solver against random problems, goals in order and rounds that nobody would state."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import logging
 import math
 import time
 from collections import Counter
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
 
-from benchmarks.progress import steps
 from benchmarks.registry import Report, case
+from benchmarks.rounds.fuzzed_budgets import budget_of, draw_gap, draw_work
+from benchmarks.rounds.fuzzed_goals import draw_statement, every_answer, goal_faults, same_answer
+from benchmarks.rounds.fuzzed_rounds import draw_round
 from benchmarks.rounds.fuzzing import TooLarge, a_problem, optimum, some_prices
 from benchmarks.rounds.instances import FAMILIES, instance
+from benchmarks.sweeps.runner import ResultsFolder, Workers, run_tasks
+from benchmarks.sweeps.tasks import Task
 from formulation.check import violations
-from formulation.policy import Policy
+from formulation.policy import LOOKS_AHEAD, Policy
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
+from formulation.statement import Statement, build_problem, state
+from service.keeping import keep_promises
+from service.rounds import plan_round
 from solvers.answers import is_answer, objective_of, trivial_bound
 from solvers.base import Budget, Solver
+from solvers.goals import solve_goals, surrogate
+from solvers.lookahead import admit
 from solvers.registry import DEFAULT
 from solvers.registry import solver as make_solver
 
@@ -36,72 +44,195 @@ INTERRUPTED: Final = 0.2
 FEW_JOBS: Final = 300
 LARGE: Final = 0.2
 """Share of the short rounds that have more jobs, and the time that greedy takes."""
+CASES_PER_TASK: Final = 250
+"""Cases that one process runs before it reports."""
+GOALS: Final = 0.3
+"""Share of the cases that are goals in order on a random problem."""
+ROUNDS: Final = 0.15
+"""Share of the cases that are whole rounds."""
+REPEATED: Final = 0.25
+"""Share of the goals in order that are solved again with the work that was recorded."""
+
+MANY_COLUMNS: Final = 30
+"""Columns from which a statement gets a limit of wall seconds."""
+
+FAULTS: Final = (
+    "violations", "wrong_bounds", "wrong_proofs", "crashes", "below_greedy", "not_repeated",
+)  # fmt: skip
+COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
 
 
 @case(
     "fuzz",
-    smoke={"cases": 100, "short": 6},
-    violations=("==", 0),
-    wrong_bounds=("==", 0),
-    crashes=("==", 0),
-    wrong_proofs=("==", 0),
-    below_greedy=("==", 0),
+    smoke={"cases": 200, "short": 6, "workers": 0},
+    **{name: ("==", 0) for name in FAULTS},
 )
 def fuzz(
-    cases: Annotated[int, typer.Option(help="Random problems.")] = 2_000,
+    cases: Annotated[int, typer.Option(help="Random problems, goals in order and rounds.")] = 2_000,
     short: Annotated[int, typer.Option(help="Rounds given 5 to 50 ms, or greedy's time.")] = 100,
     solver: Annotated[str, typer.Option(help="Solver to try.")] = DEFAULT,
-    first: Annotated[int, typer.Option(help="Number of the first, to repeat one.")] = 0,
+    first: Annotated[int, typer.Option(help="Number of the first case, to repeat one.")] = 0,
     seed: int = 0,
+    workers: Workers = None,
+    results: ResultsFolder = None,
 ) -> Report:
-    """Solve random problems and compare with their optimum: degenerate, empty, infeasible, huge, tiny ones.
+    """Solve random problems, goals in order and rounds, and compare the answers with their optimum.
 
-    The optimum comes from a dynamic program over what is used, or from CP-SAT where that would be too large;
-    ``unjudged`` are those that neither solves. Each problem is asked with a gap of 0 or of 1e-4, with no hint
-    or one that has a greedy answer, or nonsense, and any prices; a fifth with next to no time.
-    ``violations`` are those of the checker; ``wrong_bounds`` below the optimum, or an objective above it;
-    ``wrong_proofs`` "optimal" that is not, or "infeasible" where there is an answer; ``crashes`` anything
-    raised. ``below_greedy``: rounds of up to 300 jobs given 5 to 50 ms, or of up to 3,000 given the
-    time that greedy takes, that end without an answer or with less than greedy's; ``worst_overrun_s``
-    is by how much the slowest of them missed its time.
+    The problems are degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from a dynamic
+    program over what is used, or from CP-SAT where that would be too large; ``unjudged`` are those that
+    neither solves. Each is asked with a gap of 0 or of 1e-9 to 1e-2, with no hint or one that has a greedy
+    answer, or nonsense, and any prices. Half have some record of work, which names solvers with amounts of 0,
+    tiny and large ones; a fifth has next to no time. Three in ten cases are up to four goals in order (sums
+    and levels, with and without tolerances), judged by listing every answer; a quarter of these is solved
+    again with the work that was recorded. Three in twenty are whole rounds with objectives of up to three
+    stages, promises and limits.
+
+    ``violations`` are those of the checker, and what an answer takes from a goal beyond its tolerance.
+    ``wrong_bounds`` are below the optimum, or an objective is above it. ``wrong_proofs`` are "optimal", or a
+    gap of 0, that is not, and "infeasible" where there is an answer. ``crashes`` count anything raised, and
+    ``not_repeated`` answers that the same record of work does not give again. ``below_greedy`` are answers
+    that stand below greedy's: among them rounds of up to 300 jobs given 5 to 50 ms, or of up to 3,000 given
+    the time that greedy takes. ``worst_overrun_s`` is by how much the slowest of these missed its time.
+    The table lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
     """
-    by, tally, overrun_s = make_solver(solver), Counter[str](), 0.0
-    for k in (first + step for step in steps(cases, "problems")):
-        rng = np.random.default_rng([seed, k])
-        _judge(a_problem(rng), by, rng, tally, k)
-    for k in (first + step for step in steps(short, "short budgets")):
-        rng = np.random.default_rng([seed, k, 1])
-        overrun_s = max(overrun_s, _hurry(by, rng, tally, k))
-    names = (
-        "violations", "wrong_bounds", "wrong_proofs", "crashes", "below_greedy", "unjudged",
-        "optimal", "feasible", "infeasible", "unknown",
-    )  # fmt: skip
+    options = {"solver": solver, "seed": seed}
+    tasks = [
+        Task(
+            name=f"{what} {begin} to {end - 1}", function=f"benchmarks.cases.fuzz:{function}",
+            options={**options, "first": begin, "count": end - begin},
+        )
+        for what, function, count in (
+            ("cases", "judge_cases", cases), ("short rounds", "hurry_rounds", short),
+        )
+        for begin, end in _spans(first, first + count)
+    ]  # fmt: skip
+    found = list(run_tasks(tasks, folder=results, workers=workers).values())
+    tally = sum((Counter(part["tally"]) for part in found), Counter[str]())
     return Report(
         seed=seed,
         figures={
             "cases": cases,
             "short": short,
-            **{n: tally[n] for n in names},
-            "worst_overrun_s": overrun_s,
+            **{name: tally[name] for name in (*FAULTS, *COUNTS)},
+            "worst_overrun_s": max((part["overrun_s"] for part in found), default=0.0),
         },
+        table=[fault for part in found for fault in part["faulty"]],
     )
 
 
-def _judge(
-    problem: Problem, by: Solver, rng: np.random.Generator, tally: Counter[str], k: int
+def _spans(begin: int, end: int) -> list[tuple[int, int]]:
+    return [(k, min(end, k + CASES_PER_TASK)) for k in range(begin, end, CASES_PER_TASK)]
+
+
+class _Tally:
+    """What was counted of some cases, and which of them are faulty."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.faulty: list[dict[str, int | str]] = []
+
+    def report(self, what: str, number: int, faults: list[str]) -> None:
+        """Count the faults of a case."""
+        self.count.update(faults)
+        for fault in faults:
+            logger.error("%s %d: %s", what, number, fault, extra={"action": "fuzz-fault"})
+            self.faulty.append({"case": number, "what": what, "fault": fault})
+
+    def result(self, overrun_s: float = 0.0) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"tally": dict(self.count), "faulty": self.faulty, "overrun_s": overrun_s}
+
+
+def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
+    """Judge the cases ``first`` to ``first + count - 1``: problems, goals in order and rounds."""
+    by, tally = make_solver(solver), _Tally()
+    for k in range(first, first + count):
+        rng = np.random.default_rng([seed, k])
+        kind = rng.random()
+        try:
+            if kind < GOALS:
+                _judge_goals(draw_statement(rng), by, rng, tally, k)
+            elif kind < GOALS + ROUNDS:
+                _judge_round(by, rng, tally, k)
+            else:
+                _judge(a_problem(rng), by, rng, tally, k)
+        except Exception:
+            logger.exception("case %d: %s raised", k, by.name)
+            tally.report("case", k, ["crashes"])
+    return tally.result()
+
+
+def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
+    """Judge short rounds ``first`` to ``first + count - 1``."""
+    by, tally, overrun_s = make_solver(solver), _Tally(), 0.0
+    for k in range(first, first + count):
+        rng = np.random.default_rng([seed, k, 1])
+        overrun_s = max(overrun_s, _hurry(by, rng, tally, k))
+    return tally.result(overrun_s)
+
+
+def _judge_goals(
+    statement: Statement, by: Solver, rng: np.random.Generator, tally: _Tally, k: int
 ) -> None:
+    """Reach goals in order and count what is wrong with the answer."""
+    columns = len(statement.problem.cell)
+    ends = columns > MANY_COLUMNS or rng.random() < INTERRUPTED
+    limit_s = LONG_S if columns > MANY_COLUMNS else float(rng.uniform(0, 0.003))
+    budget = budget_of(
+        limit_s if ends else math.inf, gap=draw_gap(rng), seed=k, work=draw_work(rng, calls=True)
+    )
+    greedy = make_solver("greedy").solve(surrogate(statement), budget)
+    solved = solve_goals(statement, by, budget, greedy)
+    tally.count[str(solved.solution.status)] += 1
+    tally.report("goals", k, goal_faults(statement, solved, greedy, _all(statement, tally)))
+    if not ends and rng.random() < REPEATED:
+        work = dict(solved.solution.work)
+        again = budget_of(math.inf, gap=budget.gap, seed=k, work=work)
+        if not same_answer(solved, solve_goals(statement, by, again, greedy)):
+            tally.report("goals", k, ["not_repeated"])
+
+
+def _all(statement: Statement, tally: _Tally) -> Any:
+    """Return every answer of the statement; None, and counted, where there are too many."""
+    try:
+        return every_answer(statement.problem)
+    except TooLarge:
+        tally.count["unjudged"] += 1
+        return None
+
+
+def _judge_round(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
+    """Decide a whole round, and judge the answer to its goals before it is placed."""
+    snapshot, policy = draw_round(rng)
+    ends = rng.random() < INTERRUPTED
+    work = draw_work(rng, calls=True)
+
+    def budget() -> Budget:
+        return budget_of(LONG_S if ends else math.inf, gap=gap, seed=k, work=work)
+
+    gap = draw_gap(rng)
+    looks_ahead = policy.deadline_mode in LOOKS_AHEAD
+    admission = admit(snapshot, policy, budget()) if looks_ahead else None
+    statement = state(snapshot, policy, admission)
+    statement, _, greedy = keep_promises(snapshot, policy, admission, statement, budget())
+    solved = solve_goals(statement, by, budget(), greedy)
+    tally.count[str(solved.solution.status)] += 1
+    faults = goal_faults(statement, solved, greedy, _all(statement, tally))
+    outcome = plan_round(snapshot, policy, by, budget())
+    faults += ["violations"] if outcome.violations else []
+    if not ends and repr(outcome.goals) != repr(solved.results):
+        faults.append("not_repeated")
+    tally.report("round", k, faults)
+
+
+def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
     """Solve one problem and count what is wrong with the answer."""
     limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
-    gap, hint = float(rng.choice([0.0, 1e-4])), _hint(problem, rng)
-    end_s = time.perf_counter() + limit_s
-    budget = Budget(remaining_s=lambda: end_s - time.perf_counter(), gap=gap, seed=k)
-    found = _asked(problem, by, budget, hint, tally, k)
-    if found is None:
-        return
-    tally[str(found.status)] += 1
-    for name in faults(problem, found, _best(problem, tally)):
-        logger.error("problem %d: %s by %s", k, name, by.name, extra={"action": "fuzz-fault"})
-        tally[name] += 1
+    hint = _hint(problem, rng)
+    budget = budget_of(limit_s, gap=draw_gap(rng), seed=k, work=draw_work(rng))
+    found = by.solve(problem, budget, hint)
+    tally.count[str(found.status)] += 1
+    tally.report("problem", k, faults(problem, found, _best(problem, tally)))
 
 
 def faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
@@ -123,18 +254,6 @@ def faults(problem: Problem, found: Solution, best: int | float | None) -> list[
     return wrong
 
 
-def _asked(
-    problem: Problem, by: Solver, budget: Budget, hint: Solution | None, tally: Counter[str], k: int
-) -> Solution | None:
-    """Return the answer; None, and a crash counted, where the solver raised."""
-    try:
-        return by.solve(problem, budget, hint)
-    except Exception:
-        logger.exception("problem %d: %s raised", k, by.name)
-        tally["crashes"] += 1
-        return None
-
-
 def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
     """Draw no hint, or one with any prices and greedy's answer or nonsense."""
     if rng.random() < 0.5:
@@ -150,7 +269,7 @@ def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
     )  # fmt: skip
 
 
-def _best(problem: Problem, tally: Counter[str]) -> int | float | None:
+def _best(problem: Problem, tally: _Tally) -> int | float | None:
     """Return the optimum; None: there is no answer; NaN, counted, where it is not known."""
     try:
         return optimum(problem)
@@ -161,12 +280,12 @@ def _best(problem: Problem, tally: Counter[str]) -> int | float | None:
         if exact.status is SolveStatus.INFEASIBLE:
             return None
         if exact.status is not SolveStatus.OPTIMAL:
-            tally["unjudged"] += 1
+            tally.count["unjudged"] += 1
             return math.nan
         return exact.objective
 
 
-def _hurry(by: Solver, rng: np.random.Generator, tally: Counter[str], k: int) -> float:
+def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float:
     """Solve a round within milliseconds; count an answer that is missing, broken or below greedy's.
 
     Returns the seconds by which it was late.
@@ -184,15 +303,17 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: Counter[str], k: int) ->
     now_s = time.perf_counter()
     end_s = now_s + (now_s - began_s if large else float(rng.choice(SHORT_S)))
     budget = Budget(remaining_s=lambda: end_s - time.perf_counter())
-    found = _asked(problem, by, budget, None, tally, k)
+    try:
+        found = by.solve(problem, budget)
+    except Exception:
+        logger.exception("short round %d: %s raised", k, by.name)
+        tally.report("short round", k, ["crashes"])
+        return 0.0
     late_s = max(0.0, time.perf_counter() - end_s)
-    if found is None:
-        return late_s
-    if violations(problem, found):
-        tally["violations"] += 1
+    wrong = ["violations"] if violations(problem, found) else []
     if found.bound < greedy.objective:
-        tally["wrong_bounds"] += 1
+        wrong.append("wrong_bounds")
     if not found.has_answer or found.objective < greedy.objective:
-        logger.error("round %d: below greedy by %s", k, by.name, extra={"action": "fuzz-fault"})
-        tally["below_greedy"] += 1
+        wrong.append("below_greedy")
+    tally.report("short round", k, wrong)
     return late_s

@@ -39,7 +39,6 @@ from solvers.base import Budget
 from solvers.goals import Solved, solve_goals, surrogate
 from solvers.greedy import Greedy
 from solvers.registry import DEFAULT, solver
-from solvers.waiting import SpelledOut
 
 THROUGHPUT: Final = Asked(terms=(("throughput", 1.0),))
 OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
@@ -140,7 +139,7 @@ def policy_of(name: str, jobs: int) -> Policy:
 
 def _solved(statement: Statement, name: str, gap: float) -> Solved:
     budget = Budget(remaining_s=lambda: math.inf, gap=gap)
-    greedy = SpelledOut(Greedy()).solve(surrogate(statement), budget)
+    greedy = Greedy().solve(surrogate(statement), budget)
     return solve_goals(statement, solver(name), budget, greedy)
 
 

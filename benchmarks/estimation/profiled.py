@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.estimation.section import Section
 from formulation.errors import Unavailable
+from formulation.release import install_hint
 
 NAME = "profiled"
 
@@ -35,7 +36,7 @@ def section(
         Unavailable: the measuring process failed.
     """
     if find_spec("jax") is None:
-        reason = "JAX is not installed; install the extra tessera[estimator]"
+        reason = f"JAX is not installed; install it with {install_hint('estimator')}"
         return Section(figures={}, rows=[{"section": NAME, "skipped": reason}])
     request = {"models": list(models), "date": date, "records": str(records) if records else ""}
     done = subprocess.run(

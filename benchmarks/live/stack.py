@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,17 +86,28 @@ class Stack:
         return tuple(server.address for server in self.servers)
 
 
+def _say_nothing(_step: str) -> None:
+    return None
+
+
 @contextmanager
-def running(replicas: int = 1, settings: Mapping[str, str] | None = None) -> Iterator[Stack]:
+def running(
+    replicas: int = 1,
+    settings: Mapping[str, str] | None = None,
+    report: Callable[[str], None] = _say_nothing,
+) -> Iterator[Stack]:
     """Start a database and servers in a temporary folder; stop and remove them at the end.
 
-    ``settings``: more of the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``.
+    ``settings``: more of the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``. ``report`` is called
+    with each step as it begins.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
+        report("starting PostgreSQL")
         url = embedded.start(folder / "pg")
         stack.callback(embedded.stop, folder / "pg")
         upgrade(connect(url))
+        report("starting a server; the first start on a machine compiles for up to a minute")
         servers = []
         for k in range(replicas):
             server = Server(

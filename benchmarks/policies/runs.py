@@ -131,7 +131,7 @@ def told_of(
         "said": world.said, "arrival_s": found.arrival_s.tolist(), "end_s": _ended(found).tolist(),
         "alone_s": alone_seconds(scenario, found.conditions.overheads).tolist(),
         "course": _course(found, reference, world.horizon_s),
-        "gaps": [[row.at_s, row.gap] for row in found.rounds],
+        "gaps": [[row.at_s, row.gap] for row in found.rounds if not row.bound_is_trivial],
         "node_gpus": [n.gpus for n in scenario.nodes],
         "node_types": [n.gpu_type for n in scenario.nodes],
         "segments": _held(found, world.horizon_s) if mapped else [],

@@ -16,6 +16,7 @@ import typer
 from matplotlib.figure import Figure as Drawing
 
 from benchmarks.registry import Figure, Report, commit
+from formulation.release import release
 
 Value = Figure | str | None
 
@@ -27,7 +28,7 @@ ReportFolder = Annotated[
 
 MINUS: Final = "\N{MINUS SIGN}"
 NOTHING: Final = "\N{EN DASH}"
-LIBRARIES: Final = ("tessera", "numpy", "scipy", "ortools", "cvxpy", "pulp", "numba", "matplotlib")
+LIBRARIES: Final = ("numpy", "scipy", "ortools", "cvxpy", "pulp", "numba", "matplotlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def report_of(
 def versions() -> dict[str, str]:
     """Return what ran: the machine, Python and the libraries that results or times depend on."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    found = {"machine": machine, "python": platform.python_version()}
+    found = {"machine": machine, "python": platform.python_version(), "tessera": release()}
     for library in LIBRARIES:
         try:
             found[library] = version(library)

@@ -35,7 +35,6 @@ from solvers.goals import Solved, solve_goals, surrogate
 from solvers.greedy import Greedy
 from solvers.registry import solver
 from solvers.rivals.stock import StockCpSat
-from solvers.waiting import SpelledOut
 
 SETUP_S: Final = 600.0
 """Seconds in which a process must have imported, warmed up and drawn its first round."""
@@ -215,7 +214,7 @@ def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
 def _solver(name: str, on_answer: Callable[[float], None] | None) -> Solver:
     name = NAMES.get(name, name)
     if name == StockCpSat.name and on_answer is not None:
-        return SpelledOut(StockCpSat(on_answer))
+        return StockCpSat(on_answer)
     return solver(name)
 
 
@@ -237,7 +236,7 @@ def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
             bound=found.bound / goal.scale, gap=found.gap,
         )  # fmt: skip
         return Solved(solution=found, results=(result,))
-    greedy = SpelledOut(Greedy()).solve(surrogate(statement), budget)
+    greedy = Greedy().solve(surrogate(statement), budget)
     return solve_goals(statement, by, budget, greedy)
 
 

@@ -161,7 +161,7 @@ def _queued(
     if family == "alike":
         left, weight = np.full(jobs, 1e4), np.ones(jobs)
     if family == "equal-ratios":
-        weight = request[workload].astype(np.float64)
+        weight = np.ones(jobs)
     arrived_s = np.full(jobs, now_s)
     return Jobs(
         name=tuple(f"j{n}" for n in number.tolist()), version=zero + 1,

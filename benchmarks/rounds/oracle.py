@@ -19,11 +19,15 @@ from typing import Any
 import numpy as np
 
 from formulation.policy import Policy
-from formulation.snapshot import Snapshot
+from formulation.snapshot import STATES, Snapshot
 from formulation.tables import Floats, Ints, Table
 
 TIE = 1e-9
 """Relative difference of two computations of one number."""
+RUNNABLE = frozenset(
+    i for i, s in enumerate(STATES) if s.name in ("QUEUED", "STARTING", "RUNNING", "STOPPING")
+)
+"""Codes of the states in which a round may give a job GPUs."""
 SPREAD = 0.9
 """Rate that is left for each doubling of the nodes of a Cell ("Shapes" of the README)."""
 
@@ -67,7 +71,9 @@ class Oracle:
                 self._size[node["gpu_type"]] = max(self._size[node["gpu_type"]], node["gpus"])
         self._tenant = {t["name"]: t["weight"] for t in _rows(snapshot.tenants)}
         self._cells = [self._cells_of(j) for j in range(len(self._jobs))]
-        self._reference = [self._reference_rate(j) for j in range(len(self._jobs))]
+        self._unit = [self._unit_rate(j) for j in range(len(self._jobs))]
+        self._expected = [self._expected_rate(j) for j in range(len(self._jobs))]
+        self._requested = [self._requested_rate(j) for j in range(len(self._jobs))]
         self._start_share = [self._restart_share(j) for j in range(len(self._jobs))]
         self._fair = [0.0] * len(self._jobs)
         if any(goal.levels == "finish-time-fairness" for goal in goals):
@@ -102,14 +108,28 @@ class Oracle:
             row["iterations_left"] * self._snapshot.workloads[row["workload"]].global_batch
         )
 
-    def _reference_rate(self, job: int) -> float:
+    def _unit_rate(self, job: int) -> float:
         """Eq. (6)."""
+        return max((c.rate / c.gpus for c in self._cells[job]), default=1.0)
+
+    def _expected_rate(self, job: int) -> float:
+        """Eq. (6b)."""
+        may_run = sum(
+            row["state"] in RUNNABLE and self._weight(j) > 0 for j, row in enumerate(self._jobs)
+        )
+        share = max(1, sum(self.capacity) // max(1, may_run))
+        cells = self._cells[job]
+        least = min((c.gpus for c in cells), default=0)
+        return max((c.rate for c in cells if c.gpus <= max(share, least)), default=1.0)
+
+    def _requested_rate(self, job: int) -> float:
+        """Eq. (6c)."""
         wanted = [c.rate for c in self._cells[job] if c.gpus == self._jobs[job]["requested_gpus"]]
         return max(wanted or [c.rate for c in self._cells[job]])
 
     def _restart_share(self, job: int) -> float:
         """Eq. (7)."""
-        horizon_s = min(self._policy.restart_horizon_s, self._work(job) / self._reference[job])
+        horizon_s = min(self._policy.restart_horizon_s, self._work(job) / self._expected[job])
         return float(min(self._policy.max_restart_share, self._jobs[job]["restart_s"] / horizon_s))
 
     def _fair_rate(self, job: int, total: float) -> float:
@@ -139,7 +159,7 @@ class Oracle:
         """Return what the job may do: all of its Cells and waiting, less what rules forbid."""
         row, cells = self._jobs[job], list(self._cells[job])
         if any(name == "cost" for goal in self.goals for name, _ in goal.terms):
-            floor = self._policy.rate_floor * self._reference[job] * (1 - TIE)
+            floor = self._policy.rate_floor * self._requested[job] * (1 - TIE)
             cells = [c for c in cells if c.rate >= floor and self._price(c.gpu_type) > 0]
         if self._policy.deadline_mode == "myopic" and math.isfinite(row["deadline_s"]):
             in_time = [c for c in cells if self._in_time(job, c)]
@@ -174,15 +194,15 @@ class Oracle:
         return sum(weight * self._value(name, job, option) for name, weight in terms)
 
     def _value(self, name: str, job: int, option: Option) -> float:
-        weight, reference = self._weight(job), self._reference[job]
+        weight, unit = self._weight(job), self._unit[job]
         start = 0.0 if option.current else self._start_share[job]
         if name == "running":
             return weight
         if name == "cost":
             return -option.gpus * self._price(option.gpu_type) * (1 + start)
-        worth = weight * option.rate / reference * (1 - start)
+        worth = weight * option.rate / unit * (1 - start)
         if name in ("jct", "balanced"):
-            remaining_s = self._work(job) / reference
+            remaining_s = self._work(job) / unit
             horizons = self._policy.restart_horizon_s / max(remaining_s, self._policy.round_s)
             worth *= horizons if name == "jct" else math.sqrt(horizons)
         return worth
@@ -194,9 +214,9 @@ class Oracle:
         paid_s = 0.0 if option is None or option.current else row["restart_s"]
         runs_s = max(0.0, round_s - paid_s)
         if name == "max-min":
-            served = row["requested_gpus"] * (rate / self._reference[job]) * runs_s
+            served = rate / self._unit[job] * runs_s
             return float(-(row["service_gpu_s"] + served) / self._weight(job))
-        later = self._reference[job] if name == "makespan" else self._fair[job]
+        later = self._expected[job] if name == "makespan" else self._fair[job]
         finish_s = round_s + row["restart_s"] + max(0.0, self._work(job) - rate * runs_s) / later
         if option is not None:
             finish_s = min(finish_s, paid_s + self._work(job) / rate)

@@ -1,4 +1,4 @@
-"""``tessera simulate``: a trace of yours on a simulated cluster, under one policy or several."""
+"""``tessera simulate``: run a trace of jobs on a simulated cluster, under one policy or several."""
 
 from __future__ import annotations
 

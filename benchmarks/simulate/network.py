@@ -106,7 +106,7 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
         InvalidInput: the file cannot be read or describes none, or no host of it is a node of the cluster.
     """
     nodes = {node.name: node.gpus for node in scenario.nodes}
-    document = read_document(wiring.file)
+    document, _ = read_document(wiring.file)
     if (
         isinstance(document, dict) and document.get("kind") in _NAMELESS
         and not {"hosts", "nodes"} & document.keys()

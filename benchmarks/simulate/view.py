@@ -118,7 +118,7 @@ def show(
         ("rounds", str(told["rounds"])),
         ("hazards", _hazards(told)),
         ("network", _network(told)),
-        ("throughput", f"over the first {span(first['horizon_s'])}; 1 is a job at its requested GPUs"),
+        ("throughput", f"over the first {span(first['horizon_s'])}; in effective GPUs"),
         ("JCT", _over(runs, table)),
     ])  # fmt: skip
     columns = COLUMNS if any("deadlines" in one for one in table) else COLUMNS[:-1]

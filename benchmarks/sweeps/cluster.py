@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.sweeps.tasks import ONE_THREAD, Outcome, Task, answer, packages
 from formulation.errors import InvalidInput, Unavailable
+from formulation.release import install_hint
 
 
 def outcomes(
@@ -47,7 +48,7 @@ def library() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise InvalidInput(
-            "--ray", "needs the extra 'ray': pip install 'tessera[server,ray]'"
+            "--ray", f"needs the extra 'ray': {install_hint('server', 'ray')}"
         ) from error
 
 

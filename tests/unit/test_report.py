@@ -131,6 +131,19 @@ def test_who_cannot_see_the_page_is_told_what_it_shows() -> None:
     assert all((link["href"] or "#")[1:] in targets for link in links)
 
 
+def test_numbers_of_the_contents_have_room_in_every_column() -> None:
+    """Room left of the list is in its first column alone, and the numbers of others lay in the one before."""
+    source = page(a_report())
+    contents = re.search(r"nav ol \{([^}]*)\}", source)
+    entry = re.search(r"nav li \{([^}]*)\}", source)
+
+    assert contents is not None
+    assert entry is not None
+    assert "columns" in contents[1]
+    assert "padding: 0;" in contents[1]
+    assert float(re.findall(r"margin-left: ([0-9.]+)rem", entry[1])[0]) > 2
+
+
 def test_ids_are_unique_though_pictures_are_alike() -> None:
     ids = re.findall(r'\bid="([^"]+)"', page(a_report()))
     assert len(ids) == len(set(ids))

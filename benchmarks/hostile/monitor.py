@@ -1,0 +1,179 @@
+"""A view of the server's process from outside: memory, threads that compute, and agents' silence."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import psutil
+
+from db.audit import load_silence_s
+from db.engine import Database
+from formulation.errors import Unavailable
+
+MIB: Final = 2**20
+
+LOOK_EVERY_S: Final = 0.5
+
+WINDOW_S: Final = 1.0
+"""Over which a thread's share of a processor is taken."""
+
+QUIET_WINDOWS: Final = 2
+"""In a row: on a busy machine a thread that computes may be left out of one."""
+
+BUSY_SHARE: Final = 0.05
+"""A thread that takes less of a processor, or less than twice what it takes when nobody calls, waits."""
+
+RUNAWAY_MIB: Final = 3072.0
+"""A server that has grown by this much is ended, so that it does not take the machine with it."""
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    """Return the process and all that it started; none where it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def measure_rss_mib(pid: int) -> float:
+    """Return the resident memory of the process and all that it started, MiB."""
+    total = 0
+    for process in processes_of(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total / MIB
+
+
+def read_thread_seconds(pid: int) -> dict[int, float]:
+    """Return the processor seconds of each thread of the process and of all that it started."""
+    found = {}
+    for process in processes_of(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            for thread in process.threads():
+                found[thread.id] = thread.user_time + thread.system_time
+    return found
+
+
+def busy_threads(
+    before: Mapping[int, float], after: Mapping[int, float], wall_s: float, share: float
+) -> list[int]:
+    """Return the threads that took more than ``share`` of a processor between two readings."""
+    return [
+        thread
+        for thread, seconds in after.items()
+        if (seconds - before.get(thread, 0.0)) / wall_s > share
+    ]
+
+
+def watch_threads(pid: int) -> Iterator[tuple[dict[int, float], dict[int, float], float]]:
+    """Yield pairs of readings one window apart, with the seconds between them, without an end."""
+    before, before_s = read_thread_seconds(pid), time.monotonic()
+    while True:
+        time.sleep(WINDOW_S)
+        after, after_s = read_thread_seconds(pid), time.monotonic()
+        yield before, after, after_s - before_s
+        before, before_s = after, after_s
+
+
+def measure_idle_share(pid: int, windows: int = 4) -> float:
+    """Return the largest share of a processor that a thread takes while nobody calls."""
+    shares = [0.0]
+    for (before, after, wall_s), _ in zip(watch_threads(pid), range(windows), strict=False):
+        shares += [(s - before.get(t, 0.0)) / wall_s for t, s in after.items()]
+    return max(shares)
+
+
+def wait_until_quiet(pid: int, left_s: float, within_s: float, share: float) -> tuple[float, int]:
+    """Wait for windows in which no thread computes, until ``within_s`` after ``left_s``.
+
+    Return the seconds from ``left_s`` to the first of them, and how many threads compute still.
+    """
+    quiet_windows = 0
+    for before, after, wall_s in watch_threads(pid):
+        busy = busy_threads(before, after, wall_s, share)
+        passed_s = time.monotonic() - left_s
+        quiet_windows = 0 if busy else quiet_windows + 1
+        if quiet_windows == QUIET_WINDOWS or (busy and passed_s >= within_s):
+            return max(0.0, passed_s - quiet_windows * wall_s), len(busy)
+    raise AssertionError("unreachable")
+
+
+@dataclass(slots=True)
+class Seen:
+    """The worst that the monitor saw since it was last asked."""
+
+    rss_mib: float = 0.0
+    silence_s: dict[str, float] = field(default_factory=dict)
+    """By cluster and agent."""
+
+    def take_in(self, rss_mib: float, silence_s: Mapping[str, float]) -> None:
+        """Take in one look."""
+        self.rss_mib = max(self.rss_mib, rss_mib)
+        for agent, seconds in silence_s.items():
+            self.silence_s[agent] = max(seconds, self.silence_s.get(agent, 0.0))
+
+
+class Monitor:
+    """A thread that looks at the server's process and at what the database knows of agents.
+
+    It ends a server that takes ``RUNAWAY_MIB`` more than ``base_mib``.
+    """
+
+    def __init__(self, database: Database, agents: Sequence[tuple[str, str]]) -> None:
+        """``agents`` are clusters and agents whose silence counts."""
+        self._database, self._agents = database, frozenset(agents)
+        self._clusters = sorted({cluster for cluster, _ in agents})
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._seen = Seen()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._process: psutil.Process | None = None
+        self._base_mib = 0.0
+        self.runaways = 0
+        """Servers that were ended since they took too much memory."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def follow(self, pid: int, base_mib: float) -> None:
+        """Look at this server from now on."""
+        with self._lock:
+            self._process, self._base_mib = psutil.Process(pid), base_mib
+
+    def take_seen(self) -> Seen:
+        """Return the worst since the last call."""
+        self.look()
+        with self._lock:
+            seen, self._seen = self._seen, Seen()
+        return seen
+
+    def look(self) -> None:
+        """Look once."""
+        silence_s = {}
+        for cluster in self._clusters:
+            with contextlib.suppress(Unavailable):  # the next look sees a longer silence
+                for agent, seconds in load_silence_s(self._database, cluster).items():
+                    if (cluster, agent) in self._agents:
+                        silence_s[f"{cluster}/{agent}"] = seconds
+        with self._lock:
+            process, base_mib = self._process, self._base_mib
+            rss_mib = measure_rss_mib(process.pid) if process else 0.0
+            self._seen.take_in(rss_mib, silence_s)
+        if process and rss_mib > base_mib + RUNAWAY_MIB:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                self.runaways += 1
+
+    def _repeat(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY_S):
+            self.look()

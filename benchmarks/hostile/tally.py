@@ -1,0 +1,73 @@
+"""A count of calls by their answers, which attackers send to the benchmark as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+LEFT: Final = "LEFT"
+"""In place of a status code: the caller left before the answer came."""
+
+INTERNAL: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+"""Codes that say that the server did not understand its own failure."""
+
+EXAMPLES: Final = 5
+"""Internal errors that a tally keeps word for word."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The answers to one kind of hostile call."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    slowest_s: dict[str, float] = field(default_factory=dict)
+    """By what was called: seconds of the slowest call, whether or not it was answered."""
+    examples: list[str] = field(default_factory=list)
+    """The first internal errors."""
+
+    def record(self, what: str, code: str, seconds: float, details: str = "") -> None:
+        """Count one answer."""
+        self.codes[code] += 1
+        self.slowest_s[what] = max(seconds, self.slowest_s.get(what, 0.0))
+        if code in INTERNAL and len(self.examples) < EXAMPLES:
+            self.examples.append(f"{what}: {code} {details[:300]}")
+
+    @property
+    def calls(self) -> int:
+        """Return how many calls were made."""
+        return self.codes.total()
+
+    @property
+    def internal(self) -> int:
+        """Return how many answers were internal errors."""
+        return sum(count for code, count in self.codes.items() if code in INTERNAL)
+
+    @property
+    def slowest(self) -> tuple[str, float]:
+        """Return the slowest of what was called, and its seconds; ("", 0.0) before any call."""
+        return max(self.slowest_s.items(), key=lambda item: item[1], default=("", 0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tally as values that JSON can hold."""
+        return {
+            "codes": dict(self.codes), "slowest_s": self.slowest_s, "examples": self.examples,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Tally:
+        """Return the tally that ``to_json`` wrote."""
+        return cls(Counter(values["codes"]), dict(values["slowest_s"]), list(values["examples"]))
+
+
+def merge_tallies(tallies: Iterable[Tally]) -> Tally:
+    """Return one tally of all the calls of several."""
+    merged = Tally()
+    for tally in tallies:
+        merged.codes.update(tally.codes)
+        for what, seconds in tally.slowest_s.items():
+            merged.slowest_s[what] = max(seconds, merged.slowest_s.get(what, 0.0))
+        merged.examples += tally.examples
+    merged.examples = merged.examples[:EXAMPLES]
+    return merged

@@ -1,0 +1,57 @@
+"""A real agent as a process of its own, with jobs that are replayed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentProcess:
+    """An agent for several nodes; it ends, with its jobs, when it is closed."""
+
+    address: str
+    cluster: str
+    nodes: Sequence[tuple[str, str, int]]
+    """Name, GPU type and GPUs."""
+    folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start it."""
+        self.folder.mkdir(parents=True)
+        argv = [sys.executable, "-m", "service.agent.main", f"--server={self.address}"]
+        argv += [f"--cluster={self.cluster}", f"--data-dir={self.folder}", "--stop-on-exit"]
+        argv += [f"--node={name}:{gpu_type}:{gpus}" for name, gpu_type, gpus in self.nodes]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(argv, stdout=out, stderr=out)
+
+    @property
+    def log(self) -> Path:
+        """Return the file that its log goes to."""
+        return self.folder.with_suffix(".log")
+
+    def count_lapses(self) -> int:
+        """Return how often its lease ran out, so that it stopped its jobs."""
+        return self.log.read_text().count(" expire: not heard for ")
+
+    def close(self) -> None:
+        """End it and what it started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            _, left = psutil.wait_procs(children, timeout=2)
+            for child in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()

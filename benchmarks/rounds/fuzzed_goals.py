@@ -1,0 +1,217 @@
+"""Random statements with goals in order, and what is true of them by trying every answer.
+
+The judge shares no code with the solvers: it lists every answer of a small problem and compares what was
+claimed of each goal with the best among those that keep the goals before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem
+from formulation.check import violations
+from formulation.goals import Goal, GoalResult, Levels, Linear
+from formulation.problem import MAX_TOTAL, Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import Statement, revalued
+from formulation.tables import Bools, Floats, Ints
+from solvers.goals import Solved
+
+MOST_ANSWERS: Final = 50_000
+"""Answers that are listed: with more, nothing is judged but rules and repetition."""
+MOST_GOALS: Final = 4
+MOST_LEVELS: Final = 8
+LEVELS: Final = (-2.5, -1.0, 0.0, 0.5, 1.0, 1.5, 3.0, 1e9, 1e-9, 2 / 3, -math.inf)
+TOLERANCES: Final = (0.0, 0.0, 0.01, 0.1, 0.5, 0.99)
+EXACT: Final = 1e-12
+"""Relative error of a bound that was divided by its goal's scale."""
+
+
+def draw_statement(rng: np.random.Generator) -> Statement:
+    """Draw a problem of any kind, and one to ``MOST_GOALS`` goals on it; the last is a sum."""
+    kind = str(rng.choice([name for name in KINDS if name != "middling" or rng.random() < 0.3]))
+    problem = a_problem(rng, kind)
+    goals: list[Goal] = [
+        _levels(rng, problem, k) if rng.random() < 0.5 else _sum(rng, problem, k)
+        for k in range(int(rng.integers(0, MOST_GOALS)))
+    ]
+    last = _sum(rng, problem, len(goals))
+    return Statement(
+        problem=revalued(problem, last), goals=(*goals, last), absent={}, rejected=frozenset(),
+        opportunistic=np.zeros(len(problem.jobs), np.bool_),
+    )  # fmt: skip
+
+
+def _sum(rng: np.random.Generator, problem: Problem, position: int) -> Linear:
+    """Draw a sum: the problem's own values, or any of their size."""
+    value = problem.value
+    if rng.random() < 0.7:
+        value = (
+            rng.permutation(value.copy()) if rng.random() < 0.5 else rng.integers(-3, 9, len(value))
+        )
+    return Linear(
+        name=f"sum {position}", unit="units", value=value,
+        restart_price=np.zeros(len(value), np.int64), scale=float(rng.choice([1.0, 1e6])),
+        tolerance=float(rng.choice(TOLERANCES)),
+    )  # fmt: skip
+
+
+def _levels(rng: np.random.Generator, problem: Problem, position: int) -> Levels:
+    return Levels(
+        name=f"levels {position}", unit="units", level=rng.choice(LEVELS, len(problem.cell)),
+        waiting=rng.choice(LEVELS, len(problem.jobs)), sign=int(rng.choice([1, -1])),
+        depth=int(rng.integers(1, MOST_LEVELS + 1)), tolerance=float(rng.choice(TOLERANCES)),
+    )  # fmt: skip
+
+
+def every_answer(problem: Problem) -> Ints:
+    """Return every answer, int64[answers, jobs]: a column or -1 of each job.
+
+    Raises:
+        TooLarge: there are more than ``MOST_ANSWERS`` of some first jobs.
+    """
+    capacity = np.array([row.capacity for row in problem.rows], dtype=np.int64)
+    answers = np.zeros((1, 0), np.int64)
+    used = np.zeros((1, len(capacity)), np.int64)
+    for job in range(len(problem.jobs)):
+        ways = list(problem.columns_of(job)) + ([] if problem.must_run[job] else [-1])
+        takes = np.zeros((len(ways), len(capacity)), np.int64)
+        for way, column in enumerate(ways):
+            use = problem.usage_of(column) if column >= 0 else problem.idle_usage_of(job)
+            takes[way, list(use)] = list(use.values())
+        total = used[:, np.newaxis] + takes
+        at, taken = np.nonzero((total <= capacity).all(axis=2))
+        if len(at) > MOST_ANSWERS:
+            raise TooLarge
+        used = total[at, taken]
+        answers = np.column_stack([answers[at], np.array(ways, np.int64)[taken]])
+    return answers
+
+
+def goal_faults(
+    statement: Statement, solved: Solved, greedy: Solution, answers: Ints | None
+) -> list[str]:
+    """Return what is wrong with an answer to goals in order; ``answers``: all there are, None: not known."""
+    solution, wrong = solved.solution, []
+    if solution.has_answer and _broken(statement, solved):
+        wrong.append("violations")
+    if greedy.has_answer and not (
+        solution.has_answer
+        and _standing(statement, solved, solution.choice)
+        >= _standing(statement, solved, greedy.choice)
+    ):
+        wrong.append("below_greedy")
+    if answers is None:
+        return wrong
+    if not len(answers):
+        return [*wrong, "wrong_proofs"] if solution.has_answer else wrong
+    if solution.status is SolveStatus.INFEASIBLE:
+        return [*wrong, "wrong_proofs"]
+    if not solution.has_answer:
+        first = statement.goals[0]
+        true = _bounds(first, solved.results[0], _reached(statement.problem, first, answers))
+        return wrong if true else [*wrong, "wrong_bounds"]
+    return wrong + _untrue(statement, solved, answers)
+
+
+def _standing(statement: Statement, solved: Solved, choice: Ints) -> tuple[float, ...]:
+    """Return how ``choice`` stands by the goals in order; the greater is the better."""
+    only = statement.goals[0]
+    if len(statement.goals) == 1 and isinstance(only, Linear):
+        return (float(_sums(only, choice[np.newaxis])[0]),)
+    return solved.standing(statement, choice)
+
+
+def _broken(statement: Statement, solved: Solved) -> bool:
+    """Return whether the answer breaks a rule of the problem, or takes from a goal what it must leave."""
+    if violations(statement.problem, solved.solution):
+        return True
+    mine = solved.solution.choice[np.newaxis]
+    return not all(
+        _keeps(statement.problem, goal, floor, mine, spare=True).all()
+        for goal, floor in zip(statement.goals, solved.floors, strict=False)
+    )
+
+
+def _untrue(statement: Statement, solved: Solved, answers: Ints) -> list[str]:
+    """Return ``wrong_bounds`` and ``wrong_proofs`` of an answer that breaks no rule."""
+    wrong, problem = set(), statement.problem
+    mine = solved.solution.choice[np.newaxis]
+    for position, (goal, result) in enumerate(zip(statement.goals, solved.results, strict=True)):
+        best = _reached(problem, goal, answers)
+        if not _bounds(goal, result, best):
+            wrong.add("wrong_bounds")
+        if result.gap == 0 and _reached(problem, goal, mine) < best:
+            wrong.add("wrong_proofs")
+        if position < len(solved.floors):
+            answers = answers[_keeps(problem, goal, solved.floors[position], answers)]
+    last = statement.goals[-1]
+    proven = solved.solution.status is SolveStatus.OPTIMAL
+    best = _reached(problem, last, answers)
+    if proven and _reached(problem, last, mine) < best:
+        wrong.add("wrong_proofs")
+    if not solved.solution.bound >= best:
+        wrong.add("wrong_bounds")
+    return sorted(wrong)
+
+
+def _reached(problem: Problem, goal: Goal, answers: Ints) -> float:
+    """Return the best that ``answers`` reach: the greatest sum, or minus the least worst level."""
+    if isinstance(goal, Linear):
+        return float(_sums(goal, answers).max())
+    levels = _sorted_levels(problem, goal, answers)
+    return -float(levels[:, 0].min()) if levels.shape[1] else 0.0
+
+
+def _bounds(goal: Goal, result: GoalResult, best: float) -> bool:
+    """Return whether the bound of ``result`` is true where the best that can be reached is ``best``."""
+    if isinstance(goal, Linear):
+        return result.bound * goal.scale >= best - EXACT * abs(best)
+    return -goal.sign * result.bound >= best
+
+
+def _keeps(
+    problem: Problem, goal: Goal, floor: Sequence[float], answers: Ints, *, spare: bool = False
+) -> Bools:
+    """Return which answers leave of ``goal`` what ``floor`` says, bool[answers].
+
+    A row of values above 2^53 is rounded, so that each job may give away a little: ``spare`` allows for it.
+    """
+    if isinstance(goal, Linear):
+        huge = np.abs(goal.value).max(initial=0) > MAX_TOTAL / 64
+        return np.asarray(
+            _sums(goal, answers) >= floor[0] - (64 * len(problem.jobs) if spare and huge else 0)
+        )
+    levels = _sorted_levels(problem, goal, answers)[:, : len(floor)]
+    return np.asarray((levels <= np.array(floor)).all(axis=1))
+
+
+def _sums(goal: Linear, answers: Ints) -> Ints:
+    if not len(goal.value):
+        return np.zeros(len(answers), np.int64)
+    return np.asarray(np.where(answers >= 0, goal.value[answers], 0).sum(axis=1))
+
+
+def _sorted_levels(problem: Problem, goal: Levels, answers: Ints) -> Floats:
+    """Return the levels of the jobs that have columns, worst first, float64[answers, jobs]."""
+    who = np.flatnonzero(np.diff(problem.job_start) > 0)
+    mine = answers[:, who]
+    if not len(who):
+        return np.zeros((len(answers), 0))
+    level = np.where(mine >= 0, goal.level[mine], goal.waiting[who])
+    return np.asarray(-np.sort(-level, axis=1))
+
+
+def same_answer(one: Solved, other: Solved) -> bool:
+    """Return whether two answers are equal bit for bit."""
+    a, b = one.solution, other.solution
+    return (
+        np.array_equal(a.choice, b.choice)
+        and np.array_equal(a.prices, b.prices)
+        and (a.status, a.objective, a.bound, a.work) == (b.status, b.objective, b.bound, b.work)
+        and repr(one.results) == repr(other.results)
+    )

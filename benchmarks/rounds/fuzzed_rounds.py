@@ -1,0 +1,91 @@
+"""Random small rounds with objectives of several stages, promises and limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from benchmarks.cases.objectives import small
+from formulation.errors import InvalidInput
+from formulation.grammar import LEXICOGRAPHIC
+from formulation.lifecycle import JobState
+from formulation.policy import Policy
+from formulation.snapshot import STATE_CODE, Allocations, Snapshot
+
+MOST_JOBS: Final = 6
+MOST_STAGES: Final = 3
+MOST_LEVELS: Final = 8
+SUMS: Final = ("throughput", "jct", "balanced", "cost")
+WITH_DEADLINES: Final = 0.1
+"""Share of the rounds that keep deadlines, each of which may search for schedules."""
+
+
+def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
+    """Draw a round of a few jobs, and what is asked of it."""
+    snapshot = _with_equal_shares(
+        small(rng, int(rng.integers(1, MOST_JOBS + 1)), int(rng.integers(4, 17)))
+    )
+    jobs = len(snapshot.jobs)
+    changed = replace(
+        snapshot.jobs, guaranteed=rng.random(jobs) < rng.choice([0.0, 0.5]),
+        queue=rng.integers(1, 4, jobs), weight=rng.choice([0.0, 0.5, 1.0, 2.0], jobs),
+    )  # fmt: skip
+    return replace(snapshot, jobs=changed), draw_policy(rng)
+
+
+def _with_equal_shares(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot in which jobs that hold unequal numbers of GPUs on their nodes wait instead."""
+    held, jobs = snapshot.allocations, snapshot.jobs
+    count = np.zeros((len(jobs), len(snapshot.nodes)), np.int64)
+    np.add.at(count, (held.job, held.node), 1)
+    waits = (count != count.max(axis=1, keepdims=True)) & (count > 0)
+    stopped = waits.any(axis=1)
+    kept = ~stopped[held.job]
+    fields = {
+        name: getattr(held, name)[kept] for name in ("job", "node", "gpu", "hold", "generation")
+    }
+    return replace(
+        snapshot,
+        allocations=Allocations(**fields),
+        jobs=replace(
+            jobs, state=np.where(stopped, STATE_CODE[JobState.QUEUED], jobs.state),
+            current_type=np.where(stopped, -1, jobs.current_type),
+            current_gpus=np.where(stopped, 0, jobs.current_gpus),
+            current_degree=np.where(stopped, 0, jobs.current_degree),
+            since_s=np.where(stopped, 0.0, jobs.since_s),
+            generation=np.where(stopped, 0, jobs.generation), admitted=jobs.admitted & ~stopped,
+        ),
+    )  # fmt: skip
+
+
+def draw_policy(rng: np.random.Generator) -> Policy:
+    """Draw an objective of one to ``MOST_STAGES`` stages, and promises and limits beside it."""
+    while True:
+        stages = [_stage(rng) for _ in range(int(rng.integers(1, MOST_STAGES + 1)))]
+        ordered = rng.random() < 0.3
+        deadlines = "myopic" if rng.random() < 0.5 else "look-ahead"
+        try:
+            return Policy(
+                objective=" then ".join(stages),
+                fairness_levels=int(rng.integers(1, MOST_LEVELS + 1)),
+                max_changes=int(rng.choice([-1, -1, 0, 1, 2])),
+                min_run_s=float(rng.choice([0.0, 0.0, 30_000.0])),
+                run_to_completion=bool(rng.random() < 0.2), queue_order=bool(ordered),
+                opportunistic=bool(ordered and rng.random() < 0.5),
+                reserve_after_s=float(rng.choice([math.inf, math.inf, 10_000.0])),
+                deadlines=deadlines if rng.random() < WITH_DEADLINES else "ignore",
+            )  # fmt: skip
+        except InvalidInput:  # a stage is named twice
+            continue
+
+
+def _stage(rng: np.random.Generator) -> str:
+    if rng.random() < 0.6:
+        text = str(rng.choice(LEXICOGRAPHIC))
+    else:
+        names = rng.choice(SUMS, size=int(rng.integers(1, 3)), replace=False).tolist()
+        text = " + ".join(f"{rng.choice([0.3, 0.7, 1.0]):g}*{name}" for name in names)
+    return text if rng.random() < 0.6 else f"{text} within {rng.choice([0, 1, 5, 50]):g}%"

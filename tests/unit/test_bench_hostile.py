@@ -1,0 +1,283 @@
+"""The parts of `tessera bench hostile` that need no server: documents, requests, frames, figures."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf.descriptor import Descriptor
+
+from benchmarks.cases.hostile import chosen_phases
+from benchmarks.hostile import wire
+from benchmarks.hostile.attacks import KINDS, document_calls, hostile_options, many_goals
+from benchmarks.hostile.caller import Attack, Caller, call_from_threads
+from benchmarks.hostile.documents import (
+    hostile_architectures,
+    hostile_texts,
+    hostile_topologies,
+    nest_aliases,
+)
+from benchmarks.hostile.lab import find_raised
+from benchmarks.hostile.monitor import Seen, busy_threads, wait_until_quiet
+from benchmarks.hostile.neighbour import Sample
+from benchmarks.hostile.requests import CROWDED, every_method, path_of, sample_requests
+from benchmarks.hostile.siege import TOGETHER
+from benchmarks.hostile.tally import EXAMPLES, Tally, merge_tallies
+from benchmarks.hostile.verdicts import Phase, sum_up, waived_figures
+from benchmarks.live import drive
+from benchmarks.live.stack import free_port
+from formulation.errors import InvalidInput
+from formulation.grammar import parse
+
+
+def an_attack(**overrides: Any) -> Attack:
+    fields: dict[str, Any] = {
+        "address": f"127.0.0.1:{free_port()}", "load": 0.01, "seed": 1,
+        "until_s": time.monotonic() + 60.0,
+    }  # fmt: skip
+    return Attack(**fields | overrides)
+
+
+def a_sample(kind: str, seconds: float, failure: str = "") -> Sample:
+    return Sample(kind=kind, began_s=0.0, seconds=seconds, failure=failure)
+
+
+def test_a_tally_counts_answers_and_keeps_the_slowest_and_the_first_internal_errors() -> None:
+    tally = Tally()
+    tally.record("GetJob", "OK", 0.1)
+    tally.record("GetJob", "INTERNAL", 0.5, "boom")
+    tally.record("Schedule", "DEADLINE_EXCEEDED", 3.0)
+    assert (tally.calls, tally.internal, tally.slowest) == (3, 1, ("Schedule", 3.0))
+    assert tally.slowest_s["GetJob"] == 0.5
+    assert tally.examples == ["GetJob: INTERNAL boom"]
+
+
+def test_tallies_of_several_attackers_add_up_also_after_they_were_sent_as_json() -> None:
+    first, second = Tally(), Tally()
+    for _ in range(EXAMPLES):
+        first.record("a", "UNKNOWN", 1.0)
+    second.record("a", "UNKNOWN", 2.0)
+    second.record("b", "OK", 0.1)
+    merged = merge_tallies([Tally.from_json(first.to_json()), Tally.from_json(second.to_json())])
+    assert merged.codes == {"UNKNOWN": EXAMPLES + 1, "OK": 1}
+    assert merged.slowest_s == {"a": 2.0, "b": 0.1}
+    assert len(merged.examples) == EXAMPLES
+    assert Tally().slowest == ("", 0.0)
+
+
+def test_frames_are_split_as_they_were_packed_wherever_the_stream_was_cut() -> None:
+    frames = [(wire.SETTINGS, 0, 0, b""), (wire.DATA, wire.END_STREAM, 7, b"x" * 300)]
+    raw = b"".join(wire.pack_frame(*frame) for frame in frames)
+    for cut in range(len(raw)):
+        buffer = bytearray(raw[:cut])
+        found = list(wire.split_frames(buffer))
+        buffer += raw[cut:]
+        assert [*found, *wire.split_frames(buffer)] == frames
+        assert not buffer
+
+
+@pytest.mark.parametrize("length", [0, 1, 126, 127, 128, 254, 255, 5000])
+def test_headers_have_lengths_of_any_size(length: int) -> None:
+    block = wire.pack_headers([("name", "v" * length)])
+    assert block[:6] == b"\x00\x04name"
+    read, at = block[6], 7
+    if read == 127:  # RFC 7541, section 5.1
+        shift = 0
+        while True:
+            byte, at = block[at], at + 1
+            read += (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+    assert read == length
+    assert block[at:] == b"v" * length
+
+
+def test_a_small_document_of_aliases_stands_for_very_many_values() -> None:
+    leaves = yaml.safe_load(nest_aliases(2, 3))["layers"]
+    assert leaves == [["x"] * 3] * 3
+    assert len(nest_aliases(9, 9)) < 600
+
+
+def test_hostile_texts_are_as_long_as_the_limit_allows_or_one_character_more() -> None:
+    for limit in (65_536, 2**20):
+        texts = dict(hostile_texts(limit))
+        assert max(map(len, texts.values())) == limit + 1
+        assert sum(len(text) > limit for text in texts.values()) == 1
+    names = [
+        name
+        for texts in (hostile_texts(65_536), hostile_architectures(), hostile_topologies(10))
+        for name, _ in texts
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_each_field_that_takes_a_document_gets_hostile_ones() -> None:
+    attacked = {what.partition(":")[0] for what, _, _ in document_calls(an_attack())}
+    fields = {
+        field.name
+        for method in every_method()
+        for message in (method.input_type, *messages_in(method.input_type))
+        for field in message.fields
+    }
+    assert {"architecture", "document", "objective", "page_token", "queue_weights"} <= fields
+    assert {"architecture", "topology", "objective", "page token", "queue weights"} <= attacked
+
+
+def messages_in(message: Descriptor) -> list[Descriptor]:
+    """Return the messages of Tessera that are fields of a message."""
+    return [
+        field.message_type
+        for field in message.fields
+        if field.message_type is not None and field.message_type.full_name.startswith("tessera")
+    ]
+
+
+def test_the_error_of_each_traceback_in_a_log_is_found() -> None:
+    log = [
+        "2026 ERROR rpc_failed: unexpected error",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "    raise KeyError(1)",
+        "KeyError: 1",
+        "2026 INFO serve: goes on",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "MemoryError",
+    ]
+    assert find_raised(log) == ["KeyError: 1", "MemoryError"]
+
+
+def test_there_is_a_valid_request_for_each_method_without_streams() -> None:
+    requests = sample_requests()
+    unary = {
+        path_of(method): method.input_type.full_name
+        for method in every_method()
+        if not (method.client_streaming or method.server_streaming)
+    }
+    assert {path: r.DESCRIPTOR.full_name for path, r in requests.items()} == unary
+
+
+def test_the_crowded_cluster_is_that_of_the_driver() -> None:
+    assert CROWDED == drive.CLUSTER
+
+
+def test_hostile_objectives_are_valid_and_have_many_goals() -> None:
+    text = many_goals(1000)
+    assert len(text) <= 1000
+    assert len(parse(text)) > 30
+    for options in hostile_options():
+        parse(options.objective)
+
+
+def test_an_attack_is_scaled_by_its_load_and_never_to_nothing() -> None:
+    attack = an_attack(load=0.25)
+    assert (attack.scaled(2_000), attack.scaled(1), attack.scaled(1, least=4)) == (500, 1, 4)
+
+
+def test_callers_stop_at_their_limit_of_calls_and_count_what_they_were_answered() -> None:
+    attack = an_attack()  # nobody listens there
+
+    def work(caller: Caller) -> None:
+        caller.call("/tessera.v1.Jobs/GetJob", b"", timeout_s=5.0)
+
+    tally = call_from_threads(attack, 2, work, most_calls=4)
+    assert tally.codes == {"UNAVAILABLE": 4}
+
+
+def test_callers_make_no_call_when_the_attack_is_over() -> None:
+    attack = an_attack(until_s=time.monotonic())
+    assert call_from_threads(attack, 2, lambda caller: None, most_calls=4).calls == 0
+
+
+def test_a_mistake_of_an_attacker_is_not_taken_for_an_answer() -> None:
+    def work(caller: Caller) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        call_from_threads(an_attack(), 1, work, most_calls=1)
+
+
+def test_a_thread_is_busy_that_takes_more_than_its_share() -> None:
+    before, after = {1: 5.0, 2: 5.0}, {1: 5.1, 2: 5.001, 3: 1.0}
+    assert busy_threads(before, after, 1.0, share=0.05) == [1, 3]
+    assert busy_threads(before, after, 10.0, share=0.05) == [3]
+
+
+def test_a_thread_that_computes_is_seen_from_outside_until_it_ends() -> None:
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        _, stuck = wait_until_quiet(os.getpid(), time.monotonic(), within_s=0.0, share=0.0)
+    finally:
+        over.set()
+        thread.join()
+    assert stuck >= 1
+
+
+def test_the_monitor_keeps_the_worst_of_each_agent_and_of_memory() -> None:
+    seen = Seen()
+    seen.take_in(100.0, {"a": 1.0, "b": 5.0})
+    seen.take_in(50.0, {"a": 2.0})
+    assert (seen.rss_mib, seen.silence_s) == (100.0, {"a": 2.0, "b": 5.0})
+
+
+def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
+    alone = Phase(name="alone", samples=[a_sample("round", 0.4), a_sample("health", 0.01)])
+    tally = Tally()
+    tally.record("x", "INTERNAL", 1.0)
+    phases = [
+        Phase(
+            name="documents",
+            samples=[a_sample("round", 1.7), a_sample("health", 0.2), a_sample("list", 0.7)],
+            tally=tally, rss_before_mib=100.0, rss_after_mib=150.0, logged=["a", "b"],
+        ),
+        Phase(
+            name="rounds",
+            samples=[a_sample("round", 3.0, "round: ABORTED"), a_sample("control", 0.3)],
+            rss_before_mib=150.0, rss_after_mib=140.0, threads_stuck=2, leases_lost=1,
+            broken=["a", "b"], server_ended=True,
+        ),
+    ]  # fmt: skip
+    figures = sum_up(alone, phases, sigterm_s=5.0, grace_s=3.0)
+    assert (figures["sigterm_s"], figures["sigterm_over_grace_s"]) == (5.0, 2.0)
+    assert figures["other_round_alone_s"] == 0.4
+    assert figures["other_round_max_s"] == 3.0
+    assert figures["other_round_excess_s"] == pytest.approx(3.0 - 2 * 0.4 - 1.0)
+    assert figures["health_max_s"] == 0.2
+    assert figures["other_call_max_s"] == 0.7
+    assert figures["control_max_s"] == 0.3
+    assert figures["rss_growth_mib"] == 50.0
+    assert figures["internal_errors"] == 3
+    assert figures["other_failures"] == 1
+    assert (figures["threads_stuck"], figures["leases_lost"]) == (2, 1)
+    assert (figures["invariants_broken"], figures["servers_ended"]) == (2, 1)
+    assert {"phase": "documents", "internal_errors": 3}.items() <= phases[0].row().items()
+
+
+def test_a_round_within_twice_its_time_alone_and_a_second_is_no_excess() -> None:
+    alone = Phase(name="alone", samples=[a_sample("round", 0.5)])
+    phase = Phase(name="rounds", samples=[a_sample("round", 2.0)])
+    assert sum_up(alone, [phase], sigterm_s=1.0, grace_s=3.0)["other_round_excess_s"] == 0.0
+
+
+def test_bounds_of_times_are_waived_where_a_server_without_work_is_slow_too() -> None:
+    assert waived_figures({"control_max_s": 0.2}) == frozenset()
+    assert waived_figures({"control_max_s": 0.3}) == {"health_max_s", "other_round_excess_s"}
+
+
+def test_phases_are_chosen_by_name_and_all_of_them_without_a_choice() -> None:
+    assert chosen_phases("") == [*KINDS, TOGETHER]
+    assert chosen_phases("rounds, together") == ["rounds", "together"]
+    with pytest.raises(InvalidInput, match="'nothing' is not known"):
+        chosen_phases("rounds,nothing")

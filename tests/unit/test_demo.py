@@ -1,0 +1,91 @@
+"""The demo's picture and words: drawn from the round's decisions, wrapped at words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks import demo
+from benchmarks.picture import FREE, Pair, draw, gpu_image
+from tessera.v1 import jobs_pb2, scheduler_pb2
+
+NODES = [("a", "a100", 4), ("b", "v100", 2)]
+
+
+def a_decision(job: str, node: str = "", *gpus: int, kind: str = "keep") -> scheduler_pb2.Decision:
+    decision = scheduler_pb2.Decision(job=f"clusters/c/jobs/{job}", kind=kind)
+    if node:
+        share = jobs_pb2.NodeShare(node=f"clusters/c/nodes/{node}", gpu_indices=gpus)
+        decision.allocation.shares.append(share)
+    return decision
+
+
+def test_each_gpu_that_the_round_gave_has_its_jobs_colour() -> None:
+    decisions = [
+        a_decision("one", "a", 0, 1), a_decision("two", "b", 1, kind="start"),
+        a_decision("three", kind="wait"),
+    ]  # fmt: skip
+    image, strips = gpu_image(decisions, NODES)
+    free = np.full(3, FREE)
+
+    assert [label for label, _ in strips] == ["a100: 4 GPUs", "v100: 2 GPUs"]
+    assert np.array_equal(image[0, 0], image[1, 0])
+    assert not np.array_equal(image[0, 0], free)
+    assert np.array_equal(image[2, 0], free)
+    assert np.array_equal(image[0, 2], free)
+    assert not np.array_equal(image[1, 2], free)
+    assert not np.array_equal(image[1, 2], image[0, 0])
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    value = scheduler_pb2.Round(placed_score=2.0, running=1, waiting=1)
+    file = tmp_path / "demo.png"
+
+    draw(file, [Pair(ilp=value, greedy=value, call_s=0.1)], [a_decision("one", "a", 0)], NODES)
+
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_lines_are_wrapped_between_words_on_a_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"word-{'x' * (k % 13)}{k}" for k in range(60)]
+    shown = io.StringIO()
+    terminal = Console(file=shown, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(demo, "out", terminal)
+
+    demo._say("[llama] " + " ".join(words))
+
+    lines = shown.getvalue().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines).split() == ["[llama]", *words]
+
+
+def test_a_line_stays_whole_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(demo, "out", Console(file=shown, width=80))
+
+    demo._say("a line of words " * 20)
+
+    assert len(shown.getvalue().splitlines()) == 1
+
+
+def test_the_demo_ends_with_commands_to_go_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(demo, "out", Console(file=shown, width=200))
+    greedy = scheduler_pb2.Round(placed_score=2.0, gap=0.6, bound_is_trivial=True)
+    exact = scheduler_pb2.Round(name="clusters/c/rounds/1", placed_score=2.5, gap=1e-5)
+
+    demo._show([Pair(ilp=exact, greedy=greedy, call_s=0.1)], [], tmp_path / "p.png")
+
+    lines = shown.getvalue().splitlines()
+    after = lines[lines.index("Next:") + 1 :]
+    assert after[0].split()[:2] == ["tessera", "up"]
