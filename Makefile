@@ -2,27 +2,30 @@
 .PHONY: help setup demo test verify proto bench clean
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+DEV := .venv/.installed-dev
+SERVER := .venv/.installed-server
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-8s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## make .venv with everything, at the pinned versions
+setup: $(DEV) ## make .venv with everything, at the pinned versions
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tessera needs Python 3.11 or later")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m solvers.kernels.warm
-	touch $(STAMP)
+$(DEV): pyproject.toml constraints.txt
+	@$(PYTHON) scripts/setup.py dev .venv
+	@touch $(DEV) $(SERVER)
 
-demo: $(STAMP) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP beside greedy
+$(SERVER): pyproject.toml constraints.txt
+	@$(PYTHON) scripts/setup.py server .venv
+	@touch $(SERVER)
+
+demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP beside greedy
 	$(BIN)/tessera demo
 
-test: $(STAMP) ## all tests
-	$(BIN)/python -m pytest -q
+test: $(DEV) ## all tests, on two cores; then README.md as a newcomer follows it
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore=tests/e2e/test_readme.py
+	$(BIN)/python -m pytest -q tests/e2e/test_readme.py
 
-verify: $(STAMP) ## what must hold beside the tests: format, lint, types, layers, fresh stubs, bench smoke
+verify: $(DEV) ## what must hold beside the tests: format, lint, types, layers, fresh stubs, bench smoke
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -30,10 +33,10 @@ verify: $(STAMP) ## what must hold beside the tests: format, lint, types, layers
 	$(BIN)/python scripts/protos.py --check
 	$(MAKE) bench
 
-bench: $(STAMP) ## a smoke run of every benchmark
+bench: $(DEV) ## a smoke run of every benchmark
 	$(BIN)/tessera bench --smoke
 
-proto: $(STAMP) ## generate Python from proto/
+proto: $(DEV) ## generate Python from proto/
 	$(BIN)/python scripts/protos.py
 
 clean: ## remove .venv and caches

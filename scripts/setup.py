@@ -1,0 +1,76 @@
+"""Make the virtual environment, for ``make setup`` and ``make demo``: ``scripts/setup.py EXTRA FOLDER``.
+
+Prints a line for each step with the time since the start. Packages are installed at the versions of
+``constraints.txt``, by uv where it is on PATH, else by pip.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OLDEST = (3, 11)
+SILENCE_S = 20.0
+"""A command that runs for longer is reported as running."""
+
+BEGAN_S = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Print a line with the time since the start."""
+    sys.stdout.write(f"[{time.monotonic() - BEGAN_S:4.0f} s] {text}\n")
+    sys.stdout.flush()
+
+
+def run(*command: str) -> None:
+    """Run a command, say now and then that it still runs, and end this program where it fails."""
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        while True:
+            try:
+                status = process.wait(SILENCE_S)
+                break
+            except subprocess.TimeoutExpired:
+                say("  ... still at it")
+    if status:
+        sys.exit(f"error: `{' '.join(command)}` ended with status {status}")
+
+
+def main(extra: str, folder: str) -> None:
+    """Make ``folder`` and install Tessera with ``extra`` in it."""
+    if sys.version_info < OLDEST:
+        sys.exit(f"error: Tessera needs Python {'.'.join(map(str, OLDEST))} or later")
+    python, uv = f"{folder}/bin/python", shutil.which("uv")
+    if not (ROOT / python).exists():
+        say(f"making {folder} with Python {sys.version.split()[0]}")
+        if uv:
+            run(uv, "venv", "--quiet", "--python", sys.executable, folder)
+        else:
+            run(sys.executable, "-m", "venv", folder)
+    wanted = ("-c", "constraints.txt", "-e", f".[{extra}]")
+    say(f"installing Tessera with the extra '{extra}', by {'uv' if uv else 'pip'}")
+    if uv:
+        run(uv, "pip", "install", "--python", python, *wanted)
+    else:
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--progress-bar",
+            "off",
+            *wanted,
+        )
+    say("compiling the loops of the solvers, which takes half a minute of one core, once")
+    run(python, "-m", "solvers.kernels.warm")
+    say("done")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python scripts/setup.py EXTRA FOLDER")
+    main(sys.argv[1], sys.argv[2])
