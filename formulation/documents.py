@@ -55,6 +55,10 @@ SNAPSHOT: Final = Limits(size_bytes=2**31, depth=32, nodes=2**31, text=2**31)
 """A stored round. It is large by its nature, so only its depth and its numbers are limited."""
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_SOME_STRINGS: Final = re.compile(
+    rb'(?:[^"]*+"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)){1,5000}', re.DOTALL
+)
+"""The text up to the end of one of the next strings: what is looked at without a rest for other threads."""
 _LONG_NUMBER: Final = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER + 1))
 _SUSPECT: Final = re.compile(rb"\\u|N|I|[eE]\+?0*[1-9][0-9]{2}")
 """Outside of this there is no NUL, no surrogate and no number that is not finite."""
@@ -148,12 +152,15 @@ def _check_structure(field: str, raw: bytes, limits: Limits) -> int:
 
     Return the bytes of the longest text as it is written; 0: none can be too long.
     """
-    longest = 0
-    if len(raw) > limits.text:
-        longest = max((m.end() - m.start() - 2 for m in _STRING.finditer(raw)), default=0)
-        if longest > 6 * limits.text:  # a character is written with up to six
-            raise InvalidInput(field, f"a text may have at most {limits.text:,} characters")
-    bare = _STRING.sub(b'"', raw)
+    longest, parts, end = 0, list[bytes](), 0
+    while some := _SOME_STRINGS.match(raw, end):
+        part, end = some[0], some.end()
+        if len(raw) > limits.text:
+            longest = max(longest, *(m.end() - m.start() - 2 for m in _STRING.finditer(part)))
+            if longest > 6 * limits.text:  # a character is written with up to six
+                raise InvalidInput(field, f"a text may have at most {limits.text:,} characters")
+        parts.append(_STRING.sub(b'"', part))
+    bare = b"".join(parts) + raw[end:]
     if match := _LONG_NUMBER.search(bare):
         check_number(field, "", match[0].decode())
     brackets = bare.translate(None, _NOT_BRACKETS)

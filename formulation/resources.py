@@ -52,6 +52,17 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """An agent's word that it lives. ``network_remarks``: what keeps network plans from having an effect on
+    its nodes; None: as before."""
+
+    cluster: str
+    agent: str
+    incarnation: str
+    network_remarks: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A node as stored. ``silent_s``: since its agent was heard, by the database's clock; inf: never."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from itertools import product
 from typing import Final
@@ -31,8 +32,8 @@ class Draft:
         self._names: list[str] = []
         self._tiers: list[int] = []
         self._host: list[int] = []
-        self._ends: list[tuple[int, int]] = []
-        self._costs: list[tuple[float, float]] = []
+        self._ends = array("q")  # source and target of each link
+        self._costs = array("d")  # bytes per second and delay of each link
 
     def host(self, name: str) -> int:
         """Add a host and return its number."""
@@ -70,17 +71,16 @@ class Draft:
     def link(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> None:
         """Add a link of one direction. Raises InvalidInput: there are too many."""
         self._expect(1)
-        self._ends.append((source, target))
-        self._costs.append((bytes_per_s, delay_s))
+        self._ends.extend((source, target))
+        self._costs.extend((bytes_per_s, delay_s))
 
     def cable(
         self, one: int, other: int, bytes_per_s: float, delay_s: float, cables: int = 1
     ) -> None:
         """Add links in both directions, ``cables`` of each."""
         self._expect(2 * cables)
-        for _ in range(cables):
-            self.link(one, other, bytes_per_s, delay_s)
-            self.link(other, one, bytes_per_s, delay_s)
+        self._ends.extend((one, other, other, one) * cables)
+        self._costs.extend((bytes_per_s, delay_s) * (2 * cables))
 
     def mesh(
         self, low: list[int], high: list[int], bytes_per_s: float, delay_s: float, cables: int = 1
@@ -92,13 +92,13 @@ class Draft:
 
     def _expect(self, links: int) -> None:
         require_caller(self._cancelled)
-        if len(self._ends) + links > MAX_LINKS:
+        if len(self._ends) // 2 + links > MAX_LINKS:
             raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
 
     def topology(self, *, adaptive: bool = False) -> Topology:
         """Return what was drafted. Raises InvalidInput: it is no network."""
-        ends = np.array(self._ends, dtype=np.int64).reshape(-1, 2)
-        costs = np.array(self._costs, dtype=np.float64).reshape(-1, 2)
+        ends = np.array(self._ends).reshape(-1, 2)
+        costs = np.array(self._costs).reshape(-1, 2)
         return Topology(
             hosts=tuple(self._hosts),
             vertices=Vertices(

@@ -25,7 +25,7 @@ from formulation.topologies import document
 from service.agent.main import read_nodes
 from service.cli import clusterfile, jobfile, tenantfile, topology
 from service.estimating import Estimator, catalogue_of, read_model
-from service.rpc.calls import Calls
+from service.rpc import lanes
 from service.rpc.convert.networks import to_topology
 from service.rpc.convert.rounds import read_options
 from simulator.logfile import read_log
@@ -229,7 +229,8 @@ def test_a_search_for_plans_ends_when_nobody_waits_for_it(layers: int, passes: i
 
 
 async def test_work_learns_that_its_caller_has_left_and_the_server_that_it_ended() -> None:
-    calls, began, ended = Calls(1, "test"), threading.Event(), threading.Event()
+    began, ended = threading.Event(), threading.Event()
+    calls = lanes.FairCalls(lanes.Lane(1, "test", lanes.Limits(client=1, cluster=1, share=1)))
 
     def work(request: str, cancelled: Callable[[], bool]) -> str:
         began.set()
