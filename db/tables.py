@@ -7,7 +7,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, DOUBLE_PRECISION, JSONB, TIMESTAMP
 
-from formulation.lifecycle import ACTIVE, JobState, successors
+from formulation.lifecycle import ACTIVE, LEAVING, JobState, successors
 from formulation.snapshot import Hold
 
 NAMING = {
@@ -286,6 +286,8 @@ jobs = sa.Table(
 
 LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
 ENDED = "ended_at IS NOT NULL"
+LEAVES = "state IN " + one_of(sorted(LEAVING))
+sa.Index("ix_jobs_leaving", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LEAVES))
 sa.Index("ix_jobs_ended_at", jobs.c.cluster_id, jobs.c.ended_at, postgresql_where=sa.text(ENDED))
 sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
 

@@ -9,8 +9,9 @@ from typing import Self
 import sqlalchemy as sa
 
 from db.documents import dumps
+from db.tables import LEAVES
 from formulation.errors import NotFound
-from formulation.lifecycle import ACTIVE, LEAVING, TERMINAL, JobEvent, JobState, advance
+from formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance
 from formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
 
 CHANNEL = "tessera"
@@ -135,12 +136,12 @@ WHERE r.hold = 'reserved' AND n.id = r.node_id AND n.cluster_id = :cluster AND N
 )
 """)
 
-_GONE = sa.text("""
+_GONE = sa.text(f"""
 SELECT j.id, j.state FROM jobs j
-WHERE j.cluster_id = :cluster AND j.state = ANY(:leaving)
+WHERE j.cluster_id = :cluster AND j.{LEAVES}
     AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
 ORDER BY j.id
-""")
+""")  # noqa: S608 - a constant of db.tables
 
 _REVISE = sa.text("UPDATE clusters SET revision = :revision WHERE id = :cluster")
 
@@ -189,9 +190,7 @@ class Turn:
         """Give free GPUs to who waits for them, and let jobs that have left be gone."""
         promoted = self.connection.execute(_PROMOTE, {"cluster": self.cluster})
         self.changed |= promoted.rowcount > 0
-        gone = self.connection.execute(
-            _GONE, {"cluster": self.cluster, "leaving": sorted(LEAVING)}
-        ).all()
+        gone = self.connection.execute(_GONE, {"cluster": self.cluster}).all()
         self.apply([Change(job=job, state=JobState(s), event=JobEvent.GONE) for job, s in gone])
 
     def end(self) -> bool:
