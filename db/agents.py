@@ -14,7 +14,7 @@ from db.rows import JOBS_KEYED, SILENT_S, allocation_record, cluster_id, job_spe
 from db.turn import Change, Turn
 from formulation.errors import NotAllowed, NotFound
 from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import Desired, DesiredGang, NodeSpec
+from formulation.resources import Desired, DesiredGang, Heartbeat, NodeSpec
 
 _STORED = sa.text(f"""
 SELECT n.id, n.name, n.rack, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s
@@ -63,9 +63,22 @@ WHERE a.cluster_id = :cluster AND a.deleted_nodes ?| CAST(:names AS text[])
 )
 
 _HEAR = sa.text("""
-UPDATE agents a SET heard_at = clock_timestamp(),
-    network_remarks = coalesce(CAST(:remarks AS jsonb), a.network_remarks) FROM clusters c
-WHERE c.id = a.cluster_id AND c.name = :cluster AND a.name = :agent AND a.incarnation = :incarnation
+WITH heard AS MATERIALIZED (
+    SELECT a.id, b.place, b.remarks
+    FROM json_to_recordset(CAST(:beats AS json)) AS b(
+        place int, cluster text, agent text, incarnation text, remarks jsonb
+    )
+    JOIN clusters c ON c.name = b.cluster
+    JOIN agents a ON a.cluster_id = c.id AND a.name = b.agent AND a.incarnation = b.incarnation
+    ORDER BY a.id, b.place FOR NO KEY UPDATE OF a
+), last AS (
+    SELECT DISTINCT ON (id) id, remarks FROM heard ORDER BY id, (remarks IS NULL), place DESC
+), renewed AS (
+    UPDATE agents a SET heard_at = clock_timestamp(),
+        network_remarks = coalesce(l.remarks, a.network_remarks)
+    FROM last l WHERE l.id = a.id RETURNING a.id
+)
+SELECT h.place FROM heard h JOIN renewed r ON r.id = h.id
 """)
 
 _AGENT = sa.text("""
@@ -158,20 +171,19 @@ def hello(
     turn.end()
 
 
-def heartbeat(
-    connection: sa.Connection, cluster: str, agent: str, incarnation: str,
-    network_remarks: Sequence[str] | None = None,
-) -> None:  # fmt: skip
-    """Renew the lease of the agent's nodes. Raises NotFound, NotAllowed.
+def heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int]:
+    """Renew the leases of agents' nodes; return the places of those whose agent is known.
 
-    ``network_remarks``: None: as before.
+    The rows are locked in one order, and no cluster's turn is waited for.
     """
-    values = {
-        "cluster": cluster, "agent": agent, "incarnation": incarnation,
-        "remarks": None if network_remarks is None else dumps(list(network_remarks)),
-    }  # fmt: skip
-    if not connection.execute(_HEAR, values).rowcount:
-        require_agent(connection, cluster, agent, incarnation)
+    rows = [
+        {
+            "place": place, "cluster": beat.cluster, "agent": beat.agent,
+            "incarnation": beat.incarnation, "remarks": beat.network_remarks,
+        }
+        for place, beat in enumerate(beats)
+    ]  # fmt: skip
+    return set(connection.execute(_HEAR, {"beats": dumps(rows)}).scalars())
 
 
 def require_agent(

@@ -35,6 +35,7 @@ from formulation.resources import (
     Desired,
     EstimateRecord,
     Estimation,
+    Heartbeat,
     JobEventRecord,
     JobRecord,
     Limits,
@@ -267,14 +268,14 @@ class PostgresStore:
 
         self._database.write(register)
 
-    def heartbeat(
-        self, cluster: str, agent: str, incarnation: str,
-        network_remarks: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
-        """Renew the lease of the agent's nodes."""
-        self._database.write(
-            lambda c: agents.heartbeat(c, cluster, agent, incarnation, network_remarks)
-        )
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
+        """Renew the leases of agents' nodes."""
+        return self._database.write(lambda c: agents.heartbeats(c, beats))
+
+    def require_agent(self, cluster: str, agent: str, incarnation: str) -> None:
+        """Check that the agent is known."""
+        with self._database.read() as connection:
+            agents.require_agent(connection, cluster, agent, incarnation)
 
     def observe(
         self,

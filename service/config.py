@@ -30,8 +30,11 @@ MAX_MULTIPLES: Final = 16
 MAX_PROFILED: Final = 4096
 """Samples, or a tensor degree, in ``profile_samples`` and ``profile_tp``."""
 
-BULK_THREADS: Final = 4
-"""Batches that are written and pages that are read at once: each may take seconds and tens of megabytes."""
+BULK_THREADS: Final = 2
+"""Batches that are written at once: each may take seconds and tens of megabytes."""
+
+PAGE_THREADS: Final = 2
+"""Pages of lists that are read at once, likewise."""
 
 ESTIMATE_THREADS: Final = 2
 """EstimateCells calls at once; all of it is arithmetic, so more would not help."""
@@ -39,11 +42,14 @@ ESTIMATE_THREADS: Final = 2
 DOCUMENT_THREADS: Final = 2
 """Threads that read users' documents. Large ones take seconds, and must hold up no other call."""
 
-LEASE_THREADS: Final = 2
+LEASE_THREADS: Final = 1
 """Calls of the server's own tasks, which renew leases and find what is due."""
 
-OTHER_THREADS: Final = BULK_THREADS + ESTIMATE_THREADS + DOCUMENT_THREADS + LEASE_THREADS + 5
-"""Threads of no setting; one each for health, automatic Cells, network plans, deleted clusters, retention."""
+OTHER_THREADS: Final = (
+    BULK_THREADS + PAGE_THREADS + ESTIMATE_THREADS + DOCUMENT_THREADS + LEASE_THREADS + 5
+)
+"""Threads of no setting; one each for health, agents' heartbeats, automatic Cells, network plans, and what
+is deleted in the background."""
 
 MAX_RETAINED_DAYS: Final = 36_500
 """A century; the database knows no times before its own calendar."""
@@ -78,10 +84,11 @@ class Config:
     """postgresql://...; empty: the embedded database."""
     database_directory: str = ""
     """Where the embedded database lives; empty: where it likes to."""
-    store_threads: int = 8
+    store_threads: int = 6
     """Calls that use the database at once. Agents, leases, batches and lists have threads of their own."""
-    agent_threads: int = 4
-    """Calls of agents that use the database at once."""
+    agent_threads: int = 5
+    """Calls of agents that use the database at once, at least 2: more than half of them may change what is
+    stored, one of each cluster at most. Heartbeats have a thread of their own."""
     round_threads: int = 2
     """Rounds that callers commit and that are decided at once, one for each cluster at most. As many periodic
     rounds are decided at once, in threads that nobody else has."""
@@ -219,7 +226,7 @@ class Config:
     def connections(self) -> int:
         """Return how many connections to the database are used at once: one for each thread."""
         rounds = 2 * self.round_threads + self.trial_threads
-        return self.store_threads + self.agent_threads + rounds + OTHER_THREADS
+        return self.store_threads + max(2, self.agent_threads) + rounds + OTHER_THREADS
 
     def agent_timing(self) -> AgentTiming:
         """Return the rhythm of agents' streams."""

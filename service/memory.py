@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-PERIOD_S: Final = 10.0
+PERIOD_S: Final = 5.0
 """Seconds between two looks at the process's memory."""
 
 GROWTH_BYTES: Final = 32 * 2**20

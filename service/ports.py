@@ -14,6 +14,7 @@ from formulation.resources import (
     Desired,
     EstimateRecord,
     Estimation,
+    Heartbeat,
     JobEventRecord,
     JobRecord,
     JobSpec,
@@ -380,13 +381,18 @@ class Store(Rounds, Protocol):
         """
         ...
 
-    def heartbeat(
-        self, cluster: str, agent: str, incarnation: str,
-        network_remarks: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
-        """Renew the lease of the agent's nodes. Raises NotAllowed: another incarnation took over.
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> Collection[int]:
+        """Renew the leases of agents' nodes; return the places of those whose agent is known.
 
-        ``network_remarks``: what keeps network plans from having an effect there; None: as before.
+        ``require_agent`` tells why another one is not.
+        """
+        ...
+
+    def require_agent(self, cluster: str, agent: str, incarnation: str) -> None:
+        """Check that the agent is known.
+
+        Raises:
+            NotFound: the cluster or the agent. NotAllowed: another incarnation took over.
         """
         ...
 

@@ -60,6 +60,9 @@ class Replanning:
             self.forget(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
+        if not snapshot.topology:  # it was deleted meanwhile
+            self.forget(cluster)
+            return None
         running = running_now(snapshot)
         seen = observed(snapshot, running, self._policy)
         left_s = min((left_s for left_s, _ in seen.unmeasured), default=math.inf)

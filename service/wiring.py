@@ -31,7 +31,6 @@ from service.periodic import PeriodicRounds
 from service.purging import ClusterPurger
 from service.retention import PERIOD_S as RETENTION_PERIOD_S
 from service.retention import Pruner
-from service.rpc.calls import Calls
 from service.rpc.server import Server
 from service.watching import Watching
 from service.worker import Workers
@@ -108,19 +107,17 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
             action="network_failed", again_in_s=server.replanning.again_in_s,
             forget=server.replanning.forget,
         )  # fmt: skip
-        prunes = Calls(1, "retention")
-        stack.push_async_callback(prunes.close)
         pruning = Watching(
-            store, clock, Pruner(store, config.retention()).prune, calls=server.lease_calls, work=prunes,
-            holder=holder, period_s=RETENTION_PERIOD_S, fails="old rows stay", action="prune_failed",
-            idle_too=True,
+            store, clock, Pruner(store, config.retention()).prune, calls=server.lease_calls,
+            work=server.cleaning_calls, holder=holder, period_s=RETENTION_PERIOD_S,
+            fails="old rows stay", action="prune_failed", idle_too=True,
         )  # fmt: skip
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, networks.wake))
         if config.estimate_cells:
             listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
-        purger = ClusterPurger(store, server.purge_calls)
+        purger = ClusterPurger(store, server.cleaning_calls)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         periodic = None
         if config.period_s:

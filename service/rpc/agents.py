@@ -10,19 +10,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 import grpc.aio
 
 from formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
-from formulation.resources import ObservedGang
+from formulation.resources import Heartbeat, ObservedGang
 from service.ports import Clock, Store
 from service.rpc import fields, names
-from service.rpc.calls import Calls, StreamPlaces, Subscription, Wakeups
+from service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from service.rpc.convert import agents as convert
-from service.rpc.lanes import client_of
+from service.rpc.heartbeats import Heartbeats
+from service.rpc.lanes import CALLER, FairCalls
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc
 
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Messages = AsyncIterator[pb.AgentMessage]
+
+TURN_PATIENCE_S: Final = 0.2
+"""How long a stream waits for its cluster's turn before it goes on with the rest."""
 
 MAX_REMARKS: Final = 32
 MAX_REMARK: Final = 300
@@ -118,27 +123,35 @@ class Inbox:
         self.network = said
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCalls:
+    """What agents' streams have of the store, each with threads of its own.
+
+    ``turns`` are calls that wait for their cluster's row, of which one of each cluster holds a thread.
+    """
+
+    store: Store
+    heartbeats: Heartbeats
+    turns: FairCalls
+    reads: FairCalls
+
+
 class AgentsServicer(agents_pb2_grpc.AgentsServicer):
     """Serves agents' streams from the store."""
 
     def __init__(
-        self,
-        store: Store,
-        calls: Calls,
-        wakeups: Wakeups,
-        clock: Clock,
-        timing: AgentTiming,
+        self, calls: AgentCalls, wakeups: Wakeups, clock: Clock, timing: AgentTiming,
         places: StreamPlaces,
-    ) -> None:
-        """``calls`` are threads that only agents use; ``places`` says how many streams there may be."""
-        self._store, self._calls, self._wakeups = store, calls, wakeups
+    ) -> None:  # fmt: skip
+        """``places`` says how many streams there may be."""
+        self._calls, self._wakeups = calls, wakeups
         self._clock, self._timing, self._places = clock, timing, places
 
     async def Sync(
         self, request_iterator: _Messages, context: _Context
     ) -> AsyncIterator[pb.ServerMessage]:
         """Register the agent; send it what should run and take in what does, until either side leaves."""
-        with self._places.take(client_of(context.peer())):
+        with self._places.take(CALLER.get().client):
             async with contextlib.aclosing(self._sync(request_iterator)) as messages:
                 async for message in messages:
                     yield message
@@ -146,7 +159,8 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
     async def _sync(self, request_iterator: _Messages) -> AsyncGenerator[pb.ServerMessage]:
         if (first := await self._hello(request_iterator)) is None:
             return
-        session = Session(first, self._store, self._calls, self._clock, self._timing)
+        session = Session(first, self._calls, self._clock, self._timing)
+        CALLER.set(replace(CALLER.get(), cluster=session.cluster))
         with self._wakeups.listen(session.cluster) as stream:
             await session.register()
             t = self._timing
@@ -166,6 +180,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 reader.result()
             finally:
                 reader.cancel()
+                session.leave()
                 await asyncio.gather(reader, return_exceptions=True)
 
     async def _hello(self, messages: _Messages) -> pb.AgentMessage | None:
@@ -186,7 +201,7 @@ class Session:
     """One agent's stream: what was recorded of it, and what it was sent."""
 
     def __init__(
-        self, first: pb.AgentMessage, store: Store, calls: Calls, clock: Clock, timing: AgentTiming
+        self, first: pb.AgentMessage, calls: AgentCalls, clock: Clock, timing: AgentTiming
     ) -> None:
         hello = first.hello
         self.cluster = names.parse_cluster("hello.parent", hello.parent)
@@ -194,7 +209,7 @@ class Session:
         self._incarnation = fields.text("hello.incarnation", hello.incarnation, 100, required=True)
         self._nodes = convert.to_nodes("hello.nodes", hello)
         self._own = frozenset(node.name for node in self._nodes)
-        self._store, self._calls, self._clock, self._timing = store, calls, clock, timing
+        self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
         self.inbox = Inbox(agent=self._agent, spoke_s=now_s, said_s=first.said_s)
         self.lease_from_s = 0.0  # the agent's clock at its newest word that is recorded
@@ -203,11 +218,12 @@ class Session:
         self._sent: pb.Desired | None = None
         self._failed = False  # the store was unavailable at the last step
         self._remarks: tuple[str, ...] = ()  # on the network, as recorded
+        self._observing: asyncio.Task[None] | None = None
 
     async def register(self) -> None:
         """Record the agent and its nodes."""
-        await self._calls.run(
-            self._store.hello, self.cluster, self._agent, self._incarnation, self._nodes
+        await self._calls.turns.run(
+            self._calls.store.hello, self.cluster, self._agent, self._incarnation, self._nodes
         )
         self.lease_from_s = self.inbox.said_s
 
@@ -227,7 +243,8 @@ class Session:
                 f"agent {self._agent} said nothing for {self._timing.lease_s:g} s; connect again"
             )
         try:
-            await self._take_in()
+            await self._beat()
+            await self._observe(stream)
             desired = await self._next()
         except NotAllowed as error:
             raise Conflict(str(error)) from error
@@ -246,24 +263,49 @@ class Session:
         left_s = self._due_s - self._clock.monotonic_s()
         return left_s if left_s > 0 else self._timing.heartbeat_s
 
-    async def _take_in(self) -> None:
+    def leave(self) -> None:
+        """Drop what is not recorded yet: the agent says it again when it connects again."""
+        if self._observing is not None:
+            self._observing.cancel()
+
+    async def _beat(self) -> None:
         inbox = self.inbox
         if inbox.spoke:
             said_s, inbox.spoke, remarks = inbox.said_s, False, inbox.network
             try:
-                await self._calls.run(
-                    self._store.heartbeat, self.cluster, self._agent, self._incarnation,
-                    remarks if remarks != self._remarks else None,
+                await self._calls.heartbeats.record(
+                    Heartbeat(
+                        cluster=self.cluster, agent=self._agent, incarnation=self._incarnation,
+                        network_remarks=remarks if remarks != self._remarks else None,
+                    )
                 )  # fmt: skip
                 self._remarks = remarks
             except Unavailable:
                 inbox.spoke = True
                 raise
             self.lease_from_s = said_s
+
+    async def _observe(self, stream: Subscription) -> None:
+        """Record what the agent observed, or go on while that waits for the cluster's turn.
+
+        A cluster that many change at once must not keep its agents' leases from being renewed.
+        """
+        if self._observing is None and self.inbox.observed:
+            self._observing = asyncio.create_task(self._record_observed())
+            self._observing.add_done_callback(partial(_wake, stream))
+        if self._observing is None:
+            return
+        await asyncio.wait([self._observing], timeout=TURN_PATIENCE_S)
+        if self._observing.done():
+            ended, self._observing = self._observing, None
+            ended.result()
+
+    async def _record_observed(self) -> None:
+        inbox = self.inbox
         while inbox.observed:
             first = inbox.observed[0]
-            changed = await self._calls.run(
-                self._store.observe, self.cluster, self._agent, self._incarnation,
+            changed = await self._calls.turns.run(
+                self._calls.store.observe, self.cluster, self._agent, self._incarnation,
                 first.gangs, first.revision,
             )  # fmt: skip
             self._push = self._push or changed
@@ -277,7 +319,7 @@ class Session:
             return None
         self._push = False
         try:
-            read = await self._calls.run(self._store.desired, self.cluster, self._agent)
+            read = await self._calls.reads.run(self._calls.store.desired, self.cluster, self._agent)
         except Unavailable:
             self._push = True
             raise
@@ -287,3 +329,10 @@ class Session:
         self._sent = desired
         self._due_s = now_s + self._timing.heartbeat_s
         return desired
+
+
+def _wake(stream: Subscription, ended: asyncio.Task[None]) -> None:
+    """Wake the stream for what has ended, and look at its error: the stream may have left."""
+    if not ended.cancelled():
+        ended.exception()
+    stream.wake()

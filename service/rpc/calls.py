@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,6 @@ from formulation.errors import TooBusy, Unavailable
 _A = TypeVar("_A")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 class ThreadPool:
@@ -34,10 +32,6 @@ class ThreadPool:
         future.add_done_callback(lambda done: self._named.pop(done, None))
         return future
 
-    def waiting(self) -> int:
-        """Return how many calls have not ended, whether they run or wait for a thread."""
-        return len(self._named)
-
     def running(self) -> list[str]:
         """Return the names of the work that runs."""
         return [name for future, name in list(self._named.items()) if future.running()]
@@ -52,41 +46,18 @@ class ThreadPool:
 
 
 class Calls:
-    """A bounded pool of threads for calls that block.
+    """A bounded pool of threads for the server's own calls that block.
 
-    A call that is cancelled while it waits for a thread is never started. At most ``most`` calls wait or run.
+    A call that is cancelled while it waits for a thread is never started.
     """
 
-    def __init__(self, threads: int, name: str, most: float = math.inf) -> None:
-        self._pool, self._name, self._most = ThreadPool(threads, name), name, most
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPool(threads, name)
 
     async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what ``work`` returns.
-
-        Raises:
-            TooBusy: too many calls wait already.
-        """
-        if self._pool.waiting() >= self._most:
-            raise TooBusy(
-                f"{self._pool.waiting()} calls wait for a {self._name} thread of this server, which is the"
-                " most; call again later"
-            )
+        """Return what ``work`` returns."""
         call = partial(work, *args, **kwargs)
-        return await asyncio.wrap_future(self._pool.submit(_name_of(work), _call, call))
-
-    async def run_cancellable(
-        self, work: Callable[[_T, Callable[[], bool]], _R], request: _T
-    ) -> _R:
-        """Return what ``work`` returns for a request.
-
-        Its second argument returns true as soon as nobody waits for the answer any more: the caller has
-        left, its deadline has passed, or the server stops.
-        """
-        over = threading.Event()
-        try:
-            return await self.run(work, request, over.is_set)
-        finally:
-            over.set()
+        return await asyncio.wrap_future(self._pool.submit(name_of(work), _call, call))
 
     def running(self) -> list[str]:
         """Return the names of the calls that hold a thread."""
@@ -101,7 +72,7 @@ def _call(work: Callable[[], _T]) -> _T:
     return work()
 
 
-def _name_of(work: Callable[..., object]) -> str:
+def name_of(work: Callable[..., object]) -> str:
     """Return the name of a function, of a method with its class, or of what a partial calls."""
     while isinstance(work, partial):
         work = work.func

@@ -12,8 +12,8 @@ from formulation.errors import NotFound
 from formulation.resources import ClusterRecord, NodeRecord, Request
 from service.ports import Store, Writer
 from service.rpc import fields, names
-from service.rpc.calls import Calls
 from service.rpc.convert import clusters as convert
+from service.rpc.lanes import FairCalls
 from service.rpc.paging import page_of
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc
@@ -43,16 +43,18 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     def __init__(
         self,
         store: Store,
-        calls: Calls,
-        bulk_calls: Calls,
+        calls: FairCalls,
+        bulk_calls: FairCalls,
+        page_calls: FairCalls,
         lease_s: float,
         *,
         period_s: float,
         wall_s: Callable[[], float],
     ) -> None:
-        """``bulk_calls`` are threads for many nodes. Rounds begin each ``period_s``; 0: only on request."""
+        """``bulk_calls`` are threads for many nodes, ``page_calls`` for lists of them. Rounds begin each
+        ``period_s``; 0: only on request."""
         self._store, self._calls, self._lease_s = store, calls, lease_s
-        self._bulk_calls = bulk_calls
+        self._bulk_calls, self._page_calls = bulk_calls, page_calls
         self._period_s, self._wall_s = period_s, wall_s
 
     async def UpsertCluster(
@@ -85,7 +87,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         self, request: pb.ListNodesRequest, context: _Context
     ) -> pb.ListNodesResponse:
         """Return a page of nodes, by name."""
-        return await self._bulk_calls.run(self._list_nodes, request)
+        return await self._page_calls.run(self._list_nodes, request)
 
     async def DrainNodes(
         self, request: pb.DrainNodesRequest, context: _Context

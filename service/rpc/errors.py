@@ -18,6 +18,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from formulation import errors
+from service.rpc import names
+from service.rpc.lanes import CALLER, Share, client_of
 from solvers.base import SolverFailed
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,9 @@ class Guard(grpc.aio.ServerInterceptor):
 def _guarded_unary(method: str, behaviour: _Behaviour, parse: _Parse | None) -> _Behaviour:
     async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with _translated(method, context):
-            return await behaviour(_parsed(request, parse), context)
+            message = _parsed(request, parse)
+            _say_caller(context, message)
+            return await behaviour(message, context)
 
     return call
 
@@ -133,8 +137,11 @@ def _guarded_stream(
     ) -> None:
         async with _translated(method, context):
             if isinstance(request, bytes):
-                answers = behaviour(_parsed(request, parse), context)
+                message = _parsed(request, parse)
+                _say_caller(context, message)
+                answers = behaviour(message, context)
             else:
+                _say_caller(context)
                 answers = behaviour(_each_parsed(request, parse), context)
             if inspect.isawaitable(answers):
                 await answers
@@ -157,6 +164,14 @@ async def _send(
         raise errors.TooBusy(
             f"this stream's client has taken no message for {unread_s:g} s; call again, and read what comes"
         ) from None
+
+
+def _say_caller(
+    context: grpc.aio.ServicerContext[Any, Any], request: Message | None = None
+) -> None:
+    """Set ``CALLER`` for this call: its client, and the cluster that its request names."""
+    cluster = names.find_cluster(request) if request is not None else ""
+    CALLER.set(Share(client=client_of(context.peer()), cluster=cluster))
 
 
 def _parsed(request: bytes, parse: _Parse | None) -> Any:

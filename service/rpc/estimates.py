@@ -33,11 +33,10 @@ from service.estimating import (
 from service.ports import Store, Writer
 from service.profiling import Options, status
 from service.rpc import fields, names
-from service.rpc.calls import Calls
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import of_cell, of_model, of_published, to_model
 from service.rpc.convert.profiles import of_status, to_profiles
-from service.rpc.lanes import Lane, Share, client_of
+from service.rpc.lanes import CALLER, FairCalls, Lane
 from service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
@@ -55,8 +54,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     """Serves estimates from the store."""
 
     def __init__(
-        self, store: Store, calls: Calls, estimates: Lane, hardware: Mapping[str, Hardware],
-        *, bulk_calls: Calls, document_calls: Calls, learns: bool = True,
+        self, store: Store, calls: FairCalls, estimates: Lane, hardware: Mapping[str, Hardware],
+        *, bulk_calls: FairCalls, page_calls: FairCalls, document_calls: FairCalls, learns: bool = True,
         profiling: Options | None = None,
     ) -> None:  # fmt: skip
         """``estimates`` is the lane of callers' arithmetic, ``bulk_calls`` are threads for many Cells,
@@ -67,7 +66,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self._profiling = profiling or Options()
         self._store, self._calls, self._learns = store, calls, learns
         self._estimates, self._hardware, self._bulk_calls = estimates, hardware, bulk_calls
-        self._document_calls = document_calls
+        self._document_calls, self._page_calls = document_calls, page_calls
 
     async def UpsertCells(
         self, request: pb.UpsertCellsRequest, context: _Context
@@ -79,7 +78,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self, request: pb.ListCellsRequest, context: _Context
     ) -> pb.ListCellsResponse:
         """Return a page of estimates."""
-        return await self._bulk_calls.run(self._list_cells, request)
+        return await self._page_calls.run(self._list_cells, request)
 
     async def DeleteCells(
         self, request: pb.DeleteCellsRequest, context: _Context
@@ -92,10 +91,9 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     ) -> pb.EstimateCellsResponse:
         """Estimate a workload's Cells."""
         cluster, over = names.parse_cluster("parent", request.parent), threading.Event()
-        share = Share(client=client_of(context.peer()), cluster=cluster)
         try:
             return await self._estimates.run(
-                share,
+                CALLER.get(),
                 f"EstimateCells of {cluster}",
                 lambda _turn: self._estimate(request, over.is_set),
             )

@@ -14,9 +14,9 @@ from formulation.resources import JobRecord, JobSpec, Request
 from service.ports import Store, Writer
 from service.roundoptions import RoundOptions, unheeded_wishes
 from service.rpc import fields, names
-from service.rpc.calls import Calls, StreamPlaces, Wakeups
+from service.rpc.calls import StreamPlaces, Wakeups
 from service.rpc.convert import jobs as convert
-from service.rpc.lanes import client_of
+from service.rpc.lanes import CALLER, FairCalls
 from service.rpc.paging import page_of
 from service.rpc.sharing import SharedReads
 from tessera.v1 import jobs_pb2 as pb
@@ -35,18 +35,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     ``new_id`` chooses ids for jobs that come without; ``wall_s`` is seconds since 1970, for refusing
     deadlines that have passed; ``poll_s`` is how often a watched job is read where no wake-up came. Batches
-    and pages of jobs use the threads of ``bulk_calls``, and ``watches`` says how many may watch.
+    use the threads of ``bulk_calls``, lists those of ``page_calls``, and ``watches`` says how many may watch.
     ``standing`` is the policy that periodic rounds follow: answers warn of what it does not look at.
     """
 
     def __init__(
-        self, store: Store, calls: Calls, wakeups: Wakeups, *, bulk_calls: Calls,
+        self, store: Store, calls: FairCalls, wakeups: Wakeups, *, bulk_calls: FairCalls,
+        page_calls: FairCalls,
         watches: StreamPlaces, new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float,
         standing: RoundOptions,
     ) -> None:  # fmt: skip
         self._standing = standing
         self._store, self._calls, self._wakeups = store, calls, wakeups
-        self._bulk_calls, self._watches = bulk_calls, watches
+        self._bulk_calls, self._page_calls, self._watches = bulk_calls, page_calls, watches
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
         self._watched = SharedReads(self._read_watched)
 
@@ -75,7 +76,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""
-        return await self._bulk_calls.run(self._list_jobs, request)
+        return await self._page_calls.run(self._list_jobs, request)
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: _Context) -> pb.Job:
         """Change the fields of a job that may change after its submission."""
@@ -107,7 +108,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         cluster, job = names.parse_job("name", request.name)
         sent: JobRecord | None = None
         with (
-            self._watches.take(client_of(context.peer())),
+            self._watches.take(CALLER.get().client),
             self._wakeups.listen(cluster) as changes,
         ):
             while True:

@@ -1,6 +1,7 @@
-"""Lanes of rounds: a bounded number of threads that clients and clusters share fairly.
+"""Lanes: bounded numbers of threads that clients and clusters share fairly.
 
-A lane is for work that may take minutes. What a client may do to others in the same lane is bounded:
+What a client may do to others in the same lane is bounded, whether its work takes minutes (rounds) or
+waits in the database for a cluster's row that others hold (writes):
 
 1. ``Limits`` says how many threads a client, a cluster and a share (one client on one cluster) may hold.
 2. A free thread goes to the client that holds the fewest, of its shares to the one that holds the fewest,
@@ -17,20 +18,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 from formulation.errors import TooBusy
-from service.rpc.calls import ThreadPool
+from service.rpc.calls import ThreadPool, name_of
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 CLIENT_PART: Final = 2
 """One client may hold the queue's places divided by this."""
+
+REST_EVERY_S: Final = 0.002
+REST_S: Final = 0.0005
+"""Work that may be cancelled rests so often for so long, when it asks whether it was: then quick calls have
+the interpreter at once, and need not wait until it is taken from that work."""
 
 REMEMBERED: Final = 10_000
 """Clients and shares of which a lane remembers when they were given a thread."""
@@ -45,6 +56,12 @@ class Share:
 
     client: str
     cluster: str
+
+
+_NOBODY: Final = Share(client="", cluster="")
+
+CALLER: Final = ContextVar("CALLER", default=_NOBODY)
+"""On whose behalf the current task runs. The server sets it for each call."""
 
 
 def client_of(peer: str) -> str:
@@ -248,3 +265,49 @@ class Lane:
             self._waiting -= 1
             if not queue:
                 del self._queues[waiting.turn.share]
+
+
+class FairCalls:
+    """Threads of a lane for short calls that block: each runs on the share of its ``CALLER``."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what ``work`` returns.
+
+        Raises:
+            TooBusy: too many calls wait already.
+        """
+        call = partial(work, *args, **kwargs)
+        return await self._lane.run(CALLER.get(), name_of(work), lambda _: call())
+
+    async def run_cancellable(self, work: Callable[[T, Callable[[], bool]], R], request: T) -> R:
+        """Return what ``work`` returns for a request.
+
+        Its second argument returns true as soon as nobody waits for the answer any more: the caller has
+        left, its deadline has passed, or the server stops. Each time it is asked, other threads get on.
+        """
+        over = threading.Event()
+
+        rested_s = 0.0
+
+        def ask() -> bool:
+            nonlocal rested_s
+            if (now_s := time.monotonic()) - rested_s > REST_EVERY_S:
+                time.sleep(REST_S)
+                rested_s = now_s
+            return over.is_set()
+
+        try:
+            return await self.run(work, request, ask)
+        finally:
+            over.set()
+
+    def running(self) -> list[str]:
+        """Return the names of the calls that hold a thread."""
+        return self._lane.running()
+
+    async def close(self, wait_s: float = math.inf) -> list[str]:
+        """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
+        return await self._lane.close(wait_s)

@@ -5,11 +5,30 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from google.protobuf.message import Message
+
 from formulation.errors import InvalidInput
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _GPU_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+_IN_CLUSTER: Final = re.compile(r"clusters/([^/]{1,100})")
+
+
+def find_cluster(request: Message) -> str:
+    """Return the cluster that a request's ``parent`` or ``name``, or its resource's, lies in; "": none.
+
+    It is not checked: this only tells requests for one cluster from those for another.
+    """
+    held = (value for _, value in request.ListFields() if isinstance(value, Message))
+    for message in (request, *held):
+        for field in ("parent", "name"):
+            value = getattr(message, field, "")
+            if isinstance(value, str) and (match := _IN_CLUSTER.match(value)):
+                return match[1]
+    return ""
 
 
 def identifier(field: str, text: str) -> str:

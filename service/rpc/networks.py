@@ -16,9 +16,8 @@ from formulation.topologies import document
 from service.ports import Clock, Store, Writer
 from service.replanning import Replanning
 from service.rpc import fields, names
-from service.rpc.calls import Calls
 from service.rpc.convert import networks as convert
-from service.rpc.lanes import Lane, Share, client_of
+from service.rpc.lanes import CALLER, FairCalls, Lane
 from service.rpc.paging import page_of
 from tessera.v1 import networks_pb2 as pb
 from tessera.v1 import networks_pb2_grpc
@@ -33,8 +32,8 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     def __init__(
         self,
         store: Store,
-        calls: Calls,
-        document_calls: Calls,
+        calls: FairCalls,
+        document_calls: FairCalls,
         commits: Lane,
         trials: Lane,
         clock: Clock,
@@ -79,11 +78,12 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     ) -> pb.NetworkPlan:
         """Plan the network of the jobs as they run now."""
         cluster, over = names.parse_cluster("parent", request.parent), threading.Event()
-        share = Share(client=client_of(context.peer()), cluster=cluster)
         lane = self._trials if request.dry_run else self._commits
         try:
             return await lane.run(
-                share, f"PlanNetwork of {cluster}", lambda _turn: self._plan(request, over.is_set)
+                CALLER.get(),
+                f"PlanNetwork of {cluster}",
+                lambda _turn: self._plan(request, over.is_set),
             )
         finally:
             over.set()

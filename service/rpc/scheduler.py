@@ -13,9 +13,8 @@ from service.loop import RoundLoop
 from service.ports import Clock, Store
 from service.roundoptions import RoundOptions
 from service.rpc import fields, names
-from service.rpc.calls import Calls
 from service.rpc.convert import rounds as convert
-from service.rpc.lanes import Lane, Share, Turn, client_of
+from service.rpc.lanes import CALLER, FairCalls, Lane, Turn
 from service.rpc.paging import page_of
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
@@ -37,7 +36,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         rounds: RoundLoop,
         clock: Clock,
         *,
-        calls: Calls,
+        calls: FairCalls,
         commits: Lane,
         trials: Lane,
         default_deadline_s: float,
@@ -60,7 +59,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             return self._schedule(request, remaining_s, over.is_set, fair_s)
 
         try:
-            return await lane.run(_share(context, cluster), f"Schedule of {cluster}", work)
+            return await lane.run(CALLER.get(), f"Schedule of {cluster}", work)
         finally:
             over.set()
 
@@ -86,7 +85,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             return self._replay(request, remaining_s, over.is_set, fair_s)
 
         try:
-            return await self._trials.run(_share(context, cluster), f"replay in {cluster}", work)
+            return await self._trials.run(CALLER.get(), f"replay in {cluster}", work)
         finally:
             over.set()
 
@@ -159,10 +158,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         if request.with_snapshot:
             snapshot = encode(self._store.round_snapshot(cluster, number))
         return pb.ReplayRoundResponse(round=answer, same_decisions=same, snapshot=snapshot)
-
-
-def _share(context: _Context, cluster: str) -> Share:
-    return Share(client=client_of(context.peer()), cluster=cluster)
 
 
 def _lesser(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:

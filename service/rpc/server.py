@@ -18,20 +18,22 @@ from service.config import (
     DOCUMENT_THREADS,
     ESTIMATE_THREADS,
     LEASE_THREADS,
+    PAGE_THREADS,
     Config,
 )
 from service.loop import RoundLoop
 from service.ports import Clock, Store
 from service.replanning import Replanning
-from service.rpc.agents import AgentsServicer
+from service.rpc.agents import AgentCalls, AgentsServicer
 from service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from service.rpc.calls import Calls, StreamPlaces, Wakeups
 from service.rpc.clusters import ClustersServicer
 from service.rpc.errors import Guard
 from service.rpc.estimates import EstimatesServicer
 from service.rpc.health import Health
+from service.rpc.heartbeats import Heartbeats
 from service.rpc.jobs import JobsServicer
-from service.rpc.lanes import Lane, Limits
+from service.rpc.lanes import FairCalls, Lane, Limits
 from service.rpc.networks import NetworksServicer
 from service.rpc.scheduler import SchedulerServicer
 from service.rpc.tenants import TenantsServicer
@@ -56,8 +58,8 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
-MOST_WAITING: Final = 10_000
-"""Calls that wait for a thread of the database, at most."""
+MOST_WAITING: Final = 4_000
+"""Calls that wait for threads of one kind, at most: half of them of one client, a quarter on one cluster."""
 
 AFTER_GRACE_S: Final = 0.3
 """Seconds that calls have to end once they are cancelled, before they are left behind."""
@@ -92,7 +94,7 @@ class Server:
 
     ``wakeups``, ``watches`` and ``replanning`` are for others to share, as are the threads that no caller
     holds: ``lease_calls`` for leases and short reads of the server's own tasks, ``round_calls`` for rounds
-    of the period, ``network_calls``, ``estimate_calls`` and ``purge_calls`` for what is done between them.
+    of the period, ``network_calls``, ``estimate_calls`` and ``cleaning_calls`` for what is done between them.
     """
 
     def __init__(
@@ -104,16 +106,17 @@ class Server:
         self.lease_calls = Calls(LEASE_THREADS, "lease")
         self.round_calls = Calls(config.round_threads, "periodic round")
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
-        self.purge_calls = Calls(1, "purge")
-        self._calls = calls = Calls(config.store_threads, "store", MOST_WAITING)
-        self._bulk_calls = Calls(BULK_THREADS, "bulk", MOST_WAITING)
-        self._document_calls = Calls(DOCUMENT_THREADS, "document", MOST_WAITING)
-        self._agent_calls = Calls(config.agent_threads, "agent")
+        self.cleaning_calls = Calls(1, "cleaning")
+        self._heartbeat_calls = Calls(1, "heartbeat")
+        self._calls = calls = _fair_calls(config.store_threads, "store")
+        self._bulk_calls = _fair_calls(BULK_THREADS, "bulk")
+        self._page_calls = _fair_calls(PAGE_THREADS, "page")
+        self._document_calls = _fair_calls(DOCUMENT_THREADS, "document")
         one_of_each = Limits(client=config.round_threads, cluster=1, share=1)
         queue, trials = config.round_queue, config.trial_threads
         self._commits = Lane(config.round_threads, "round", one_of_each, most_waiting=queue)
         self._trials = Lane(trials, "trial", Limits.leaving_room(trials), most_waiting=queue)
-        several = Limits(client=ESTIMATE_THREADS, cluster=ESTIMATE_THREADS, share=1)
+        several = Limits(client=1, cluster=ESTIMATE_THREADS, share=1)
         self._estimates = Lane(ESTIMATE_THREADS, "estimate", several, most_waiting=queue)
         self._health = Health(store, SERVICES, config.health_period_s, config.instance)
         shorten_left_clients()
@@ -125,8 +128,9 @@ class Server:
             config.watches, config.watches_per_client, "streams that watch jobs"
         )
         jobs = JobsServicer(
-            store, calls, wakeups, bulk_calls=self._bulk_calls, watches=self.watches, new_id=new_id,
-            wall_s=wall_s, poll_s=config.poll_s, standing=config.round_options(),
+            store, calls, wakeups, bulk_calls=self._bulk_calls, page_calls=self._page_calls,
+            watches=self.watches, new_id=new_id, wall_s=wall_s, poll_s=config.poll_s,
+            standing=config.round_options(),
         )  # fmt: skip
         scheduler = SchedulerServicer(
             store, rounds, clock, calls=calls, commits=self._commits, trials=self._trials,
@@ -136,9 +140,16 @@ class Server:
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"
         )
-        agents = AgentsServicer(store, self._agent_calls, wakeups, clock, timing, places)
+        self._agent_calls = _agent_calls(config, store, self._heartbeat_calls)
+        agents = AgentsServicer(self._agent_calls, wakeups, clock, timing, places)
         clusters = ClustersServicer(
-            store, calls, self._bulk_calls, config.lease_s, period_s=config.period_s, wall_s=wall_s
+            store,
+            calls,
+            self._bulk_calls,
+            self._page_calls,
+            config.lease_s,
+            period_s=config.period_s,
+            wall_s=wall_s,
         )
         agents_pb2_grpc.add_AgentsServicer_to_server(agents, self._grpc)
         clusters_pb2_grpc.add_ClustersServicer_to_server(clusters, self._grpc)
@@ -149,6 +160,7 @@ class Server:
                 self._estimates,
                 config.catalogue(),
                 bulk_calls=self._bulk_calls,
+                page_calls=self._page_calls,
                 document_calls=self._document_calls,
                 learns=config.learn,
                 profiling=config.profiling(),
@@ -201,9 +213,34 @@ class Server:
         """Return the names of the calls that hold a thread."""
         return [name for pool in self._pools() for name in pool.running()]
 
-    def _pools(self) -> Sequence[Calls | Lane | Health]:
+    def _pools(self) -> Sequence[Calls | FairCalls | Lane | Health]:
         return (
-            self._calls, self._bulk_calls, self._document_calls, self._agent_calls, self.lease_calls,
-            self.round_calls, self.network_calls, self.estimate_calls, self.purge_calls,
+            self._calls, self._bulk_calls, self._page_calls, self._document_calls, self._heartbeat_calls,
+            self._agent_calls.turns, self._agent_calls.reads, self.lease_calls,
+            self.round_calls, self.network_calls, self.estimate_calls, self.cleaning_calls,
             self._commits, self._trials, self._estimates, self._health,
         )  # fmt: skip
+
+
+def _fair_calls(threads: int, name: str) -> FairCalls:
+    """Return threads of which one client holds all but one at most, and one cluster's callers half of them.
+
+    A write waits for its cluster's row: callers who crowd one cluster leave the others their threads.
+    """
+    half = max(1, threads // 2)
+    limits = Limits(client=max(1, threads - 1), cluster=half, share=half)
+    return FairCalls(Lane(threads, name, limits, most_waiting=MOST_WAITING))
+
+
+def _agent_calls(config: Config, store: Store, heartbeats: Calls) -> AgentCalls:
+    most = 4 * config.agent_streams  # none is refused: a call each
+    reading = max(1, config.agent_threads // 2)
+    turning = max(1, config.agent_threads - reading)
+    one = Limits(client=max(1, turning - 1), cluster=1, share=1)
+    turns = Lane(turning, "agent turn", one, most_waiting=most)
+    any_share = Limits(client=reading, cluster=reading, share=reading)
+    reads = Lane(reading, "agent read", any_share, most_waiting=most)
+    return AgentCalls(
+        store=store, heartbeats=Heartbeats(store, heartbeats), turns=FairCalls(turns),
+        reads=FairCalls(reads),
+    )  # fmt: skip

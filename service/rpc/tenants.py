@@ -9,8 +9,8 @@ import grpc.aio
 
 from service.ports import Store, Writer
 from service.rpc import fields, names
-from service.rpc.calls import Calls
 from service.rpc.convert import tenants as convert
+from service.rpc.lanes import FairCalls
 from service.rpc.paging import page_of
 from tessera.v1 import tenants_pb2 as pb
 from tessera.v1 import tenants_pb2_grpc
@@ -23,7 +23,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     """Serves tenants' settings from the store."""
 
-    def __init__(self, store: Store, calls: Calls) -> None:
+    def __init__(self, store: Store, calls: FairCalls) -> None:
         self._store, self._calls = store, calls
 
     async def UpsertTenants(

@@ -17,6 +17,7 @@ from tests.support.stored import (
     agents_report,
     commit,
     execute,
+    hear,
     job,
     run,
     start,
@@ -33,6 +34,11 @@ SKEW = """
     CREATE FUNCTION skewed.now() RETURNS timestamptz LANGUAGE sql STABLE AS
         'SELECT pg_catalog.now() + ahead FROM skewed.clock'
 """
+
+
+def hear_both(store: PostgresStore) -> None:
+    for agent in ("agent-a100-0", "agent-a100-1"):
+        hear(store, agent)
 
 
 class Seconds:
@@ -75,11 +81,6 @@ def pass_time(database: Database, seconds: Seconds, by_s: float) -> None:
     seconds.now_s += by_s
 
 
-def hear(store: PostgresStore, *agents: str) -> None:
-    for agent in agents:
-        store.heartbeat(C, agent, "first")
-
-
 def test_the_fixture_moves_the_database_s_clock(skewed: PostgresStore, database: Database) -> None:
     with connect(database.url).read() as connection:
         before = connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
@@ -97,10 +98,10 @@ def test_a_minute_forward_loses_no_job_of_a_live_node(
     step(database, 60.0)
     assert skewed.expire(C) == []
     assert skewed.snapshot(C).nodes.schedulable.all()
-    hear(skewed, "agent-a100-0", "agent-a100-1")
+    hear_both(skewed)
     for _ in range(4):
         pass_time(database, seconds, 20.0)
-        hear(skewed, "agent-a100-0", "agent-a100-1")
+        hear_both(skewed)
         assert skewed.expire(C) == []
     assert (job(skewed, "a").state, job(skewed, "a").generation) == (JobState.RUNNING, 1)
 
@@ -140,7 +141,7 @@ def test_live_nodes_live_on_when_the_clock_is_set_back_by_an_hour(
 ) -> None:
     step(database, -3600.0)
     for _ in range(4):
-        hear(skewed, "agent-a100-0", "agent-a100-1")
+        hear_both(skewed)
         pass_time(database, seconds, 20.0)
         assert skewed.expire(C) == []
     snapshot = skewed.snapshot(C)

@@ -14,7 +14,17 @@ from formulation.lifecycle import JobEvent, JobState
 from formulation.resources import NodeSpec, ObservedGang
 from service.rpc.convert.agents import to_observed
 from tessera.v1 import agents_pb2 as pb
-from tests.support.stored import C, a_cluster, a_spec, agents_report, happen, job, run, submit
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_spec,
+    agents_report,
+    happen,
+    hear,
+    job,
+    run,
+    submit,
+)
 
 A0, A1 = "a100-0", "a100-1"
 AGENT0, AGENT1 = f"agent-{A0}", f"agent-{A1}"
@@ -110,7 +120,7 @@ def test_an_agent_that_nobody_knows_or_that_was_replaced_is_told(pair: PostgresS
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
     for call in (
         lambda: pair.observe(C, AGENT0, "first", [gang], 99),
-        lambda: pair.heartbeat(C, AGENT0, "first"),
+        lambda: hear(pair, AGENT0, "first"),
     ):
         with pytest.raises(NotAllowed, match="another process has taken over as agent"):
             call()
@@ -121,4 +131,4 @@ def test_an_agent_cannot_take_a_node_of_another_that_lives(pair: PostgresStore) 
     nodes = [NodeSpec(name=name, gpu_type="a100", gpus=4) for name in (A0, A1)]
     with pytest.raises(NotAllowed, match=f"node {A1} belongs to agent {AGENT1}"):
         pair.hello(C, AGENT0, "greedy", nodes)
-    pair.heartbeat(C, AGENT0, "first")  # nothing was changed, the incarnation included
+    hear(pair, AGENT0, "first")  # nothing was changed, the incarnation included

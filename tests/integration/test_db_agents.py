@@ -22,6 +22,7 @@ from tests.support.stored import (
     commit,
     execute,
     happen,
+    hear,
     job,
     run,
     start,
@@ -207,7 +208,7 @@ def test_a_job_leaving_a_node_that_falls_silent_is_gone(
 def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) -> None:
     for agent in (AGENT0, AGENT1):
         silence(database, agent)
-        pair.heartbeat(C, agent, "first")
+        hear(pair, agent, "first")
     assert pair.expire(C) == []
     assert pair.get_node(C, A0).silent_s < 40
 
@@ -215,14 +216,14 @@ def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) ->
 def test_a_newer_incarnation_takes_over(pair: PostgresStore) -> None:
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
     with pytest.raises(NotAllowed, match="taken over"):
-        pair.heartbeat(C, AGENT0, "first")
+        hear(pair, AGENT0, "first")
     with pytest.raises(NotAllowed, match="taken over"):
         pair.observe(C, AGENT0, "first", [], 99)
-    pair.heartbeat(C, AGENT0, "second")
+    hear(pair, AGENT0, "second")
     assert [g.spec.name for g in pair.desired(C, AGENT0).gangs] == ["a"]
     assert pair.get_node(C, A0).version == 1  # nothing about the node changed
     with pytest.raises(NotFound):
-        pair.heartbeat(C, "nobody", "x")
+        hear(pair, "nobody", "x")
     with pytest.raises(NotFound):
         pair.observe(C, "nobody", "x", [], 0)
 
@@ -298,12 +299,12 @@ def test_what_an_agent_says_of_its_network_is_with_its_nodes_until_it_says_other
         return [pair.get_node(C, node).network_remarks for node in (A0, A1)]
 
     assert said() == [(), ()]
-    pair.heartbeat(C, AGENT0, "first", ["eth1: not strict", "eth2: gone"])
+    hear(pair, AGENT0, "first", ["eth1: not strict", "eth2: gone"])
     assert said() == [("eth1: not strict", "eth2: gone"), ()]
-    pair.heartbeat(C, AGENT0, "first")
+    hear(pair, AGENT0, "first")
     assert said() == [("eth1: not strict", "eth2: gone"), ()]
-    pair.heartbeat(C, AGENT0, "first", [])
+    hear(pair, AGENT0, "first", [])
     assert said() == [(), ()]
-    pair.heartbeat(C, AGENT0, "first", ["eth1: not strict"])
+    hear(pair, AGENT0, "first", ["eth1: not strict"])
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
     assert said() == [(), ()]

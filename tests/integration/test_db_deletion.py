@@ -29,6 +29,7 @@ from tests.support.stored import (
     do,
     execute,
     happen,
+    hear,
     job,
     run,
     start,
@@ -190,7 +191,7 @@ def test_agents_and_rounds_of_a_deleted_cluster_are_told_that_there_is_none(
     delete_cluster(store)
     calls: list[Callable[[], object]] = [
         lambda: store.commit(solved),
-        lambda: store.heartbeat(C, "agent-a100-0", "first"),
+        lambda: hear(store, "agent-a100-0", "first"),
         lambda: store.desired(C, "agent-a100-0"),
         lambda: store.observe(C, "agent-a100-0", "first", [], 0),
         lambda: store.hello(C, "a", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)]),

@@ -264,6 +264,15 @@ def test_old_plans_are_pruned_and_the_last_ones_kept(
     assert [plan.number for plan in store.list_network_plans(C, 0, 10)] == numbers[:2]
 
 
+def test_a_topology_that_is_deleted_meanwhile_needs_no_plan(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cluster(store, nodes=4)
+    two_jobs(store)
+    monkeypatch.setattr(store, "has_topology", lambda cluster: True)  # it was still there then
+    assert replan(store) is None
+
+
 def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
     a_cluster(store, nodes=4)
     two_jobs(store)

@@ -10,11 +10,12 @@ from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
 from service.rpc.calls import Calls
-from tests.support.stored import C, a_cluster
+from tests.support.stored import C, a_cluster, a_spec, submit
 
 
 async def test_a_periodic_round_follows_the_standing_policy(store: PostgresStore) -> None:
     a_cluster(store)
+    submit(store, a_spec("waiting"))  # a cluster without a job has no rounds
     config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
     clock, calls, round_calls = SystemClock(), Calls(1, "store"), Calls(1, "round")
     periodic = PeriodicRounds(

@@ -23,7 +23,17 @@ from service.cli.main import app
 from service.config import Config
 from service.wiring import running
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
-from tests.support.stored import C, a_cluster, a_round, a_spec, do, happen, submit, wait
+from tests.support.stored import (
+    C,
+    a_cluster,
+    a_round,
+    a_spec,
+    do,
+    happen,
+    hear,
+    submit,
+    wait,
+)
 
 NEWER = "9999"
 
@@ -35,7 +45,7 @@ CHANGES: dict[str, Callable[[PostgresStore], object]] = {
     "a lease": lambda s: s.acquire_lease(C, "me", 5.0),
     "nodes that fell silent": lambda s: s.expire(C),
     "an agent's hello": lambda s: s.hello(C, "agent-a100-0", "second", []),
-    "an agent's heartbeat": lambda s: s.heartbeat(C, "agent-a100-0", "first"),
+    "an agent's heartbeat": lambda s: hear(s, "agent-a100-0", "first"),
     "an agent's report": lambda s: s.observe(C, "agent-a100-0", "first", [], 1),
     "retention": lambda s: s.prune_batch(C, Retention(jobs_s=0.0)),
     "prune": lambda s: s.prune(-1.0, 0),

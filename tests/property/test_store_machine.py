@@ -34,6 +34,7 @@ from tests.support.stored import (
     do,
     execute,
     happen,
+    hear,
     job,
     states,
 )
@@ -328,7 +329,7 @@ class World:
             spec = NodeSpec(name=node, gpu_type="a100", gpus=GPUS)
             self.store.hello(C, f"agent-{node}", agent.incarnation, [spec])
             with pytest.raises(NotAllowed):
-                self.store.heartbeat(C, f"agent-{node}", before)
+                hear(self.store, f"agent-{node}", before)
 
     # What always holds.
 

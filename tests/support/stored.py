@@ -20,6 +20,7 @@ from formulation.placement import Gang, current_gangs
 from formulation.reasons import Reason, ReasonCode
 from formulation.resources import (
     EstimateRecord,
+    Heartbeat,
     JobRecord,
     JobSpec,
     LegRecord,
@@ -53,6 +54,17 @@ def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
         "plan": "", "iter_time_s": 1.0 / gpus, "source": Source.MEASURED,
     }  # fmt: skip
     return EstimateRecord(**fields | overrides)
+
+
+def hear(
+    store: PostgresStore, agent: str, incarnation: str = "first",
+    remarks: Sequence[str] | None = None, *, cluster: str = C,
+) -> None:  # fmt: skip
+    """Record an agent's heartbeat as the server does. Raises what ``require_agent`` raises."""
+    said = None if remarks is None else tuple(remarks)
+    beat = Heartbeat(cluster=cluster, agent=agent, incarnation=incarnation, network_remarks=said)
+    if store.heartbeats([beat]) != {0}:
+        store.require_agent(cluster, agent, incarnation)
 
 
 def do(store: PostgresStore, work: Callable[[PostgresWriter], object]) -> None:

@@ -22,7 +22,11 @@ from simulator.overheads import Overheads
 from simulator.rounds import WorldRounds
 from simulator.scenario import Scenario
 from simulator.world import Failure, World
-from tests.support.stored import do, execute
+from tests.support.stored import (
+    do,
+    execute,
+    hear,
+)
 from tests.support.worlds import FREE, StoppedClock
 
 C = "simulated"
@@ -137,7 +141,7 @@ class InPostgres:
         self.present = [name for name, ok in zip(names, there, strict=True) if ok]
         for name in names:
             if name in self.present:
-                self.store.heartbeat(C, f"agent-{name}", "first")
+                hear(self.store, f"agent-{name}", cluster=C)
             else:
                 silent = (
                     "UPDATE agents SET heard_at = now() - interval '1 h' WHERE name = 'agent-{}'"

@@ -87,3 +87,7 @@ def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
 def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
     with pytest.raises(InvalidInput, match="heartbeat_s"):
         Config(heartbeat_s=10.0, lease_s=30.0)
+
+
+def test_three_replicas_fit_into_postgresql_s_connections() -> None:
+    assert 3 * Config().connections() <= 97  # of 100, three are kept for its superuser

@@ -7,12 +7,15 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 
 from formulation.errors import TooBusy
-from service.rpc.calls import Calls, StreamPlaces
-from service.rpc.lanes import Lane, Limits, Share, Turn, client_of
+from service.rpc.calls import StreamPlaces
+from service.rpc.lanes import CALLER, FairCalls, Lane, Limits, Share, Turn, client_of
+
+T = TypeVar("T")
 
 LONG_S = 60.0
 """More than any wait here takes."""
@@ -237,13 +240,43 @@ def test_a_lane_that_closes_names_the_calls_that_it_leaves_behind() -> None:
     run(test)
 
 
-def test_calls_that_no_thread_has_room_for_are_refused() -> None:
+async def run_as(share: Share, calls: FairCalls, work: Callable[[], T]) -> T:
+    CALLER.set(share)  # in this task alone
+    return await calls.run(work)
+
+
+def test_short_calls_run_on_the_share_of_their_caller() -> None:
+    """A crowd that waits for one cluster's row leaves the callers of another their threads."""
+
     async def test() -> None:
-        calls, go = Calls(1, "store", most=2), threading.Event()
-        waiting = [asyncio.create_task(calls.run(go.wait, LONG_S)) for _ in range(2)]
+        calls = FairCalls(Lane(4, "store", Limits(client=3, cluster=2, share=2)))
+        go = threading.Event()
+        crowd = [
+            asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(LONG_S))) for _ in range(9)
+        ]
         await asyncio.sleep(0)
-        with pytest.raises(TooBusy, match="2 calls wait for a store thread"):
-            await calls.run(go.wait)
+        for _ in range(5):
+            assert await run_as(GOOD, calls, lambda: "quick") == "quick"
+        assert sum(task.done() for task in crowd) == 0
+        go.set()
+        assert await asyncio.gather(*crowd) == [True] * 9
+        assert await calls.close() == []
+
+    run(test)
+
+
+def test_short_calls_beyond_the_queue_are_refused() -> None:
+    async def test() -> None:
+        lane = Lane(1, "store", Limits(client=1, cluster=1, share=1), most_waiting=4)
+        calls, go = FairCalls(lane), threading.Event()
+        waiting = [
+            asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(LONG_S))) for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(
+            TooBusy, match="1 calls of this client and cluster wait for one of 1 store"
+        ):
+            await run_as(EVIL, calls, go.is_set)
         go.set()
         await asyncio.gather(*waiting)
         assert await calls.close() == []

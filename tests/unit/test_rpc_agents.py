@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
 
 from formulation.errors import InvalidInput, Unavailable
-from formulation.resources import Desired, ObservedGang
+from formulation.resources import Desired, Heartbeat, ObservedGang
 from service.ports import Store
-from service.rpc.agents import AgentTiming, Inbox, Session
+from service.rpc.agents import AgentCalls, AgentTiming, Inbox, Session
 from service.rpc.calls import Calls, Subscription
+from service.rpc.heartbeats import Heartbeats
+from service.rpc.lanes import FairCalls, Lane, Limits
 from tessera.v1 import agents_pb2 as pb
 
 Phase = pb.ObservedGang
@@ -38,20 +42,24 @@ class QuietStore:
 
     def __init__(self) -> None:
         self.down = False
+        self.turn = threading.Event()
+        self.turn.set()
         self.observed: list[int] = []
         self.remarks: list[tuple[str, ...] | None] = []
 
     def hello(self, *_: Any) -> None:
         """Accept any agent."""
 
-    def heartbeat(self, _c: str, _a: str, _i: str, remarks: tuple[str, ...] | None) -> None:
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
         if self.down:
             raise Unavailable("down")
-        self.remarks.append(remarks)
+        self.remarks += [beat.network_remarks for beat in beats]
+        return set(range(len(beats)))
 
     def observe(
         self, _c: str, _a: str, _i: str, _gangs: tuple[ObservedGang, ...], revision: int
     ) -> bool:
+        assert self.turn.wait(60.0)
         self.observed.append(revision)
         return False
 
@@ -81,11 +89,15 @@ def quiet() -> QuietStore:
 
 @pytest.fixture
 async def session(clock: HandClock, quiet: QuietStore) -> AsyncIterator[Session]:
-    calls = Calls(1, "test")
-    session = Session(HELLO, cast(Store, quiet), calls, clock, TIMING)
+    store, beats = cast(Store, quiet), Calls(1, "heartbeat")
+    turns, reads = (
+        FairCalls(Lane(1, "test", Limits(client=1, cluster=1, share=1))) for _ in range(2)
+    )
+    threads = AgentCalls(store=store, heartbeats=Heartbeats(store, beats), turns=turns, reads=reads)
+    session = Session(HELLO, threads, clock, TIMING)
     await session.register()
     yield session
-    await calls.close()
+    await asyncio.gather(turns.close(), reads.close(), beats.close())
 
 
 async def test_a_burst_of_observations_leaves_the_newest(clock: HandClock) -> None:
@@ -183,6 +195,25 @@ async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(
     quiet.down = False
     assert await session.step(stream) is not None
     assert quiet.observed == [1]
+
+
+async def test_a_lease_is_renewed_while_the_cluster_s_turn_is_waited_for(
+    session: Session, quiet: QuietStore, clock: HandClock
+) -> None:
+    stream = Subscription()
+    quiet.turn.clear()
+    await session.inbox.fill(said(observed(1)), stream, clock)
+    assert await session.step(stream) is not None
+    beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)
+    await session.inbox.fill(said(beat), stream, clock)
+    clock.now_s += 5.0
+    assert await session.step(stream) is not None
+    assert (session.lease_from_s, quiet.observed) == (9.0, [])
+    quiet.turn.set()
+    await stream.wait(60.0)
+    await session.step(stream)
+    assert quiet.observed == [1]
+    session.leave()
 
 
 async def test_an_agent_that_is_silent_for_longer_than_its_lease_is_cut_off(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from formulation.errors import InvalidInput
 from service.rpc import names
 from service.rpc.convert.clusters import to_gpu_types
 from service.rpc.convert.tenants import to_tenant
-from tessera.v1 import clusters_pb2, tenants_pb2
+from tessera.v1 import agents_pb2, clusters_pb2, jobs_pb2, networks_pb2, tenants_pb2
 
 ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", fullmatch=True)
 
@@ -81,3 +82,23 @@ def test_the_quota_of_any_type_may_be_called_any_but_not_by_both_names() -> None
     tenant.quotas[""] = 4
     with pytest.raises(InvalidInput, match="both"):
         to_tenant("tenant", "c", tenant)
+
+
+@pytest.mark.parametrize(
+    ("request_", "cluster"),
+    [
+        (jobs_pb2.ListJobsRequest(parent="clusters/c"), "c"),
+        (jobs_pb2.GetJobRequest(name="clusters/c/jobs/clusters"), "c"),
+        (jobs_pb2.UpdateJobRequest(job=jobs_pb2.Job(name="clusters/c/jobs/j")), "c"),
+        (clusters_pb2.UpsertClusterRequest(cluster=clusters_pb2.Cluster(name="clusters/c")), "c"),
+        (networks_pb2.GetTopologyRequest(name="clusters/c/topology"), "c"),
+        (agents_pb2.AgentMessage(hello=agents_pb2.Hello(parent="clusters/c")), "c"),
+        (clusters_pb2.ListClustersRequest(), ""),
+        (jobs_pb2.GetJobRequest(name="jobs/j"), ""),
+        (jobs_pb2.GetJobRequest(name="clusters//jobs/j"), ""),
+    ],
+)
+def test_the_cluster_of_a_request_is_found_wherever_it_is_named(
+    request_: Message, cluster: str
+) -> None:
+    assert names.find_cluster(request_) == cluster

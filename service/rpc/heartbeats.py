@@ -1,0 +1,76 @@
+"""Heartbeats of agents: all that are heard at the same time are recorded in one transaction.
+
+An agent's lease must not hang on how many other agents there are, nor on how busy a cluster's row is. So
+heartbeats have a thread of their own and wait for no cluster's turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from formulation.errors import Conflict, TesseraError
+from formulation.resources import Heartbeat
+from service.ports import Store
+from service.rpc.calls import Calls
+
+MOST: Final = 1000
+"""Heartbeats in one transaction."""
+
+
+class Heartbeats:
+    """Records heartbeats for all streams of this server. Belongs to the event loop's thread."""
+
+    def __init__(self, store: Store, calls: Calls) -> None:
+        """``calls`` are threads that nobody else uses."""
+        self._store, self._calls = store, calls
+        self._waiting: list[tuple[Heartbeat, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def record(self, beat: Heartbeat) -> None:
+        """Return once the heartbeat is recorded.
+
+        Raises:
+            NotFound: the cluster or the agent. NotAllowed: another incarnation took over. Unavailable.
+        """
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((beat, answer))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._record_all())
+        await answer
+
+    async def _record_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+            try:
+                await self._record_batch(batch)
+            finally:  # where this task is cancelled, too
+                for _, answer in batch:
+                    answer.cancel()  # does nothing to those that have ended
+
+    async def _record_batch(self, batch: list[tuple[Heartbeat, asyncio.Future[None]]]) -> None:
+        try:
+            heard = await self._calls.run(self._store.heartbeats, [beat for beat, _ in batch])
+        except Exception as error:  # noqa: BLE001 - it is for those who wait, whatever it is
+            _fail([answer for _, answer in batch], error)
+            return
+        for place, (beat, answer) in enumerate(batch):
+            if answer.done():
+                continue
+            if place in heard:
+                answer.set_result(None)
+                continue
+            try:
+                await self._calls.run(
+                    self._store.require_agent, beat.cluster, beat.agent, beat.incarnation
+                )
+            except TesseraError as error:
+                _fail([answer], error)
+            else:  # it has said hello since
+                _fail([answer], Conflict(f"agent {beat.agent} connects anew; connect again"))
+
+
+def _fail(answers: list[asyncio.Future[None]], error: Exception) -> None:
+    for answer in answers:
+        if not answer.done():
+            answer.set_exception(error)

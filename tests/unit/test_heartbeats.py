@@ -1,0 +1,102 @@
+"""Heartbeats of all agents are recorded together, and each stream hears how its own went."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from formulation.errors import Conflict, NotAllowed, Unavailable
+from formulation.resources import Heartbeat
+from service.ports import Store
+from service.rpc.calls import Calls
+from service.rpc.heartbeats import MOST, Heartbeats
+
+LONG_S = 60.0
+
+
+def beat_of(agent: str) -> Heartbeat:
+    return Heartbeat(cluster="c", agent=agent, incarnation="1")
+
+
+class SlowStore:
+    """Knows all agents but those it is told; each batch waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.unknown, self.replaced = set[str](), set[str]()
+        self.failure: Exception | None = None
+        self.go = threading.Event()
+
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
+        self.batches.append([beat.agent for beat in beats])
+        assert self.go.wait(LONG_S)
+        if self.failure:
+            raise self.failure
+        return {k for k, beat in enumerate(beats) if beat.agent not in self.unknown}
+
+    def require_agent(self, _cluster: str, agent: str, _incarnation: str) -> None:
+        if agent in self.replaced:
+            raise NotAllowed("another process has taken over")
+
+
+async def record_all(
+    store: SlowStore, agents: Sequence[str]
+) -> tuple[Heartbeats, list[BaseException | None]]:
+    """Let the agents be heard, all but the first while the first is recorded."""
+    calls = Calls(1, "heartbeat")
+    beats = Heartbeats(cast(Store, store), calls)
+    tasks = [asyncio.create_task(beats.record(beat_of(agents[0])))]
+    while not store.batches:
+        await asyncio.sleep(0.001)
+    tasks += [asyncio.create_task(beats.record(beat_of(agent))) for agent in agents[1:]]
+    await asyncio.sleep(0)
+    store.go.set()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    await calls.close()
+    return beats, ended
+
+
+async def test_all_that_are_heard_meanwhile_are_recorded_together() -> None:
+    store = SlowStore()
+    agents = [f"a{k}" for k in range(MOST + 2)]
+    _, ended = await record_all(store, agents)
+    assert ended == [None] * len(agents)
+    assert store.batches == [agents[:1], agents[1 : MOST + 1], agents[MOST + 1 :]]
+
+
+async def test_an_agent_that_is_not_known_fails_alone() -> None:
+    store = SlowStore()
+    store.unknown, store.replaced = {"b", "c"}, {"b"}
+    _, ended = await record_all(store, ["a", "b", "c", "d"])
+    assert [type(error) for error in ended] == [type(None), NotAllowed, Conflict, type(None)]
+
+
+async def test_a_store_that_is_down_fails_all_that_wait_and_is_asked_again() -> None:
+    store = SlowStore()
+    store.failure = Unavailable("down")
+    _, ended = await record_all(store, ["a", "b"])
+    assert [str(error) for error in ended] == ["down", "down"]
+
+
+async def test_a_mistake_in_the_store_leaves_no_stream_waiting() -> None:
+    store = SlowStore()
+    store.failure = ZeroDivisionError()
+    _, ended = await record_all(store, ["a", "b"])
+    assert [type(error) for error in ended] == [ZeroDivisionError] * 2
+
+
+async def test_a_stream_that_has_left_takes_nothing_from_the_others() -> None:
+    store, calls = SlowStore(), Calls(1, "heartbeat")
+    beats = Heartbeats(cast(Store, store), calls)
+    left, stays = (asyncio.create_task(beats.record(beat_of(agent))) for agent in "ab")
+    await asyncio.sleep(0)
+    left.cancel()
+    store.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    await stays
+    await calls.close()
