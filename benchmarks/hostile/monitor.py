@@ -28,6 +28,9 @@ QUIET_WINDOWS: Final = 2
 BUSY_SHARE: Final = 0.05
 """A thread that takes less of a processor, or less than twice what it takes when nobody calls, waits."""
 
+LITTLE_MIB: Final = 64.0
+"""Growth that nobody waits to see given back."""
+
 RUNAWAY_MIB: Final = 3072.0
 """A server that has grown by this much is ended, so that it does not take the machine with it."""
 
@@ -102,6 +105,18 @@ def wait_until_quiet(pid: int, left_s: float, within_s: float, share: float) -> 
         if quiet_windows == QUIET_WINDOWS or (busy and passed_s >= within_s):
             return max(0.0, passed_s - quiet_windows * wall_s), len(busy)
     raise AssertionError("unreachable")
+
+
+def wait_until_given_back(pid: int, before_mib: float, left_s: float, within_s: float) -> float:
+    """Return the memory of the process, MiB, once it has grown by little, or ``within_s`` after ``left_s``.
+
+    A process gives memory back from time to time; one that keeps some until then has not leaked it.
+    """
+    while True:
+        rss_mib = measure_rss_mib(pid)
+        if rss_mib <= before_mib + LITTLE_MIB or time.monotonic() >= left_s + within_s:
+            return rss_mib
+        time.sleep(LOOK_EVERY_S)
 
 
 @dataclass(slots=True)

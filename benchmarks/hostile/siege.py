@@ -18,6 +18,7 @@ from benchmarks.hostile.monitor import (
     Monitor,
     measure_idle_share,
     measure_rss_mib,
+    wait_until_given_back,
     wait_until_quiet,
 )
 from benchmarks.hostile.neighbour import (
@@ -163,13 +164,16 @@ class Siege:
         self._working.pause(wait=False)
         quiet_after_s, stuck = wait_until_quiet(pid, left_s, QUIET_WITHIN_S, self._busy_share)
         seen = self._monitor.take_seen()
-        unheard = sum(silence_s > LEASE_S for silence_s in seen.silence_s.values())
         ended = self._lab.server.process.poll() is not None
+        after_mib = (
+            before_mib if ended else wait_until_given_back(pid, before_mib, left_s, QUIET_WITHIN_S)
+        )
+        unheard = sum(silence_s > LEASE_S for silence_s in seen.silence_s.values())
         self._working.pause()
         phase = Phase(
             name=name, samples=self._samples.select(began_s, left_s), tally=tally,
             rss_before_mib=before_mib, rss_peak_mib=seen.rss_mib,
-            rss_after_mib=before_mib if ended else measure_rss_mib(pid),
+            rss_after_mib=after_mib,
             quiet_after_s=quiet_after_s, threads_stuck=stuck,
             transactions_stuck=count_long_transactions(self._lab.database, 5.0),
             silence_s=max(seen.silence_s.values(), default=0.0),
