@@ -21,8 +21,8 @@ $(SERVER): pyproject.toml constraints.txt
 demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP beside greedy
 	$(BIN)/tessera demo
 
-test: $(DEV) ## all tests, on two cores; then README.md as a newcomer follows it
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore=tests/e2e/test_readme.py
+test: $(DEV) ## all tests, three files at a time; then README.md as a newcomer follows it
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore=tests/e2e/test_readme.py
 	$(BIN)/python -m pytest -q tests/e2e/test_readme.py
 
 verify: $(DEV) ## what must hold beside the tests: format, lint, types, layers, fresh stubs, bench smoke
