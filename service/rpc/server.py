@@ -110,7 +110,10 @@ class Server:
         self._heartbeat_calls = Calls(1, "heartbeat")
         self._calls = calls = _fair_calls(config.store_threads, "store")
         self._bulk_calls = _fair_calls(BULK_THREADS, "bulk")
-        self._page_calls = _fair_calls(PAGE_THREADS, "page")
+        pages = Limits(
+            client=max(1, PAGE_THREADS - 1), cluster=PAGE_THREADS, share=1
+        )  # no row is waited for
+        self._page_calls = FairCalls(Lane(PAGE_THREADS, "page", pages, most_waiting=MOST_WAITING))
         self._document_calls = _fair_calls(DOCUMENT_THREADS, "document")
         one_of_each = Limits(client=config.round_threads, cluster=1, share=1)
         queue, trials = config.round_queue, config.trial_threads
