@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -90,15 +89,12 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self, request: pb.EstimateCellsRequest, context: _Context
     ) -> pb.EstimateCellsResponse:
         """Estimate a workload's Cells."""
-        cluster, over = names.parse_cluster("parent", request.parent), threading.Event()
-        try:
-            return await self._estimates.run(
-                CALLER.get(),
-                f"EstimateCells of {cluster}",
-                lambda _turn: self._estimate(request, over.is_set),
-            )
-        finally:
-            over.set()
+        cluster = names.parse_cluster("parent", request.parent)
+        return await self._estimates.run(
+            CALLER.get(),
+            f"EstimateCells of {cluster}",
+            lambda turn: self._estimate(request, turn.is_over),
+        )
 
     async def AddProfiles(
         self, request: pb.AddProfilesRequest, context: _Context

@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -95,6 +95,15 @@ class Turn:
     share: Share
     lane: Lane
     began_s: float = math.inf
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """Say that nobody waits for the answer any more."""
+        self._over.set()
+
+    def is_over(self) -> bool:
+        """Return whether the caller has left, its deadline has passed, or the server stops."""
+        return self._over.is_set()
 
     def left_s(self) -> float:
         """Return the seconds until the work should end for the sake of others; inf while nobody waits."""
@@ -156,6 +165,7 @@ class Lane:
         try:
             return await answer
         finally:
+            turn.end()
             self._forget(waiting)
 
     def others_wait(self, share: Share) -> bool:
@@ -285,24 +295,22 @@ class FairCalls:
     async def run_cancellable(self, work: Callable[[T, Callable[[], bool]], R], request: T) -> R:
         """Return what ``work`` returns for a request.
 
-        Its second argument returns true as soon as nobody waits for the answer any more: the caller has
-        left, its deadline has passed, or the server stops. Each time it is asked, other threads get on.
+        Its second argument returns true as soon as nobody waits for the answer any more, as ``Turn.is_over``
+        does. Each time it is asked, other threads get on.
         """
-        over = threading.Event()
-
         rested_s = 0.0
 
-        def ask() -> bool:
-            nonlocal rested_s
-            if (now_s := time.monotonic()) - rested_s > REST_EVERY_S:
-                time.sleep(REST_S)
-                rested_s = now_s
-            return over.is_set()
+        def call(turn: Turn) -> R:
+            def ask() -> bool:
+                nonlocal rested_s
+                if (now_s := time.monotonic()) - rested_s > REST_EVERY_S:
+                    time.sleep(REST_S)
+                    rested_s = now_s
+                return turn.is_over()
 
-        try:
-            return await self.run(work, request, ask)
-        finally:
-            over.set()
+            return work(request, ask)
+
+        return await self._lane.run(CALLER.get(), name_of(work), call)
 
     def running(self) -> list[str]:
         """Return the names of the calls that hold a thread."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -77,16 +76,13 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         self, request: pb.PlanNetworkRequest, context: _Context
     ) -> pb.NetworkPlan:
         """Plan the network of the jobs as they run now."""
-        cluster, over = names.parse_cluster("parent", request.parent), threading.Event()
+        cluster = names.parse_cluster("parent", request.parent)
         lane = self._trials if request.dry_run else self._commits
-        try:
-            return await lane.run(
-                CALLER.get(),
-                f"PlanNetwork of {cluster}",
-                lambda _turn: self._plan(request, over.is_set),
-            )
-        finally:
-            over.set()
+        return await lane.run(
+            CALLER.get(),
+            f"PlanNetwork of {cluster}",
+            lambda turn: self._plan(request, turn.is_over),
+        )
 
     def _get(self, request: pb.GetTopologyRequest, cancelled: Callable[[], bool]) -> pb.Topology:
         cluster = names.parse_topology("name", request.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -50,18 +49,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round inside the caller's deadline, and commit it."""
-        remaining_s, longest_s, over = *self._time_of(context), threading.Event()
+        remaining_s, longest_s = self._time_of(context)
         cluster = names.parse_cluster("parent", request.parent)
         lane = self._trials if request.dry_run else self._commits
 
         def work(turn: Turn) -> pb.Round:
             fair_s = _lesser(turn.left_s, longest_s)
-            return self._schedule(request, remaining_s, over.is_set, fair_s)
+            return self._schedule(request, remaining_s, turn.is_over, fair_s)
 
-        try:
-            return await lane.run(CALLER.get(), f"Schedule of {cluster}", work)
-        finally:
-            over.set()
+        return await lane.run(CALLER.get(), f"Schedule of {cluster}", work)
 
     async def GetRound(self, request: pb.GetRoundRequest, context: _Context) -> pb.Round:
         """Return a round."""
@@ -77,17 +73,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request: pb.ReplayRoundRequest, context: _Context
     ) -> pb.ReplayRoundResponse:
         """Solve a stored round again; commit nothing."""
-        remaining_s, longest_s, over = *self._time_of(context), threading.Event()
+        remaining_s, longest_s = self._time_of(context)
         cluster, _ = names.parse_round("name", request.name)
 
         def work(turn: Turn) -> pb.ReplayRoundResponse:
             fair_s = _lesser(turn.left_s, longest_s)
-            return self._replay(request, remaining_s, over.is_set, fair_s)
+            return self._replay(request, remaining_s, turn.is_over, fair_s)
 
-        try:
-            return await self._trials.run(CALLER.get(), f"replay in {cluster}", work)
-        finally:
-            over.set()
+        return await self._trials.run(CALLER.get(), f"replay in {cluster}", work)
 
     def _time_of(self, context: _Context) -> tuple[Callable[[], float], Callable[[], float]]:
         """Return what tells, from any thread, the seconds left to the call, and those left to its solver.
