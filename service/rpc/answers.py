@@ -11,12 +11,14 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from formulation.errors import TooBusy
+from service.rpc.handlers import Behaviour, rewrapped
 from service.rpc.lanes import client_of
 
 LARGE_BYTES: Final = 256 * 2**10
@@ -30,8 +32,6 @@ MAX_WAITING_BYTES_PER_CLIENT: Final = 128 * 2**20
 
 GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 """Logs, with a traceback, that an answer could not be sent after its handler had returned it."""
-
-_Behaviour = Callable[[Any, Any], Any]
 
 
 class LeftClientFilter(logging.Filter):
@@ -113,20 +113,11 @@ class BoundedAnswers(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        codecs = (handler.request_deserializer, handler.response_serializer)
-        if handler.unary_unary:
-            bounded = _bound_unary(handler.unary_unary, self._room)
-            return grpc.unary_unary_rpc_method_handler(bounded, *codecs)
-        if handler.unary_stream:
-            begun = _begin_stream(handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(begun, *codecs)
-        if handler.stream_stream:
-            begun = _begin_stream(handler.stream_stream)
-            return grpc.stream_stream_rpc_method_handler(begun, *codecs)
-        return handler
+        bound = partial(_bound_unary, room=self._room)
+        return rewrapped(handler, bound, _begin_stream, handler.request_deserializer)
 
 
-def _bound_unary(behaviour: _Behaviour, room: AnswerRoom) -> _Behaviour:
+def _bound_unary(behaviour: Behaviour, room: AnswerRoom) -> Behaviour:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         answer = await behaviour(request, context)
         size = answer.ByteSize()
@@ -139,7 +130,7 @@ def _bound_unary(behaviour: _Behaviour, room: AnswerRoom) -> _Behaviour:
     return call
 
 
-def _begin_stream(behaviour: _Behaviour) -> _Behaviour:
+def _begin_stream(behaviour: Behaviour) -> Behaviour:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         answers = behaviour(request, context)
         if inspect.isawaitable(answers):

@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 
 from formulation import errors
 from service.rpc import names
+from service.rpc.handlers import Behaviour, Parse, rewrapped
 from service.rpc.lanes import CALLER, Share, client_of
 from solvers.base import SolverFailed
 
@@ -50,9 +51,6 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
 
 _MAX_MESSAGE_BYTES: Final = 600
 """All details travel in HTTP/2 headers, which peers limit to 8 KiB; a message occurs three times."""
-
-_Behaviour = Callable[[Any, Any], Any]
-_Parse = Callable[[bytes], Any]
 
 
 def code_of(error: errors.TesseraError) -> grpc.StatusCode:
@@ -98,26 +96,16 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = handler_call_details.method
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _guarded_unary(method, handler.unary_unary, handler.request_deserializer),
-                None, handler.response_serializer,
-            )  # fmt: skip
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _guarded_stream(method, handler.unary_stream, handler.request_deserializer, self._unread_s),
-                None, handler.response_serializer,
-            )  # fmt: skip
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(
-                _guarded_stream(method, handler.stream_stream, handler.request_deserializer, self._unread_s),
-                None, handler.response_serializer,
-            )  # fmt: skip
-        raise NotImplementedError(f"{method}: no method here takes a stream and gives one answer")
+        method, parse = handler_call_details.method, handler.request_deserializer
+        return rewrapped(
+            handler,
+            lambda behaviour: _guarded_unary(method, behaviour, parse),
+            lambda behaviour: _guarded_stream(method, behaviour, parse, self._unread_s),
+            None,
+        )
 
 
-def _guarded_unary(method: str, behaviour: _Behaviour, parse: _Parse | None) -> _Behaviour:
+def _guarded_unary(method: str, behaviour: Behaviour, parse: Parse | None) -> Behaviour:
     async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with _translated(method, context):
             message = _parsed(request, parse)
@@ -128,8 +116,8 @@ def _guarded_unary(method: str, behaviour: _Behaviour, parse: _Parse | None) -> 
 
 
 def _guarded_stream(
-    method: str, behaviour: _Behaviour, parse: _Parse | None, unread_s: float | None
-) -> _Behaviour:
+    method: str, behaviour: Behaviour, parse: Parse | None, unread_s: float | None
+) -> Behaviour:
     """Return a handler that closes the servicer's generator as soon as the call ends."""
 
     async def call(
@@ -174,7 +162,7 @@ def _say_caller(
     CALLER.set(Share(client=client_of(context.peer()), cluster=cluster))
 
 
-def _parsed(request: bytes, parse: _Parse | None) -> Any:
+def _parsed(request: bytes, parse: Parse | None) -> Any:
     """Return the message of these bytes.
 
     It is parsed here, inside the guard: gRPC answers INTERNAL where its own parsing fails.
@@ -190,7 +178,7 @@ def _parsed(request: bytes, parse: _Parse | None) -> Any:
         ) from error
 
 
-async def _each_parsed(requests: AsyncIterator[bytes], parse: _Parse | None) -> AsyncIterator[Any]:
+async def _each_parsed(requests: AsyncIterator[bytes], parse: Parse | None) -> AsyncIterator[Any]:
     async for request in requests:
         yield _parsed(request, parse)
 
