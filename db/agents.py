@@ -113,13 +113,14 @@ JOIN allocations l ON l.node_id = n.id LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of db.rows
 
-_HEARD_NOW = tuple(
-    sa.text(f"""
-UPDATE {table} SET heard_at = clock_timestamp()
-WHERE cluster_id = :cluster AND heard_at > clock_timestamp() + interval '1 s'
-""")  # noqa: S608 - constants only
-    for table in ("agents", "nodes")
+_HEARD_NOW = sa.text("""
+WITH heard_agents AS (
+  UPDATE agents SET heard_at = clock_timestamp()
+  WHERE cluster_id = :cluster AND heard_at > clock_timestamp() + interval '1 s'
 )
+UPDATE nodes SET heard_at = clock_timestamp()
+WHERE cluster_id = :cluster AND heard_at > clock_timestamp() + interval '1 s'
+""")
 """The clock was set back since: from now on, their silence counts again."""
 
 _LOSERS = sa.text("""
@@ -249,8 +250,7 @@ def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list
 def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
     """Take from silent nodes what they held; return the names of the jobs that lost GPUs."""
     key = cluster_id(connection, cluster)
-    for statement in _HEARD_NOW:
-        connection.execute(statement, {"cluster": key})
+    connection.execute(_HEARD_NOW, {"cluster": key})
     if not find_dead(connection, key, silence_s):
         return []  # the usual case takes no lock
     turn = Turn.take(connection, cluster)

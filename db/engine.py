@@ -36,6 +36,7 @@ KEEPALIVES: Final[dict[str, Any]] = {
 _WRONG_VALUE_CLASSES = ("22", "23")  # data exception, integrity constraint violation
 
 
+_PING = sa.text("SELECT 1")
 _HOLD = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
 _RELEASE = sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))")
 
@@ -60,8 +61,10 @@ class Database:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with self.engine.begin() as connection:
-                    return work(connection)
+                with self._begin() as connection:
+                    result = work(connection)
+                    connection.commit()
+                    return result
             except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
                 if sqlstate(error) not in LOST_AGAINST_OTHERS or attempt == ATTEMPTS:
                     raise self._ours(error) from error
@@ -71,12 +74,11 @@ class Database:
     def read(self) -> Iterator[sa.Connection]:
         """Yield a connection that sees one moment: REPEATABLE READ, READ ONLY. Raises Unavailable."""
         try:
-            with self.engine.connect() as plain:
-                connection = plain.execution_options(
-                    isolation_level="REPEATABLE READ", postgresql_readonly=True
-                )
-                with connection.begin():
-                    yield connection
+            with self._begin(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            ) as connection:
+                yield connection
+                connection.commit()
         except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
             raise self._ours(error) from error
 
@@ -89,7 +91,7 @@ class Database:
         """
         key = {"name": name}
         try:
-            connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            connection = self._begin(isolation_level="AUTOCOMMIT")
             free = connection.execute(_HOLD, key).scalar_one()
         except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
             raise self._ours(error) from error
@@ -100,6 +102,34 @@ class Database:
                 if free:
                     connection.execute(_RELEASE, key)
                 connection.close()
+
+    def verify(self, connection: sa.Connection) -> None:
+        """Execute the first statement of every transaction, which finds out whether the connection is alive.
+
+        It also takes the place of a ping of the pool, which would be one more wait in every transaction.
+        """
+        connection.execute(_PING)
+
+    def _begin(self, **options: Any) -> sa.Connection:
+        """Return a connection in a transaction that has executed its first statement.
+
+        Connections that were cut while they were idle are replaced: the first that fails takes all older
+        ones out of the pool.
+        """
+        for attempt in (1, 2):
+            connection = self.engine.connect()
+            try:
+                connection = connection.execution_options(**options)
+                connection.begin()
+                self.verify(connection)
+            except BaseException as error:
+                connection.close()
+                cut = isinstance(error, DBAPIError) and error.connection_invalidated
+                if not cut or attempt == 2:
+                    raise
+            else:
+                return connection
+        raise AssertionError("unreachable")
 
     def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
         state, place = sqlstate(error), self.engine.url.render_as_string(hide_password=True)
@@ -192,7 +222,6 @@ def connect(
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=lock_timeout_s,
-        pool_pre_ping=True,
         connect_args={
             "options": options,
             "connect_timeout": 10,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -100,21 +98,9 @@ class MigratedDatabase(Database):
     for it, so the schema never changes in the middle of a transaction.
     """
 
-    def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run ``work`` as ``Database.write`` does. Raises NotMigrated."""
-
-        def guarded(connection: sa.Connection) -> T:
-            require_head(connection)
-            return work(connection)
-
-        return super().write(guarded)
-
-    @contextmanager
-    def read(self) -> Iterator[sa.Connection]:
-        """Yield a connection as ``Database.read`` does. Raises NotMigrated."""
-        with super().read() as connection:
-            require_head(connection)
-            yield connection
+    def verify(self, connection: sa.Connection) -> None:
+        """Require this release's schema. Raises NotMigrated."""
+        require_head(connection)
 
 
 def upgrade(database: Database, revision: str = "head") -> None:

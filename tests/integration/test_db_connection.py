@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import sqlalchemy as sa
 
 from db import embedded
 from db.engine import Database, connect, sqlalchemy_url
+from db.migrate import MigratedDatabase
 from db.notify import EVERY, Listener
 from db.store import PostgresStore
 from formulation.errors import InvalidInput, NotFound, Unavailable
@@ -79,15 +81,33 @@ def test_the_pool_is_bounded_and_says_so(server_url: str) -> None:
     database.engine.dispose()
 
 
-def test_a_connection_that_was_cut_is_replaced(database: Database) -> None:
-    store = PostgresStore(database)
-    store.ready()
-    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
-    admin = connect(database.url)
-    with admin.engine.connect() as connection, pytest.raises(sa.exc.DBAPIError):
-        connection.execute(sa.text(others), {"name": database.engine.url.database})
+def read(database: Database) -> object:
+    with database.read() as connection:
+        return connection.execute(sa.text("SELECT 1")).scalar()
+
+
+def write(database: Database) -> object:
+    return database.write(lambda c: c.execute(sa.text("SELECT 1")).scalar())
+
+
+def hold(database: Database) -> object:
+    with database.held("a name") as free:
+        return free
+
+
+@pytest.mark.parametrize("use", [read, write, hold])
+@pytest.mark.parametrize("kind", [Database, MigratedDatabase])
+def test_connections_that_were_cut_are_replaced(
+    database: Database, kind: type[Database], use: Callable[[Database], object]
+) -> None:
+    tried, admin = kind(database.engine), connect(database.url)
+    with database.engine.connect() as one, database.engine.connect() as other:
+        idle = [c.execute(sa.text("SELECT pg_backend_pid()")).scalar() for c in (one, other)]
+    with admin.engine.connect() as connection:
+        connection.execute(sa.text("SELECT pg_terminate_backend(p) FROM unnest(:p) p"), {"p": idle})
     admin.engine.dispose()
-    store.ready()
+    for _ in range(3):
+        assert use(tried)
 
 
 def test_a_connection_cut_in_the_middle_is_unavailable_not_wrong(database: Database) -> None:
