@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.05
 """How often a waiting call asks whether it was cancelled or its deadline is over."""
 
+IDLE_S: Final = 5.0
+"""Seconds for which a process that was started on demand is kept after its round: it holds 280 MiB."""
+
 _CLOCK: Final = SystemClock()
 
 _SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
@@ -76,12 +79,13 @@ class _Raised:
 class Workers:
     """As many processes as rounds are decided at once; each is kept, with its compiled loops loaded."""
 
-    def __init__(self, *, on_demand: bool = False) -> None:
-        """With ``on_demand`` a process is started only when a round needs one, and one at most is kept."""
+    def __init__(self, *, on_demand: bool = False, idle_s: float = IDLE_S) -> None:
+        """With ``on_demand`` a process is started only when a round needs one. One at most is kept, and
+        not for longer than ``idle_s``."""
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._closed, self._on_demand = False, on_demand
+        self._closed, self._on_demand, self._idle_s = False, on_demand, idle_s
         if not on_demand:
             first = self._take()
             first.await_ready(lambda: None)
@@ -171,6 +175,19 @@ class Workers:
                 self._all.discard(worker)
         if surplus:
             worker.kill()
+        elif self._on_demand:
+            timer = threading.Timer(self._idle_s, self._end_idle, [worker, worker.rounds])
+            timer.daemon = True
+            timer.start()
+
+    def _end_idle(self, worker: _Worker, rounds: int) -> None:
+        """End a process that has had no round since it had had ``rounds``."""
+        with self._lock:
+            if worker not in self._free or worker.rounds != rounds:
+                return
+            self._free.remove(worker)
+            self._all.discard(worker)
+        worker.kill()
 
     def _end(self, worker: _Worker) -> None:
         """End a process whose state is not known, and begin another for the next round unless on demand."""
@@ -197,6 +214,8 @@ class _Worker:
         self._process.start()
         theirs.close()  # so that the pipe ends with the process
         self._ready = False
+        self.rounds = 0
+        """Rounds that were sent to it."""
 
     @property
     def pid(self) -> int:
@@ -215,6 +234,7 @@ class _Worker:
 
     def send(self, order: _Order) -> None:
         """Send a round to decide. Raises Unavailable: the process has ended."""
+        self.rounds += 1
         try:
             self._pipe.send(order)
         except OSError:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from benchmarks.rounds.instances import instance
@@ -197,6 +198,24 @@ def test_closing_ends_every_process() -> None:
     found.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:
+    workers, snapshot = Workers(on_demand=True, idle_s=0.0), a_random_snapshot(1, jobs=4)
+    pids = set[int]()
+
+    def look_at_processes() -> float:
+        pids.update(workers.pids())
+        return math.inf
+
+    for _ in range(2):  # the second while the first one's process ends
+        outcome = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, look_at_processes)
+        assert outcome.decisions
+    while any(map(psutil.pid_exists, pids)):
+        threading.Event().wait(0.01)
+    assert pids
+    assert not workers.pids()
+    workers.close()
 
 
 def test_the_setting_is_off_unless_it_is_set() -> None:
