@@ -30,24 +30,17 @@ MAX_MULTIPLES: Final = 16
 MAX_PROFILED: Final = 4096
 """Samples, or a tensor degree, in ``profile_samples`` and ``profile_tp``."""
 
-BULK_THREADS: Final = 2
-"""Batches that are written at once: each may take seconds and tens of megabytes."""
-
-PAGE_THREADS: Final = 2
-"""Pages of lists that are read at once, likewise."""
+HEAVY_THREADS: Final = 2
+"""Calls about many items or large documents that run at once: each computes for seconds. One client holds
+one of them, and each more would take the interpreter from all short calls."""
 
 ESTIMATE_THREADS: Final = 2
 """EstimateCells calls at once; all of it is arithmetic, so more would not help."""
 
-DOCUMENT_THREADS: Final = 2
-"""Threads that read users' documents. Large ones take seconds, and must hold up no other call."""
-
 LEASE_THREADS: Final = 1
 """Calls of the server's own tasks, which renew leases and find what is due."""
 
-OTHER_THREADS: Final = (
-    BULK_THREADS + PAGE_THREADS + ESTIMATE_THREADS + DOCUMENT_THREADS + LEASE_THREADS + 5
-)
+OTHER_THREADS: Final = HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + 5
 """Threads of no setting; one each for health, agents' heartbeats, automatic Cells, network plans, and what
 is deleted in the background."""
 
@@ -85,7 +78,7 @@ class Config:
     database_directory: str = ""
     """Where the embedded database lives; empty: where it likes to."""
     store_threads: int = 6
-    """Calls that use the database at once. Agents, leases, batches and lists have threads of their own."""
+    """Short calls that use the database at once. Agents, leases and heavy calls have threads of their own."""
     agent_threads: int = 5
     """Calls of agents that use the database at once, at least 2: more than half of them may change what is
     stored, one of each cluster at most. Heartbeats have a thread of their own."""

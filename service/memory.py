@@ -13,6 +13,9 @@ import psutil
 PERIOD_S: Final = 5.0
 """Seconds between two looks at the process's memory."""
 
+PATIENT_PERIODS: Final = 12
+"""Looks after which memory is given back although the process is busy."""
+
 GROWTH_BYTES: Final = 32 * 2**20
 """Growth since the last time from which giving back pays."""
 
@@ -26,6 +29,7 @@ def resident_bytes() -> int:
 def give_back() -> None:
     """Collect cycles, and return free memory to the system.
 
+    Collecting stops every thread, for as long as there is much to look at: seconds of millions of objects.
     The C library keeps what threads have freed, for each of its arenas, unless it is told to return it.
     Another C library than glibc has no such call and needs none.
     """
@@ -36,14 +40,21 @@ def give_back() -> None:
 
 
 async def give_back_repeatedly(
-    resident: Callable[[], int] = resident_bytes, period_s: float = PERIOD_S
+    is_busy: Callable[[], bool],
+    resident: Callable[[], int] = resident_bytes,
+    period_s: float = PERIOD_S,
 ) -> None:
-    """Give memory back whenever this process has grown, until cancelled."""
-    known = resident()
+    """Give memory back when this process has grown and is not busy, until cancelled.
+
+    Of a process that is always busy it is given back each ``PATIENT_PERIODS``, and once more when it rests.
+    """
+    known, waited = resident(), 0
     while True:
         await asyncio.sleep(period_s)
-        now = resident()
-        if now > known + GROWTH_BYTES:
+        now, waited, busy = resident(), waited + 1, is_busy()
+        if now > known + GROWTH_BYTES and (waited >= PATIENT_PERIODS or not busy):
             await asyncio.to_thread(give_back)
-            now = known = resident()
+            now, waited = resident(), 0
+            if not busy:  # what calls hold will be free when they end
+                known = now
         known = min(known, now)

@@ -144,7 +144,7 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
         if periodic is not None:
             periodic.start()
             stack.push_async_callback(periodic.stop)
-        trimming = asyncio.create_task(give_back_repeatedly())
+        trimming = asyncio.create_task(give_back_repeatedly(server.is_busy))
         stack.callback(trimming.cancel)
         closings = [rounds.close, *([workers.close] if workers else [])]
         if not config.database_url:

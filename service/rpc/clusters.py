@@ -13,7 +13,7 @@ from formulation.resources import ClusterRecord, NodeRecord, Request
 from service.ports import Store, Writer
 from service.rpc import fields, names
 from service.rpc.convert import clusters as convert
-from service.rpc.lanes import FairCalls
+from service.rpc.lanes import SizedCalls
 from service.rpc.paging import page_of
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc
@@ -43,18 +43,14 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     def __init__(
         self,
         store: Store,
-        calls: FairCalls,
-        bulk_calls: FairCalls,
-        page_calls: FairCalls,
+        calls: SizedCalls,
         lease_s: float,
         *,
         period_s: float,
         wall_s: Callable[[], float],
     ) -> None:
-        """``bulk_calls`` are threads for many nodes, ``page_calls`` for lists of them. Rounds begin each
-        ``period_s``; 0: only on request."""
+        """Rounds begin each ``period_s``; 0: only on request."""
         self._store, self._calls, self._lease_s = store, calls, lease_s
-        self._bulk_calls, self._page_calls = bulk_calls, page_calls
         self._period_s, self._wall_s = period_s, wall_s
 
     async def UpsertCluster(
@@ -71,13 +67,13 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         self, request: pb.ListClustersRequest, context: _Context
     ) -> pb.ListClustersResponse:
         """Return a page of clusters, by name."""
-        return await self._calls.run(self._list_clusters, request)
+        return await self._calls.run_by_size(self._list_clusters, request)
 
     async def UpsertNodes(
         self, request: pb.UpsertNodesRequest, context: _Context
     ) -> pb.UpsertNodesResponse:
         """Create or change nodes, all or none."""
-        return await self._bulk_calls.run(self._upsert_nodes, request)
+        return await self._calls.run_by_size(self._upsert_nodes, request)
 
     async def GetNode(self, request: pb.GetNodeRequest, context: _Context) -> pb.Node:
         """Return a node."""
@@ -87,7 +83,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         self, request: pb.ListNodesRequest, context: _Context
     ) -> pb.ListNodesResponse:
         """Return a page of nodes, by name."""
-        return await self._page_calls.run(self._list_nodes, request)
+        return await self._calls.run_by_size(self._list_nodes, request)
 
     async def DrainNodes(
         self, request: pb.DrainNodesRequest, context: _Context
@@ -121,7 +117,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     async def DeleteNodes(self, request: pb.DeleteNodesRequest, context: _Context) -> Empty:
         """Delete nodes that no job uses, all or none."""
-        return await self._calls.run(self._delete_nodes, request)
+        return await self._calls.run_by_size(self._delete_nodes, request)
 
     def _upsert_cluster(self, request: pb.UpsertClusterRequest) -> pb.Cluster:
         cluster = names.parse_cluster("cluster.name", request.cluster.name)

@@ -35,7 +35,7 @@ from service.rpc import fields, names
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import of_cell, of_model, of_published, to_model
 from service.rpc.convert.profiles import of_status, to_profiles
-from service.rpc.lanes import CALLER, FairCalls, Lane
+from service.rpc.lanes import CALLER, Lane, SizedCalls
 from service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
@@ -53,31 +53,28 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     """Serves estimates from the store."""
 
     def __init__(
-        self, store: Store, calls: FairCalls, estimates: Lane, hardware: Mapping[str, Hardware],
-        *, bulk_calls: FairCalls, page_calls: FairCalls, document_calls: FairCalls, learns: bool = True,
-        profiling: Options | None = None,
+        self, store: Store, calls: SizedCalls, estimates: Lane, hardware: Mapping[str, Hardware],
+        *, learns: bool = True, profiling: Options | None = None,
     ) -> None:  # fmt: skip
-        """``estimates`` is the lane of callers' arithmetic, ``bulk_calls`` are threads for many Cells,
-        ``document_calls`` threads that read documents, and ``hardware`` is the catalogue by name.
+        """``estimates`` is the lane of callers' arithmetic, and ``hardware`` is the catalogue by name.
 
         With ``learns`` measurements correct the estimates. ``profiling``: what is measured, and when.
         """
         self._profiling = profiling or Options()
         self._store, self._calls, self._learns = store, calls, learns
-        self._estimates, self._hardware, self._bulk_calls = estimates, hardware, bulk_calls
-        self._document_calls, self._page_calls = document_calls, page_calls
+        self._estimates, self._hardware = estimates, hardware
 
     async def UpsertCells(
         self, request: pb.UpsertCellsRequest, context: _Context
     ) -> pb.UpsertCellsResponse:
         """Create or replace Cells' estimates, all or none."""
-        return await self._bulk_calls.run(self._upsert_cells, request)
+        return await self._calls.run_by_size(self._upsert_cells, request)
 
     async def ListCells(
         self, request: pb.ListCellsRequest, context: _Context
     ) -> pb.ListCellsResponse:
         """Return a page of estimates."""
-        return await self._page_calls.run(self._list_cells, request)
+        return await self._calls.run_by_size(self._list_cells, request)
 
     async def DeleteCells(
         self, request: pb.DeleteCellsRequest, context: _Context
@@ -100,7 +97,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self, request: pb.AddProfilesRequest, context: _Context
     ) -> pb.AddProfilesResponse:
         """Keep measured layers, all or none."""
-        return await self._calls.run(self._add_profiles, request)
+        return await self._calls.run_by_size(self._add_profiles, request)
 
     async def GetProfiling(
         self, request: pb.GetProfilingRequest, context: _Context
@@ -112,17 +109,17 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         self, request: pb.UpsertModelsRequest, context: _Context
     ) -> pb.UpsertModelsResponse:
         """Create or replace models, all or none."""
-        return await self._document_calls.run_cancellable(self._upsert_models, request)
+        return await self._calls.run_cancellable(self._upsert_models, request)
 
     async def DeleteModels(self, request: pb.DeleteModelsRequest, context: _Context) -> Empty:
         """Delete models that no live job trains, all or none."""
-        return await self._calls.run(self._delete_models, request)
+        return await self._calls.run_by_size(self._delete_models, request)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: _Context
     ) -> pb.ListModelsResponse:
         """Return a page of models."""
-        return await self._document_calls.run_cancellable(self._list_models, request)
+        return await self._calls.run_cancellable(self._list_models, request)
 
     def _upsert_cells(self, request: pb.UpsertCellsRequest) -> pb.UpsertCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)

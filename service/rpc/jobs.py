@@ -16,7 +16,7 @@ from service.roundoptions import RoundOptions, unheeded_wishes
 from service.rpc import fields, names
 from service.rpc.calls import StreamPlaces, Wakeups
 from service.rpc.convert import jobs as convert
-from service.rpc.lanes import CALLER, FairCalls
+from service.rpc.lanes import CALLER, SizedCalls
 from service.rpc.paging import page_of
 from service.rpc.sharing import SharedReads
 from tessera.v1 import jobs_pb2 as pb
@@ -35,19 +35,17 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     ``new_id`` chooses ids for jobs that come without; ``wall_s`` is seconds since 1970, for refusing
     deadlines that have passed; ``poll_s`` is how often a watched job is read where no wake-up came. Batches
-    use the threads of ``bulk_calls``, lists those of ``page_calls``, and ``watches`` says how many may watch.
+    and pages are heavy calls by their size, and ``watches`` says how many may watch.
     ``standing`` is the policy that periodic rounds follow: answers warn of what it does not look at.
     """
 
     def __init__(
-        self, store: Store, calls: FairCalls, wakeups: Wakeups, *, bulk_calls: FairCalls,
-        page_calls: FairCalls,
-        watches: StreamPlaces, new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float,
-        standing: RoundOptions,
+        self, store: Store, calls: SizedCalls, wakeups: Wakeups, *, watches: StreamPlaces,
+        new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float, standing: RoundOptions,
     ) -> None:  # fmt: skip
         self._standing = standing
         self._store, self._calls, self._wakeups = store, calls, wakeups
-        self._bulk_calls, self._page_calls, self._watches = bulk_calls, page_calls, watches
+        self._watches = watches
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
         self._watched = SharedReads(self._read_watched)
 
@@ -59,7 +57,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self, request: pb.SubmitJobsRequest, context: _Context
     ) -> pb.SubmitJobsResponse:
         """Queue jobs, all or none."""
-        return await self._bulk_calls.run(self._submit_jobs, request)
+        return await self._calls.run_by_size(self._submit_jobs, request)
 
     async def GetJob(self, request: pb.GetJobRequest, context: _Context) -> pb.Job:
         """Return a job."""
@@ -76,7 +74,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""
-        return await self._page_calls.run(self._list_jobs, request)
+        return await self._calls.run_by_size(self._list_jobs, request)
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: _Context) -> pb.Job:
         """Change the fields of a job that may change after its submission."""

@@ -28,10 +28,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
+from google.protobuf.message import Message
+
 from formulation.errors import TooBusy
 from service.rpc.calls import ThreadPool, name_of
 
 P = ParamSpec("P")
+M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -42,6 +45,10 @@ REST_EVERY_S: Final = 0.002
 REST_S: Final = 0.0005
 """Work that may be cancelled rests so often for so long, when it asks whether it was: then quick calls have
 the interpreter at once, and need not wait until it is taken from that work."""
+
+QUICK_BYTES: Final = 65_536
+QUICK_ITEMS: Final = 1_000
+"""A request of more bytes, or for a page of more items, is heavy: it computes long enough to be felt."""
 
 REMEMBERED: Final = 10_000
 """Clients and shares of which a lane remembers when they were given a thread."""
@@ -319,3 +326,47 @@ class FairCalls:
     async def close(self, wait_s: float = math.inf) -> list[str]:
         """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
         return await self._lane.close(wait_s)
+
+
+class SizedCalls:
+    """Threads for requests of clients: many for short calls, and few for heavy ones.
+
+    Heavy calls compute for seconds and hold the interpreter meanwhile: were several of them to run at once,
+    every short call would wait for all of them at each of its steps.
+    """
+
+    def __init__(self, quick: FairCalls, heavy: FairCalls) -> None:
+        self._quick, self._heavy = quick, heavy
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what ``work``, which is short, returns. Raises TooBusy as ``FairCalls.run`` does."""
+        return await self._quick.run(work, *args, **kwargs)
+
+    async def run_by_size(self, work: Callable[[M], T], request: M) -> T:
+        """Return what ``work`` returns for a request, which says by its size whether it is heavy.
+
+        Raises:
+            TooBusy: too many calls wait already.
+        """
+        return await self._calls_for(request).run(work, request)
+
+    async def run_heavy(self, work: Callable[[M], T], request: M) -> T:
+        """Return what ``work`` returns for a request of a kind that is heavy whatever its size.
+
+        Raises:
+            TooBusy: too many calls wait already.
+        """
+        return await self._heavy.run(work, request)
+
+    async def run_cancellable(self, work: Callable[[M, Callable[[], bool]], R], request: M) -> R:
+        """Return what ``work`` returns for a request of a heavy kind, as ``FairCalls.run_cancellable`` does.
+
+        Raises:
+            TooBusy: too many calls wait already.
+        """
+        return await self._heavy.run_cancellable(work, request)
+
+    def _calls_for(self, request: Message) -> FairCalls:
+        items = getattr(request, "page_size", 0)
+        heavy = items > QUICK_ITEMS or request.ByteSize() > QUICK_BYTES
+        return self._heavy if heavy else self._quick

@@ -16,7 +16,7 @@ from service.ports import Clock, Store, Writer
 from service.replanning import Replanning
 from service.rpc import fields, names
 from service.rpc.convert import networks as convert
-from service.rpc.lanes import CALLER, FairCalls, Lane
+from service.rpc.lanes import CALLER, Lane, SizedCalls
 from service.rpc.paging import page_of
 from tessera.v1 import networks_pb2 as pb
 from tessera.v1 import networks_pb2_grpc
@@ -31,30 +31,25 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     def __init__(
         self,
         store: Store,
-        calls: FairCalls,
-        document_calls: FairCalls,
+        calls: SizedCalls,
         commits: Lane,
         trials: Lane,
         clock: Clock,
         replanning: Replanning,
     ) -> None:
-        """``document_calls`` are threads that read documents.
-
-        ``commits`` is the lane of plans that are put in force, ``trials`` that of previews.
-        """
+        """``commits`` is the lane of plans that are put in force, ``trials`` that of previews."""
         self._store, self._calls, self._commits, self._trials = store, calls, commits, trials
-        self._document_calls = document_calls
         self._clock, self._replanning = clock, replanning
 
     async def GetTopology(self, request: pb.GetTopologyRequest, context: _Context) -> pb.Topology:
         """Return the cluster's network."""
-        return await self._document_calls.run_cancellable(self._get, request)
+        return await self._calls.run_cancellable(self._get, request)
 
     async def UpdateTopology(
         self, request: pb.UpdateTopologyRequest, context: _Context
     ) -> pb.Topology:
         """Describe the cluster's network, or replace its description."""
-        return await self._document_calls.run_cancellable(self._update, request)
+        return await self._calls.run_cancellable(self._update, request)
 
     async def DeleteTopology(self, request: pb.DeleteTopologyRequest, context: _Context) -> Empty:
         """Forget the network and its plans."""

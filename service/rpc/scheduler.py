@@ -13,7 +13,7 @@ from service.ports import Clock, Store
 from service.roundoptions import RoundOptions
 from service.rpc import fields, names
 from service.rpc.convert import rounds as convert
-from service.rpc.lanes import CALLER, FairCalls, Lane, Turn
+from service.rpc.lanes import CALLER, Lane, SizedCalls, Turn
 from service.rpc.paging import page_of
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
@@ -35,7 +35,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         rounds: RoundLoop,
         clock: Clock,
         *,
-        calls: FairCalls,
+        calls: SizedCalls,
         commits: Lane,
         trials: Lane,
         default_deadline_s: float,
@@ -61,7 +61,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GetRound(self, request: pb.GetRoundRequest, context: _Context) -> pb.Round:
         """Return a round."""
-        return await self._calls.run(self._get_round, request)
+        if request.summary_only:
+            return await self._calls.run(self._get_round, request)
+        return await self._calls.run_heavy(self._get_round, request)
 
     async def ListRounds(
         self, request: pb.ListRoundsRequest, context: _Context

@@ -14,11 +14,9 @@ from grpc_reflection.v1alpha import reflection
 
 from formulation.errors import InvalidInput
 from service.config import (
-    BULK_THREADS,
-    DOCUMENT_THREADS,
     ESTIMATE_THREADS,
+    HEAVY_THREADS,
     LEASE_THREADS,
-    PAGE_THREADS,
     Config,
 )
 from service.loop import RoundLoop
@@ -33,7 +31,7 @@ from service.rpc.estimates import EstimatesServicer
 from service.rpc.health import Health
 from service.rpc.heartbeats import Heartbeats
 from service.rpc.jobs import JobsServicer
-from service.rpc.lanes import FairCalls, Lane, Limits
+from service.rpc.lanes import FairCalls, Lane, Limits, SizedCalls
 from service.rpc.networks import NetworksServicer
 from service.rpc.scheduler import SchedulerServicer
 from service.rpc.tenants import TenantsServicer
@@ -108,13 +106,11 @@ class Server:
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
         self.cleaning_calls = Calls(1, "cleaning")
         self._heartbeat_calls = Calls(1, "heartbeat")
-        self._calls = calls = _fair_calls(config.store_threads, "store")
-        self._bulk_calls = _fair_calls(BULK_THREADS, "bulk")
-        pages = Limits(
-            client=max(1, PAGE_THREADS - 1), cluster=PAGE_THREADS, share=1
-        )  # no row is waited for
-        self._page_calls = FairCalls(Lane(PAGE_THREADS, "page", pages, most_waiting=MOST_WAITING))
-        self._document_calls = _fair_calls(DOCUMENT_THREADS, "document")
+        self._quick_calls = _fair_calls(config.store_threads, "store")
+        others_have_one = Limits(client=HEAVY_THREADS - 1, cluster=HEAVY_THREADS, share=1)
+        heavy = Lane(HEAVY_THREADS, "heavy", others_have_one, most_waiting=MOST_WAITING)
+        self._heavy_calls = FairCalls(heavy)
+        calls = SizedCalls(self._quick_calls, self._heavy_calls)
         one_of_each = Limits(client=config.round_threads, cluster=1, share=1)
         queue, trials = config.round_queue, config.trial_threads
         self._commits = Lane(config.round_threads, "round", one_of_each, most_waiting=queue)
@@ -131,9 +127,8 @@ class Server:
             config.watches, config.watches_per_client, "streams that watch jobs"
         )
         jobs = JobsServicer(
-            store, calls, wakeups, bulk_calls=self._bulk_calls, page_calls=self._page_calls,
-            watches=self.watches, new_id=new_id, wall_s=wall_s, poll_s=config.poll_s,
-            standing=config.round_options(),
+            store, calls, wakeups, watches=self.watches, new_id=new_id, wall_s=wall_s,
+            poll_s=config.poll_s, standing=config.round_options(),
         )  # fmt: skip
         scheduler = SchedulerServicer(
             store, rounds, clock, calls=calls, commits=self._commits, trials=self._trials,
@@ -148,8 +143,6 @@ class Server:
         clusters = ClustersServicer(
             store,
             calls,
-            self._bulk_calls,
-            self._page_calls,
             config.lease_s,
             period_s=config.period_s,
             wall_s=wall_s,
@@ -162,9 +155,6 @@ class Server:
                 calls,
                 self._estimates,
                 config.catalogue(),
-                bulk_calls=self._bulk_calls,
-                page_calls=self._page_calls,
-                document_calls=self._document_calls,
                 learns=config.learn,
                 profiling=config.profiling(),
             ),
@@ -173,7 +163,7 @@ class Server:
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
         self.replanning = Replanning(store, clock, config.round_options())
         networks = NetworksServicer(
-            store, calls, self._document_calls, self._commits, self._trials, clock, self.replanning
+            store, calls, self._commits, self._trials, clock, self.replanning
         )
         networks_pb2_grpc.add_NetworksServicer_to_server(networks, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
@@ -212,13 +202,18 @@ class Server:
         left = await asyncio.gather(*(pool.close(left_s) for pool in self._pools()))
         return [name for names in left for name in names]
 
+    def is_busy(self) -> bool:
+        """Return whether a call computes that takes much time or memory."""
+        lanes = (self._heavy_calls, self._commits, self._trials, self._estimates)
+        return any(lane.running() for lane in lanes)
+
     def running(self) -> list[str]:
         """Return the names of the calls that hold a thread."""
         return [name for pool in self._pools() for name in pool.running()]
 
     def _pools(self) -> Sequence[Calls | FairCalls | Lane | Health]:
         return (
-            self._calls, self._bulk_calls, self._page_calls, self._document_calls, self._heartbeat_calls,
+            self._quick_calls, self._heavy_calls, self._heartbeat_calls,
             self._agent_calls.turns, self._agent_calls.reads, self.lease_calls,
             self.round_calls, self.network_calls, self.estimate_calls, self.cleaning_calls,
             self._commits, self._trials, self._estimates, self._health,

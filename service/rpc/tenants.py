@@ -10,7 +10,7 @@ import grpc.aio
 from service.ports import Store, Writer
 from service.rpc import fields, names
 from service.rpc.convert import tenants as convert
-from service.rpc.lanes import FairCalls
+from service.rpc.lanes import SizedCalls
 from service.rpc.paging import page_of
 from tessera.v1 import tenants_pb2 as pb
 from tessera.v1 import tenants_pb2_grpc
@@ -23,26 +23,26 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     """Serves tenants' settings from the store."""
 
-    def __init__(self, store: Store, calls: FairCalls) -> None:
+    def __init__(self, store: Store, calls: SizedCalls) -> None:
         self._store, self._calls = store, calls
 
     async def UpsertTenants(
         self, request: pb.UpsertTenantsRequest, context: _Context
     ) -> pb.UpsertTenantsResponse:
         """Create tenants or replace their settings, all or none."""
-        return await self._calls.run(self._upsert, request)
+        return await self._calls.run_by_size(self._upsert, request)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: _Context
     ) -> pb.ListTenantsResponse:
         """Return a page of the tenants that have settings, by name."""
-        return await self._calls.run(self._list, request)
+        return await self._calls.run_by_size(self._list, request)
 
     async def DeleteTenants(
         self, request: pb.DeleteTenantsRequest, context: _Context
     ) -> pb.DeleteTenantsResponse:
         """Forget the settings of tenants."""
-        return await self._calls.run(self._delete, request)
+        return await self._calls.run_by_size(self._delete, request)
 
     def _upsert(self, request: pb.UpsertTenantsRequest) -> pb.UpsertTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)

@@ -433,7 +433,7 @@ async def test_agents_are_heard_while_other_calls_hold_every_thread() -> None:
             for _ in range(20)
             for call in (
                 jobs.ListJobEvents(jobs_pb2.ListJobEventsRequest(parent="clusters/c/jobs/j")),
-                jobs.ListJobs(jobs_pb2.ListJobsRequest(parent="clusters/c")),
+                jobs.ListJobs(jobs_pb2.ListJobsRequest(parent="clusters/c", page_size=10_000)),
             )
         ]
         await until(lambda: scripted.stuck >= 2)  # one client's share of each kind

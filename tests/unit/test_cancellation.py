@@ -152,13 +152,39 @@ def test_memory_is_given_back_after_growth_only(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(memory, "give_back", lambda: given.append(len(seen)))
 
     async def test() -> None:
-        task = asyncio.create_task(memory.give_back_repeatedly(resident, 0.0))
+        task = asyncio.create_task(memory.give_back_repeatedly(lambda: False, resident, 0.0))
         while len(seen) < len(sizes) + 4:
             await asyncio.sleep(0)
         task.cancel()
 
     asyncio.run(test())
     assert given == [3]
+
+
+def test_memory_of_a_busy_process_is_given_back_once_it_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    rests_from = memory.PATIENT_PERIODS + 3
+    looks = 0
+
+    def is_busy() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks < rests_from
+
+    def resident() -> int:
+        return 2**30 if looks else 2**20
+
+    async def test() -> None:
+        monkeypatch.setattr(memory, "give_back", lambda: given.append(looks))
+        task = asyncio.create_task(memory.give_back_repeatedly(is_busy, resident, 0.0))
+        while looks < rests_from + 5:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(test())
+    assert given == [memory.PATIENT_PERIODS, rests_from]
 
 
 def test_free_memory_is_returned_to_the_system() -> None:

@@ -10,10 +10,23 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import pytest
+from google.protobuf.message import Message
 
 from formulation.errors import TooBusy
 from service.rpc.calls import StreamPlaces
-from service.rpc.lanes import CALLER, FairCalls, Lane, Limits, Share, Turn, client_of
+from service.rpc.lanes import (
+    CALLER,
+    QUICK_BYTES,
+    QUICK_ITEMS,
+    FairCalls,
+    Lane,
+    Limits,
+    Share,
+    SizedCalls,
+    Turn,
+    client_of,
+)
+from tessera.v1.jobs_pb2 import ListJobsRequest, SubmitJobsRequest
 
 T = TypeVar("T")
 
@@ -261,6 +274,33 @@ def test_short_calls_run_on_the_share_of_their_caller() -> None:
         go.set()
         assert await asyncio.gather(*crowd) == [True] * 9
         assert await calls.close() == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("request_", "heavy"),
+    [
+        (ListJobsRequest(page_size=QUICK_ITEMS), False),
+        (ListJobsRequest(page_size=QUICK_ITEMS + 1), True),
+        (ListJobsRequest(parent="x" * (QUICK_BYTES - 10)), False),
+        (ListJobsRequest(parent="x" * QUICK_BYTES), True),
+        (SubmitJobsRequest(request_id="short"), False),
+    ],
+)
+def test_heavy_calls_leave_the_threads_of_short_ones_alone(request_: Message, heavy: bool) -> None:
+    async def test() -> None:
+        quick, few = (
+            FairCalls(Lane(1, name, Limits(client=1, cluster=1, share=1)))
+            for name in ("quick", "heavy")
+        )
+        calls = SizedCalls(quick, few)
+        thread = await calls.run_by_size(lambda _: threading.current_thread().name, request_)
+        assert thread.startswith("heavy" if heavy else "quick")
+        assert (
+            await calls.run_heavy(lambda _: threading.current_thread().name, request_) == "heavy_0"
+        )
+        assert await calls.run(lambda: threading.current_thread().name) == "quick_0"
 
     run(test)
 
