@@ -70,8 +70,8 @@ def network_control(
     messages the network's part adds.
     """
     topology = two_layer(hosts)
-    gangs, sends = _filled(topology, seed)
-    snapshot = _snapshot(topology, gangs, sends)
+    gangs, sends = fill_cluster(topology, seed)
+    snapshot = snapshot_of(topology, gangs, sends)
     running = running_now(snapshot)
     began_s = time.perf_counter()
     outcome = plan_network(snapshot, running[:-1], RoundOptions())
@@ -93,7 +93,7 @@ def network_control(
     )  # fmt: skip
 
 
-def _filled(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[str, CellTraffic]]:
+def fill_cluster(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[str, CellTraffic]]:
     """Return the gangs of jobs that came until one found no place, and what they send."""
     book = Occupancy(topology, first_fit)
     gangs: dict[str, Gang] = {}
@@ -107,7 +107,7 @@ def _filled(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[str, C
     return gangs, sends
 
 
-def _snapshot(
+def snapshot_of(
     topology: Topology, gangs: Mapping[str, Gang], sends: Mapping[str, CellTraffic]
 ) -> Snapshot:
     """Return a cluster on which these jobs run, each of a workload of its own."""

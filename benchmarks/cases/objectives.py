@@ -17,21 +17,11 @@ import typer
 from benchmarks.progress import steps
 from benchmarks.registry import Report, case
 from benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
+from benchmarks.rounds.small_rounds import draw_snapshot
 from formulation.check import violations
-from formulation.lifecycle import JobState
 from formulation.policy import Policy
 from formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    GpuType,
-    Hold,
-    Jobs,
-    Nodes,
     Snapshot,
-    Source,
-    Tenants,
-    Workload,
 )
 from formulation.solution import Solution
 from formulation.statement import Statement, state
@@ -60,8 +50,6 @@ OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
 ROUNDING: Final = 1e-4
 """Solvers see values in millionths: sums of a dozen of them, and what such a difference may decide."""
 AGREE: Final = 1e-4
-COUNTS: Final = (1, 2, 3, 4, 6, 8)
-NOW_S: Final = 1e6
 
 
 @dataclass(slots=True)
@@ -105,11 +93,11 @@ def objectives(
     tallies = {name: _Tally() for name in OBJECTIVES}
     for k in steps(snapshots, "small snapshots"):
         jobs = 6 if k % 2 == 0 else 12
-        snapshot = small(np.random.default_rng([seed, k]), jobs)
+        snapshot = draw_snapshot(np.random.default_rng([seed, k]), jobs)
         for name, tally in tallies.items():
             _judge(snapshot, name, tally, DEFAULT if k % 4 < 2 else first, enumerate_all=jobs == 6)
     for k in steps(large, "larger snapshots"):
-        snapshot = small(np.random.default_rng([seed, k, 1]), large_jobs, gpus=large_jobs)
+        snapshot = draw_snapshot(np.random.default_rng([seed, k, 1]), large_jobs, gpus=large_jobs)
         for name, tally in tallies.items():
             _compare(snapshot, name, tally, (first, second))
     return Report(
@@ -241,97 +229,3 @@ def _measured(statement: Statement, goal: Any, solution: Solution) -> np.ndarray
         level = np.where(runs, goal.level[choice], goal.waiting)[np.diff(start) > 0]
         return np.asarray(np.sort(level)[::-1][: goal.depth])
     return np.array([goal.value[choice[runs]].sum() / goal.scale])
-
-
-def small(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapshot:
-    """Return a snapshot of two GPU types: ``gpus`` of one in nodes of 4, and 3/4 as many of another in pairs.
-
-    Each job has a workload of its own with 5 Cells, some dominated. About half of the jobs run; tenants and
-    jobs have weights, jobs ages, service and restart seconds, and half of them deadlines.
-    """
-    sizes, total = (4, 2), (gpus // 4 * 4, max(2, gpus * 3 // 8 * 2))
-    nodes = [
-        {"name": f"n{t}-{i}", "gpu_type": t, "gpus": sizes[t], "rack": "r", "schedulable": True,
-         "version": 1}
-        for t in (0, 1) for i in range(total[t] // sizes[t])
-    ]  # fmt: skip
-    cells = [_cells(rng) for _ in range(jobs)]
-    free = [[(n, g) for n, node in enumerate(nodes) if node["gpu_type"] == t
-             for g in range(sizes[t])] for t in (0, 1)]  # fmt: skip
-    rows, held = [], []
-    for job in range(jobs):
-        gpu_type, count, degree, rate = cells[job][int(rng.integers(5))]
-        runs = bool(rng.random() < 0.5) and count <= len(free[gpu_type])
-        if runs:
-            taken, free[gpu_type] = free[gpu_type][:count], free[gpu_type][count:]
-            held += [
-                {"job": job, "node": n, "gpu": g, "hold": int(Hold.HELD), "generation": 1}
-                for n, g in taken
-            ]
-        current = (gpu_type, count, degree) if runs else (-1, 0, 0)
-        rows.append(_job(rng, job, cells[job], current, rate))
-    return Snapshot(
-        cluster="bench", epoch=1, round_number=1, now_s=NOW_S,
-        gpu_types=(
-            GpuType(name="a", memory_bytes=2**35, dollars_per_hour=2.5, watts=400.0),
-            GpuType(name="b", memory_bytes=2**35, dollars_per_hour=1.1, watts=250.0),
-        ),
-        nodes=Nodes.from_rows(nodes),
-        workloads=tuple(Workload(model="m", params=f"{j}B", global_batch=8) for j in range(jobs)),
-        plans=("",),
-        estimates=Estimates.from_rows(
-            [
-                {"workload": job, "gpu_type": t, "gpus": n, "nodes": -(-n // sizes[t]),
-                 "pipeline_degree": d, "plan": 0, "iter_time_s": 8 / rate,
-                 "source": int(Source.MEASURED)}
-                for job in range(jobs) for t, n, d, rate in sorted(cells[job])
-            ]
-        ),
-        jobs=Jobs.from_rows(rows), allocations=Allocations.from_rows(held),
-        tenants=Tenants.from_rows(
-            [{"name": f"t{i}", "weight": w, "borrow_gpus": -1, "lends": True}
-             for i, w in enumerate((0.5, 1.0, 2.0))]
-        ),
-    )  # fmt: skip
-
-
-_Cell = tuple[int, int, int, float]
-"""(GPU type, GPUs, degree, samples/s)."""
-
-
-def _cells(rng: np.random.Generator) -> list[_Cell]:
-    every = [(t, n, d) for t in (0, 1) for n in COUNTS for d in (1, 2)]
-    picked = rng.choice(len(every), size=5, replace=False)
-    base, speed = rng.uniform(1, 10), rng.uniform(0.4, 2.5, size=2)
-    return [
-        (t, n, d, float(base * speed[t] * n ** rng.uniform(0.5, 1.0)))
-        for t, n, d in (every[i] for i in picked.tolist())
-    ]
-
-
-def _job(
-    rng: np.random.Generator, job: int, cells: list[_Cell], current: tuple[int, int, int],
-    rate: float,
-) -> dict[str, Any]:  # fmt: skip
-    runs = current[1] > 0
-    left_s = float(rng.choice([60, 600, 6_000, 60_000])) * rng.uniform(0.5, 2.0)
-    left = left_s * cells[0][3] / 8  # iterations
-    age_s = float(rng.uniform(0, 50_000))
-    restart_s = float(rng.choice([0.0, 30.0, 120.0, 400.0]))
-    due_s = NOW_S + left_s * rng.uniform(0.3, 4.0) if rng.random() < 0.5 else math.inf
-    in_time = left * 8 <= rate * (due_s - NOW_S)
-    return {
-        "name": f"job-{job}", "version": 1, "workload": job,
-        "state": STATE_CODE[JobState.RUNNING if runs else JobState.QUEUED],
-        "iterations": left * rng.uniform(1.0, 3.0), "iterations_left": left,
-        "requested_gpus": int(rng.choice(COUNTS)), "requested_type": -1, "pinned_type": False,
-        "tenant": f"t{int(rng.integers(4))}", "queue": 1,
-        "weight": float(rng.choice([0.5, 1.0, 2.0])), "guaranteed": False, "movable": True,
-        "deadline_s": due_s,
-        "admitted": runs and math.isfinite(due_s) and in_time and bool(rng.random() < 0.5),
-        "opportunistic": False, "submit_s": NOW_S - age_s, "queued_s": NOW_S - age_s,
-        "since_s": NOW_S - age_s / 2 if runs else 0.0,
-        "service_gpu_s": float(rng.uniform(0, 1e5)), "restart_s": restart_s,
-        "generation": int(runs), "current_type": current[0], "current_gpus": current[1],
-        "current_degree": current[2], "current_plan": 0,
-    }  # fmt: skip

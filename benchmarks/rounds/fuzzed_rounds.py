@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.cases.objectives import small
+from benchmarks.rounds.small_rounds import draw_snapshot
 from formulation.errors import InvalidInput
 from formulation.grammar import LEXICOGRAPHIC
 from formulation.lifecycle import JobState
@@ -26,7 +26,7 @@ WITH_DEADLINES: Final = 0.1
 def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
     """Draw a round of a few jobs, and what is asked of it."""
     snapshot = _with_equal_shares(
-        small(rng, int(rng.integers(1, MOST_JOBS + 1)), int(rng.integers(4, 17)))
+        draw_snapshot(rng, int(rng.integers(1, MOST_JOBS + 1)), int(rng.integers(4, 17)))
     )
     jobs = len(snapshot.jobs)
     changed = replace(

@@ -1,0 +1,238 @@
+"""Rounds with their decisions, recorded so that a later program can be held to them.
+
+``python -m tests.support.recording`` records them again in ``tests/replays``. Do that only in a commit
+that means to change decisions, and say there why they change.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.cases.network_control import fill_cluster, snapshot_of
+from benchmarks.networks.fabrics import two_layer
+from benchmarks.rounds.fuzzed_rounds import draw_round
+from estimator.families import family_traffic
+from formulation.codec import decode, encode
+from formulation.network.facts import Traffics
+from formulation.network.outcome import NetworkOutcome
+from formulation.network.running import running_now
+from formulation.snapshot import Snapshot
+from service.network import plan_network
+from service.roundoptions import RoundOptions
+from service.rounds import Outcome, plan_round
+from simulator.run import Conditions, Decider, simulate
+from solvers.base import Budget
+from solvers.policies.registry import names as scheduler_names
+from solvers.policies.registry import scheduler_of
+from solvers.registry import names as solver_names
+from solvers.registry import solver as make_solver
+from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
+
+FOLDER: Final = Path(__file__).parent.parent / "replays"
+SOLVE_S: Final = 20.0
+"""Seconds that a solver has while it is recorded; its work is what is repeated."""
+DRAWN: Final = 24
+"""Random small rounds with objectives of several stages."""
+NETWORK_HOSTS: Final = 64
+"""Of a network that is full of jobs."""
+KEPT: Final = (2, 7)
+"""Which rounds of a simulated world are recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRound:
+    """A snapshot, what was asked of it, and what was decided."""
+
+    name: str
+    snapshot: Snapshot
+    options: RoundOptions
+    decided: Mapping[str, Any]
+
+
+def load_rounds() -> list[Path]:
+    """Return the files of all recorded rounds."""
+    return sorted(FOLDER.glob("*.json.gz"))
+
+
+def load_round(path: Path) -> RecordedRound:
+    """Return a recorded round."""
+    held = json.loads(gzip.decompress(path.read_bytes()))
+    snapshot = decode(held["snapshot"].encode())
+    assert isinstance(snapshot, Snapshot)
+    options = RoundOptions(**held["options"])
+    return RecordedRound(
+        name=held["name"], snapshot=snapshot, options=options, decided=held["decided"]
+    )
+
+
+def decide(snapshot: Snapshot, options: RoundOptions) -> Outcome:
+    """Decide a round by the work in its options or, where there is none, within ``SOLVE_S``."""
+    clock_s = math.inf if options.work else SOLVE_S
+    budget = Budget(
+        remaining_s=lambda: clock_s, seed=options.seed, gap=options.gap, work=dict(options.work)
+    )
+    solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
+    return plan_round(snapshot, options, solver, budget, scheduler=scheduler)
+
+
+def describe(snapshot: Snapshot, outcome: Outcome) -> dict[str, Any]:
+    """Return what was decided as plain JSON: all of it but the words of reasons."""
+    plain = {
+        "decisions": [
+            {
+                "job": snapshot.jobs.name[d.job],
+                "kind": str(d.kind),
+                "gpu_type": snapshot.gpu_types[d.gpu_type].name if d.gpu_type >= 0 else "",
+                "gpus": d.gpus,
+                "pipeline_degree": d.pipeline_degree,
+                "rate": d.rate,
+                "restart_price": d.restart_price,
+                "gang": [] if d.gang is None else [
+                    [snapshot.nodes.name[node], list(gpus)] for node, gpus in d.gang.members
+                ],
+                "reason": "" if d.reason is None else str(d.reason.code),
+                "admitted": d.admitted,
+                "opportunistic": d.opportunistic,
+            }
+            for d in outcome.decisions
+        ],
+        "objective": outcome.solution.objective,
+        "bound": outcome.solution.bound,
+        "status": str(outcome.solution.status),
+        "greedy": outcome.greedy_objective,
+        "placed_score": outcome.placed_score,
+        "goals": [[g.objective, g.bound, g.gap, g.bound_is_trivial] for g in outcome.goals],
+        "prices": sorted(outcome.prices.values()),
+        "violations": [violation.rule for violation in outcome.violations],
+        "given_up": sorted(outcome.given_up),
+        "stands_until": outcome.stands_until,
+        "network": None if outcome.network is None else _describe_network(outcome.network),
+    }  # fmt: skip
+    return dict(json.loads(json.dumps(plain)))
+
+
+def _describe_network(network: NetworkOutcome) -> dict[str, Any]:
+    return {
+        "levels": network.levels,
+        "decisions": [
+            {
+                "job": d.job, "rank": d.rank, "level": d.level, "tag": d.tag,
+                "priority": d.priority, "intensity": d.intensity, "meets": list(d.meets),
+                "routes": [[r.source, r.target, list(r.via)] for r in d.routes],
+            }
+            for d in network.decisions
+        ],
+    }  # fmt: skip
+
+
+def repeat(recorded: RecordedRound) -> dict[str, Any]:
+    """Return what this program decides on a recorded snapshot, as it is recorded."""
+    snapshot, options = recorded.snapshot, recorded.options
+    if "objective" in recorded.decided:
+        return describe(snapshot, decide(snapshot, options))
+    network = plan_network(snapshot, running_now(snapshot), options)
+    return dict(json.loads(json.dumps(_describe_network(network))))
+
+
+def record_rounds() -> None:
+    """Record every round anew, and remove the files of others."""
+    FOLDER.mkdir(exist_ok=True)
+    for path in load_rounds():
+        path.unlink()
+    for name, snapshot, options in _rounds():
+        first = decide(snapshot, options)
+        by_work = replace(options, work=first.solution.work)
+        _save(name, snapshot, by_work, describe(snapshot, decide(snapshot, by_work)))
+    topology = two_layer(NETWORK_HOSTS)
+    snapshot, options = snapshot_of(topology, *fill_cluster(topology, 0)), RoundOptions()
+    network = plan_network(snapshot, running_now(snapshot), options)
+    _save("network", snapshot, options, _describe_network(network))
+
+
+def _save(name: str, snapshot: Snapshot, options: RoundOptions, decided: Mapping[str, Any]) -> None:
+    held = {
+        "name": name,
+        "options": asdict(options),
+        "snapshot": encode(snapshot).decode(),
+        "decided": decided,
+    }
+    text = json.dumps(held, separators=(",", ":"), sort_keys=True)
+    (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    print(name, len(snapshot.jobs), "jobs")
+
+
+def _rounds() -> Iterator[tuple[str, Snapshot, RoundOptions]]:
+    """Yield name, snapshot and options of each round to record."""
+    for seed in range(DRAWN):
+        snapshot, policy = draw_round(np.random.default_rng([7, seed]))
+        yield f"drawn-{seed:02d}", snapshot, RoundOptions(**asdict(policy), gap=1e-6)
+    asked = {
+        **{f"scheduler-{name}": RoundOptions(scheduler=name) for name in scheduler_names()},
+        **{f"solver-{name}": RoundOptions(objective="jct", solver=name) for name in solver_names()},
+        **{f"objective-{name}": options for name, options in _OBJECTIVES.items()},
+    }
+    for turn, (name, options) in enumerate(asked.items()):
+        for number, snapshot in _simulated(turn, options):
+            yield f"{name}-{number}", snapshot, options
+            if turn % 5 == 0:
+                yield f"{name}-{number}-network", _with_network(snapshot), options
+
+
+_OBJECTIVES: Final[Mapping[str, RoundOptions]] = {
+    "throughput": RoundOptions(),
+    "deadline": RoundOptions(objective="deadline"),
+    "planned": RoundOptions(objective="deadline", deadlines="planned"),
+    "fairness": RoundOptions(objective="finish-time-fairness", fairness_levels=6),
+    "max-min": RoundOptions(objective="max-min within 5% then makespan"),
+    "queues": RoundOptions(objective="jct", queue_order=True, opportunistic=True),
+    "few-changes": RoundOptions(objective="jct", max_changes=1, min_run_s=600.0),
+    "defragmented": RoundOptions(objective="throughput", defragment_every_rounds=1),
+    "cautious": RoundOptions(objective="jct", caution=1.0, raw_throughput=True),
+    "reserved": RoundOptions(objective="jct", run_to_completion=True, reserve_after_s=600.0),
+}
+"""One of each kind of policy, by what it is about."""
+
+
+def _simulated(seed: int, options: RoundOptions) -> list[tuple[int, Snapshot]]:
+    """Return the rounds ``KEPT`` of a small world in which rounds are decided greedily or by a scheduler."""
+    seen: list[Snapshot] = []
+    decider = Decider(replace(options, solver="greedy"))
+
+    def look(snapshot: Snapshot) -> Outcome:
+        seen.append(snapshot)
+        return decider(snapshot)
+
+    conditions = Conditions(overheads=COSTLY, horizon_s=300.0 * (max(KEPT) + 1))
+    simulate(a_random_scenario(seed, jobs=14), look, conditions, StoppedClock())
+    return [(number, seen[number]) for number in KEPT if number < len(seen)]
+
+
+def _with_network(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot on a network of three switches, where all jobs send what a BERT does."""
+    hosts = list(snapshot.nodes.name)
+    topology = {
+        "kind": "clos", "hosts": hosts, "host": "a100", "hosts_per_tor": 3, "aggregations": 2,
+        "tor_bytes_per_s": "25GB/s",
+    }  # fmt: skip
+    known = snapshot.estimates
+    return replace(
+        snapshot,
+        topology=json.dumps(topology),
+        traffic=Traffics(
+            workload=known.workload, gpu_type=known.gpu_type, gpus=known.gpus,
+            pipeline_degree=known.pipeline_degree, plan=known.plan, nodes=known.nodes,
+            document=tuple(family_traffic("bert", "a100", g).to_json() for g in known.gpus.tolist()),
+        ),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    record_rounds()
