@@ -160,7 +160,12 @@ class Oracle:
         row, cells = self._jobs[job], list(self._cells[job])
         if any(name == "cost" for goal in self.goals for name, _ in goal.terms):
             floor = self._policy.rate_floor * self._requested[job] * (1 - TIE)
-            cells = [c for c in cells if c.rate >= floor and self._price(c.gpu_type) > 0]
+            cells = [
+                c
+                for c in cells
+                if (c.rate >= floor and self._price(c.gpu_type) > 0)
+                or (c.current and row["admitted"])  # what is promised goes on
+            ]
         if self._policy.deadline_mode == "myopic" and math.isfinite(row["deadline_s"]):
             in_time = [c for c in cells if self._in_time(job, c)]
             if in_time:
