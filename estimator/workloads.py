@@ -20,6 +20,7 @@ from estimator.graph import Graph
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.memory import States, parameter_bytes
 from estimator.plans import Plan, Shape, Training, shape_of
+from estimator.profiling.tasks import Profile, profiles_of, step_of
 from estimator.profiling.totals import ProfiledTotals
 from estimator.times import CellTimes
 from estimator.traffic import traffic_of
@@ -34,7 +35,6 @@ from formulation.resources import (
     ProfileRow,
 )
 from formulation.snapshot import Source, Workload
-from service.profiling import Profile, profiles_of, step_of
 
 MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""

@@ -9,11 +9,8 @@ from functools import partial
 from typing import Final
 
 from estimator.hardware import Hardware
-from formulation.errors import AlreadyExists, TesseraError
-from formulation.reasons import Reason, ReasonCode
-from formulation.resources import EstimateRecord, Estimation, JobSpec, MeasurementRecord, Wanted
-from formulation.snapshot import Workload
-from service.estimating import (
+from estimator.profiling.tasks import Options, Profile, missing_tasks, nominal
+from estimator.workloads import (
     MAX_GPUS,
     Estimator,
     counts_of,
@@ -26,8 +23,11 @@ from service.estimating import (
     no_known_type,
     unknown_model,
 )
+from formulation.errors import AlreadyExists, TesseraError
+from formulation.reasons import Reason, ReasonCode
+from formulation.resources import EstimateRecord, Estimation, JobSpec, MeasurementRecord, Wanted
+from formulation.snapshot import Workload
 from service.ports import Store, Writer
-from service.profiling import Options, Profile, missing_tasks, nominal
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from typing import Final, get_type_hints
 
 from estimator.hardware import CATALOGUE, Hardware
 from estimator.hardware.files import read_hardware
+from estimator.profiling.tasks import Options
+from estimator.workloads import catalogue_of
 from formulation.errors import InvalidInput
 from formulation.resources import Limits, Retention
-from service.estimating import catalogue_of
-from service.profiling import Options
-from service.roundoptions import RoundOptions
 from service.rpc.agents import AgentTiming
 from service.rpc.convert.rounds import read_options
 from solvers.policies.registry import names as published_names
 from solvers.registry import names as solver_names
+from solvers.rounds.options import RoundOptions
 
 MAX_MULTIPLES: Final = 16
 """Of what a job requests, in ``estimate_counts``."""

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import TypeAlias
 
+from formulation.clock import Clock
 from formulation.codec import digest, digest_of, encode
 from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.errors import DeadlineTooShort, TooBusy
@@ -23,8 +24,7 @@ from formulation.resources import (
     decision_record,
 )
 from formulation.snapshot import Snapshot
-from service.ports import Clock, Rounds
-from service.rounds import Outcome, RoundOptions, plan_round
+from service.ports import Rounds
 from service.worker import Workers
 from solvers import registry as solvers
 from solvers.base import Budget, endless, require_wanted
@@ -32,6 +32,7 @@ from solvers.kernels.warm import warm
 from solvers.policies import registry as policies
 from solvers.policies.registry import scheduler_of
 from solvers.registry import solver as make_solver
+from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,14 @@ import threading
 from functools import partial
 from typing import Final
 
+from formulation.clock import Clock
 from formulation.errors import Conflict, TesseraError
 from formulation.resources import ClusterRecord
 from service.loop import RoundLoop
-from service.ports import Clock, Store
-from service.roundoptions import RoundOptions
+from service.ports import Store
 from service.rpc.calls import Calls
 from service.waking import SpacedWakes
+from solvers.rounds.options import RoundOptions
 
 log = logging.getLogger(__name__)
 

@@ -35,14 +35,6 @@ from formulation.resources import (
 from formulation.snapshot import GpuType, Snapshot, Workload
 
 
-class Clock(Protocol):
-    """Monotonic seconds, for budgets and durations; never for what is stored."""
-
-    def monotonic_s(self) -> float:
-        """Return seconds since an arbitrary origin."""
-        ...
-
-
 class Writer(Protocol):
     """Changes inside one transaction of ``Store.write``. A version of None matches any."""
 

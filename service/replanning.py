@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from formulation.cancelling import never
+from formulation.clock import Clock
 from formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
 from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
 from formulation.network.running import Observed, Running, observed, running_now
 from formulation.policy import Policy
 from formulation.resources import NetworkCommit
 from formulation.snapshot import Snapshot
-from service.network import plan_network
-from service.ports import Clock, Store
+from service.ports import Store
 from solvers.base import require_wanted
+from solvers.rounds.network import plan_network
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from formulation.clock import Clock
 from formulation.errors import TesseraError
 from service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
-from service.ports import Clock, Store
+from service.ports import Store
 from service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from typing import Any, Final
 from formulation.errors import DeadlineTooShort, TesseraError, Unavailable
 from formulation.snapshot import Snapshot
 from service.clock import SystemClock
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.kernels.warm import warm
 from solvers.policies.registry import scheduler_of
 from solvers.registry import solver as make_solver
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome, plan_round
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 from formulation.decisions import CHANGES_GPUS, Decision
 from formulation.rates import work_left
 from formulation.snapshot import Snapshot
-from service.rounds import Outcome
+from solvers.rounds.plan import Outcome
 
 _EXACT = 1e-9
 """Share of a job's remaining work by which sums of floating-point numbers may be off."""

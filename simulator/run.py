@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from formulation.clock import Clock
 from formulation.decisions import CHANGES_GPUS, DecisionKind
 from formulation.errors import InvalidInput
 from formulation.information import Information, estimates
 from formulation.resources import EstimateRecord
 from formulation.snapshot import STATES, Estimates, Snapshot
 from formulation.tables import Bools, Floats, Ints
-from service.ports import Clock
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome, plan_round
 from simulator.log import Segment
 from simulator.overheads import Overheads
 from simulator.planned import due_s
@@ -29,6 +27,8 @@ from solvers.lookahead import ADMISSION
 from solvers.policies.base import Published, Scheduler
 from solvers.policies.registry import published
 from solvers.registry import solver as make_solver
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome, plan_round
 
 
 class _Remembered:

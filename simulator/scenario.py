@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
 from formulation.snapshot import GpuType
-from service.importing.trace import Arrival
+from simulator.traces.trace import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

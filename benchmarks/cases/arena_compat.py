@@ -19,9 +19,6 @@ from benchmarks.registry import Figure, Report, Skip, case
 from formulation.errors import InvalidInput
 from formulation.information import Information, data_parallel, optimum, single_gpu
 from formulation.snapshot import Snapshot
-from service.importing.profiles import read_profiles
-from service.importing.trace import Arrival, read_trace
-from service.roundoptions import RoundOptions
 from simulator.clusters import arena_table1
 from simulator.compat.arena import CompatResult, run
 from simulator.compat.oddities import (
@@ -37,6 +34,8 @@ from simulator.compat.oddities import (
 from simulator.compat.rigid import Rigid
 from simulator.run import Decider
 from simulator.scenario import Scenario
+from simulator.traces.profiles import read_profiles
+from simulator.traces.trace import Arrival, read_trace
 from solvers.policies.arena import Arena
 from solvers.policies.base import Published
 from solvers.policies.elasticflow import ElasticFlow
@@ -44,6 +43,7 @@ from solvers.policies.fcfs import Fcfs
 from solvers.policies.gandiva import Gandiva
 from solvers.policies.gavel import Gavel
 from solvers.policies.sia import Sia
+from solvers.rounds.options import RoundOptions
 
 QUIET: Final = 100.0
 """Rounds below so many samples/s are left out of the artifact's mean."""

@@ -29,9 +29,9 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.portfolio import Portfolio
+from solvers.rounds.plan import Outcome, plan_round
 
 ROUND_S: Final = 300.0
 BATCH: Final = 256

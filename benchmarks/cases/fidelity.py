@@ -36,10 +36,10 @@ from benchmarks.testbed.replay import (
 )
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec
-from service.importing.profiles import read_profiles
-from service.importing.trace import read_trace
 from simulator.overheads import Overheads
 from simulator.recorded import Replayed
+from simulator.traces.profiles import read_profiles
+from simulator.traces.trace import read_trace
 
 MAIN: Final = "rt_plot"
 """The campaign that the papers report; the others are shorter."""

@@ -24,14 +24,14 @@ from formulation.policy import LOOKS_AHEAD, Policy
 from formulation.problem import Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import Statement, build_problem, state
-from service.keeping import keep_promises
-from service.rounds import plan_round
 from solvers.answers import is_answer, objective_of, trivial_bound
 from solvers.base import Budget, Solver
 from solvers.goals import solve_goals, surrogate
 from solvers.lookahead import admit
 from solvers.registry import DEFAULT
 from solvers.registry import solver as make_solver
+from solvers.rounds.plan import plan_round
+from solvers.rounds.promises import keep_promises
 
 logger = logging.getLogger(__name__)
 

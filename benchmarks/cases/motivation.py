@@ -19,7 +19,7 @@ from benchmarks.report.write import write_report
 from benchmarks.statistics import Interval
 from estimator.hardware import A100, V100
 from estimator.samples import sample_profiles
-from service.importing.files import profiles_of
+from simulator.traces.files import profiles_of
 
 RAW: Final = "ilp:throughput@raw_throughput=true@gap=1e-9"
 NORMALISED: Final = "ilp:throughput@gap=1e-9"

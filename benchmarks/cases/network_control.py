@@ -37,11 +37,11 @@ from formulation.snapshot import (
 from formulation.snapshot import Workload as Trained
 from formulation.topologies import document
 from formulation.topologies.topology import Tier, Topology
-from service.network import plan_network
-from service.roundoptions import RoundOptions
 from service.rpc.convert.agents import of_desired
 from solvers.network.fluid import simulate
 from solvers.network.jobs.placers import Occupancy, first_fit
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
 from tessera.v1 import agents_pb2
 
 FRAMES_BYTES: Final = 5 + 9

@@ -19,9 +19,9 @@ from benchmarks.progress import steps
 from benchmarks.registry import Figure, Report, case
 from formulation.snapshot import Snapshot
 from service.clock import SystemClock
-from service.rounds import Outcome
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.scenario import Scenario
+from solvers.rounds.plan import Outcome
 
 RUNS: Final = {"fcfs": "fcfs", "ilp": "ilp:throughput"}
 WARM_ROUNDS: Final = 12

@@ -14,9 +14,9 @@ from benchmarks.live.stack import Stack
 from benchmarks.progress import steps
 from benchmarks.registry import Skip
 from formulation.resources import EstimateRecord
-from service.importing.profiles import read_profiles
-from service.importing.trace import Arrival, read_trace
 from simulator.clusters import Cluster
+from simulator.traces.profiles import read_profiles
+from simulator.traces.trace import Arrival, read_trace
 from tessera.v1 import scheduler_pb2
 
 ROUND_S = 300.0

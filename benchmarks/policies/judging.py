@@ -9,10 +9,10 @@ from formulation.check import score
 from formulation.snapshot import Snapshot
 from formulation.statement import state
 from service.clock import SystemClock
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome
 from simulator.run import Decider
 from solvers.policies.base import carried
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome
 
 
 class Watch:

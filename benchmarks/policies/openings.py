@@ -14,12 +14,12 @@ from estimator.hardware import A100, V100
 from formulation.decisions import CHANGES_GPUS
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import GpuType, Snapshot, Workload
-from service.importing.speeds import Room, Speeds
-from service.importing.trace import Arrival
 from simulator.metrics import reference_of
 from simulator.overheads import overheads
 from simulator.run import Decider
 from simulator.scenario import Scenario
+from simulator.traces.speeds import Room, Speeds
+from simulator.traces.trace import Arrival
 from simulator.truth import truth_of
 from simulator.world import World
 

@@ -17,12 +17,12 @@ from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import Workload
 from formulation.tables import Ints
-from service.importing.recipe import Recipe, follow
-from service.importing.screening import screen
-from service.importing.speeds import Room, Speeds, load
-from service.importing.trace import Arrival
 from simulator.clusters import NODES_PER_RACK
 from simulator.scenario import Scenario
+from simulator.traces.recipe import Recipe, follow
+from simulator.traces.screening import screen
+from simulator.traces.speeds import Room, Speeds, load
+from simulator.traces.trace import Arrival
 from solvers.policies.arena import Arena
 
 TASK: Final = "benchmarks.policies.variants:simulated"
@@ -37,7 +37,7 @@ class Shape:
     gpu_types: int = 0
     """So many types, with as many GPUs in all; 0: those that there are (``on_fewer_types``)."""
     large_share: float | None = None
-    """The share of jobs with large models, at equal GPU-hours (``service.importing.redraw``)."""
+    """The share of jobs with large models, at equal GPU-hours (``simulator.traces.redraw``)."""
     arrival_factor: float = 1.0
     life_factor: float = 1.0
     queues: int = 1

@@ -14,19 +14,19 @@ from benchmarks.registry import Skip
 from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, NodeSpec
-from service.importing.files import profiles_of, trace_of
-from service.importing.screening import screen
-from service.importing.shaping import (
+from simulator.clusters import hardware_of, preset
+from simulator.scenario import Scenario
+from simulator.traces.files import profiles_of, trace_of
+from simulator.traces.screening import screen
+from simulator.traces.shaping import (
     first_hours,
     looser_deadlines,
     sampled,
     with_deadlines,
     without_deadlines,
 )
-from service.importing.speeds import Room, Speeds, load
-from service.importing.trace import Arrival
-from simulator.clusters import hardware_of, preset
-from simulator.scenario import Scenario
+from simulator.traces.speeds import Room, Speeds, load
+from simulator.traces.trace import Arrival
 from simulator.workloads.published import NAMES, Published, published
 from simulator.workloads.synthetic import Synthetic
 

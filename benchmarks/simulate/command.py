@@ -26,13 +26,13 @@ from formulation.policy import NETWORK_LEVELS
 from service.cli import limits, traces
 from service.cli.options import label, seconds, with_options
 from service.cli.render import complain, line, note
-from service.importing.trace import TraceOptions
 from simulator.clusters import PRESETS as CLUSTERS
 from simulator.hazards import Hazards
 from simulator.logfile import log_of, write_log
 from simulator.overheads import PRESETS as OVERHEADS
 from simulator.overheads import overheads as overheads_of
 from simulator.run import Conditions
+from simulator.traces.trace import TraceOptions
 from simulator.workloads.published import NAMES
 from solvers.network import mechanisms
 from solvers.policies import registry
@@ -67,7 +67,7 @@ def _shaping() -> Any:
     """Return ``traces.asked`` as this command has it: it knows no server, and writes no trace."""
     here = {
         "profiles": Annotated[Path | None, _option(
-            "How fast models run, the truth of the simulation (service/importing/README.md).",
+            "How fast models run, the truth of the simulation (simulator/traces/README.md).",
             metavar="FILE.csv")],
         "nodes": Annotated[list[str] | None, _option(
             "The cluster, e.g. a100=80x4: 80 nodes of 4; repeatable.", metavar="TYPE=NODESxGPUS")],
@@ -139,7 +139,7 @@ def simulate(
     told: Told,
     trace: Annotated[str | None, typer.Argument(
         metavar="TRACE", show_default=False,
-        help=f"A CSV of jobs (service/importing/README.md), or one of {', '.join(NAMES)}, which need the data"
+        help=f"A CSV of jobs (simulator/traces/README.md), or one of {', '.join(NAMES)}, which need the data"
         f" sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.")] = None,
     cluster: Annotated[str | None, _option(
         f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}.")] = None,

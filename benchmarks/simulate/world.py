@@ -17,12 +17,12 @@ from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
 from formulation.snapshot import GpuType
 from service.cli import traces
 from service.cli.importing import read_rows
-from service.importing.files import profiles_of, trace_of
-from service.importing.screening import Dropped, bad_lines, order_lines
-from service.importing.speeds import gpu_seconds, load
-from service.importing.trace import Arrival, Asked, TraceOptions
 from simulator.clusters import Cluster, preset
 from simulator.scenario import Scenario
+from simulator.traces.files import profiles_of, trace_of
+from simulator.traces.screening import Dropped, bad_lines, order_lines
+from simulator.traces.speeds import gpu_seconds, load
+from simulator.traces.trace import Arrival, Asked, TraceOptions
 from simulator.workloads.published import NAMES, published
 from simulator.workloads.synthetic import Synthetic
 

@@ -14,11 +14,11 @@ from benchmarks.policies.judging import Watch
 from benchmarks.testbed.records import ROUND_S, Recorded
 from benchmarks.testbed.replay import CLUSTER, course, held_steps, recorded_rates
 from formulation.resources import EstimateRecord, JobSpec
-from service.importing.trace import Arrival
 from simulator.clusters import preset
 from simulator.overheads import Overheads
 from simulator.run import Conditions, Decider, simulate
 from simulator.scenario import Scenario
+from simulator.traces.trace import Arrival
 
 OURS: Final[Mapping[str, str]] = {
     "crius": "arena", "elasticflow-l": "elasticflow-ls", "fcfs": "fcfs", "gandiva": "gandiva",

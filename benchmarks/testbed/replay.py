@@ -15,12 +15,12 @@ from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import BEST_FOUND, Source, Workload
 from formulation.tables import Floats
-from service.importing.trace import Arrival
 from simulator.clusters import preset
 from simulator.log import Segment
 from simulator.overheads import Overheads
 from simulator.recorded import Hold, Replayed, replay, room_for
 from simulator.scenario import Scenario
+from simulator.traces.trace import Arrival
 from simulator.world import World
 
 CLUSTER: Final = "testbed-a"

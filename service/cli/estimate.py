@@ -41,7 +41,7 @@ from service.cli.modelling import Model, with_model
 from service.cli.nodeshapes import NodeShapes, shapes_of
 from service.cli.options import numbers
 from service.cli.render import err, note
-from service.importing.writing import profiles_csv
+from simulator.traces.writing import profiles_csv
 
 MOST_GPUS: Final = 512
 """So many take the search 0.2 to 3 s in 16 layers; its time and memory grow with their square."""

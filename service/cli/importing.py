@@ -23,10 +23,10 @@ from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, Server, ValidateOnly
 from service.cli.render import err, note
 from service.cli.tenants import apply_tenants
-from service.importing.files import profiles_of, trace_of
-from service.importing.screening import order_lines, screen_form
-from service.importing.trace import Arrival, Asked, TraceOptions, parse_trace
-from service.importing.writing import trace_csv
+from simulator.traces.files import profiles_of, trace_of
+from simulator.traces.screening import order_lines, screen_form
+from simulator.traces.trace import Arrival, Asked, TraceOptions, parse_trace
+from simulator.traces.writing import trace_csv
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
 from tessera.v1.tenants_pb2 import Tenant
 
@@ -42,7 +42,7 @@ _SOURCES: Final = {
 
 _T = TypeVar("_T")
 _Rows = TypeVar("_Rows", bound=Sequence[object])
-_File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See service/importing/README.md.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See simulator/traces/README.md.")]
 
 
 def add(app: typer.Typer) -> None:

@@ -22,11 +22,11 @@ from estimator.exporting.graphs import export
 from estimator.graph import DTYPE_BYTES, Graph
 from estimator.memory import States
 from estimator.plans import Training
+from estimator.profiling.tasks import Value, value_of
 from formulation.errors import InvalidInput
 from formulation.release import install_hint
 from service.cli import limits, options
 from service.cli.client import CallFailed, Exit
-from service.profiling import Value, value_of
 
 DEFAULT_MICRO_BATCHES: Final = 16
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")

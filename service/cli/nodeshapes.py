@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from estimator.hardware import Hardware
+from estimator.workloads import hardware_of
 from formulation.resources import Kind
 from formulation.snapshot import GpuType
 from service.cli.client import CallFailed, connect
 from service.cli.names import parent, short
 from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
-from service.estimating import hardware_of
 from tessera.v1 import clusters_pb2
 
 CONNECT_S: Final = 0.5

@@ -18,10 +18,10 @@ from formulation.snapshot import GpuType, Source, Workload
 from service.cli import limits, options
 from service.cli.client import Client
 from service.cli.names import short
-from service.importing.files import profiles_of
-from service.importing.recipe import Recipe, follow
-from service.importing.redraw import parameters
-from service.importing.screening import (
+from simulator.traces.files import profiles_of
+from simulator.traces.recipe import Recipe, follow
+from simulator.traces.redraw import parameters
+from simulator.traces.screening import (
     Dropped,
     Screened,
     in_order,
@@ -30,8 +30,8 @@ from service.importing.screening import (
     screen_form,
     screen_profiled,
 )
-from service.importing.speeds import Room, Speeds
-from service.importing.trace import Arrival, Asked
+from simulator.traces.speeds import Room, Speeds
+from simulator.traces.trace import Arrival, Asked
 from tessera.v1 import clusters_pb2, estimates_pb2
 
 _NODES: Final = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})=([0-9]{1,6})x([0-9]{1,2})", re.ASCII)

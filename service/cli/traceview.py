@@ -13,10 +13,10 @@ import numpy as np
 from formulation.errors import InvalidInput
 from service.cli.render import Column, note, number, percent, show_facts, show_table, span
 from service.cli.traces import Shaped
-from service.importing.recipe import Recipe
-from service.importing.redraw import parameters, sizes
-from service.importing.screening import bad_lines, order_lines
-from service.importing.speeds import gpu_seconds, load
+from simulator.traces.recipe import Recipe
+from simulator.traces.redraw import parameters, sizes
+from simulator.traces.screening import bad_lines, order_lines
+from simulator.traces.speeds import gpu_seconds, load
 
 
 @dataclass(frozen=True, slots=True)

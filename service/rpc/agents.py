@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import grpc.aio
 
+from formulation.clock import Clock
 from formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
 from formulation.resources import Heartbeat, ObservedGang
-from service.ports import Clock, Store
+from service.ports import Store
 from service.rpc import fields, names
 from service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from service.rpc.convert import agents as convert

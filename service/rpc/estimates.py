@@ -13,11 +13,8 @@ from google.protobuf.empty_pb2 import Empty
 
 from estimator.architectures.published import published
 from estimator.hardware import Hardware
-from formulation.cancelling import require_caller
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
-from formulation.snapshot import Workload
-from service.estimating import (
+from estimator.profiling.tasks import Options, status
+from estimator.workloads import (
     MAX_GPUS,
     MULTIPLES,
     CellEstimate,
@@ -29,8 +26,11 @@ from service.estimating import (
     no_known_type,
     read_model,
 )
+from formulation.cancelling import require_caller
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
+from formulation.snapshot import Workload
 from service.ports import Store, Writer
-from service.profiling import Options, status
 from service.rpc import fields, names
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import of_cell, of_model, of_published, to_model

@@ -12,13 +12,14 @@ from formulation.errors import InvalidInput
 from formulation.lifecycle import TERMINAL, JobEvent
 from formulation.resources import JobRecord, JobSpec, Request
 from service.ports import Store, Writer
-from service.roundoptions import RoundOptions, unheeded_wishes
 from service.rpc import fields, names
 from service.rpc.calls import StreamPlaces, Wakeups
 from service.rpc.convert import jobs as convert
 from service.rpc.lanes import CALLER, SizedCalls
 from service.rpc.paging import page_of
 from service.rpc.sharing import SharedReads
+from service.standing import unheeded_wishes
+from solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
 

@@ -9,10 +9,11 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from formulation.clock import Clock
 from formulation.errors import NotFound
 from formulation.network.running import running_now
 from formulation.topologies import document
-from service.ports import Clock, Store, Writer
+from service.ports import Store, Writer
 from service.replanning import Replanning
 from service.rpc import fields, names
 from service.rpc.convert import networks as convert

@@ -7,14 +7,15 @@ from typing import Any
 
 import grpc.aio
 
+from formulation.clock import Clock
 from formulation.codec import encode
 from service.loop import RoundLoop
-from service.ports import Clock, Store
-from service.roundoptions import RoundOptions
+from service.ports import Store
 from service.rpc import fields, names
 from service.rpc.convert import rounds as convert
 from service.rpc.lanes import CALLER, Lane, SizedCalls, Turn
 from service.rpc.paging import page_of
+from solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 

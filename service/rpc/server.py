@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from formulation.clock import Clock
 from formulation.errors import InvalidInput
 from service.config import (
     ESTIMATE_THREADS,
@@ -20,7 +21,7 @@ from service.config import (
     Config,
 )
 from service.loop import RoundLoop
-from service.ports import Clock, Store
+from service.ports import Store
 from service.replanning import Replanning
 from service.rpc.agents import AgentCalls, AgentsServicer
 from service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients

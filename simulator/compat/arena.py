@@ -12,13 +12,13 @@ from formulation.lifecycle import JobState
 from formulation.placement import Gang
 from formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
 from formulation.tables import Floats, Ints
-from service.rounds import Outcome
 from simulator.compat.oddities import ROUND_S, LaunchCost, Oddities
 from simulator.compat.pricing import sizes_inferred, slow_left_out
 from simulator.compat.scatter import scattered, starts_of
 from simulator.scenario import Scenario
 from simulator.store import Change, InvariantBroken, MemoryStore
 from simulator.truth import truth_of
+from solvers.rounds.plan import Outcome
 
 DECIMALS = 3
 _HELD, _QUEUED = STATE_CODE[JobState.HELD], STATE_CODE[JobState.QUEUED]

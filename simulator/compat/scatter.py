@@ -12,7 +12,7 @@ from formulation.decisions import Decision, DecisionKind
 from formulation.placement import Gang
 from formulation.snapshot import Snapshot
 from formulation.tables import Bools, Ints
-from service.rounds import Outcome
+from solvers.rounds.plan import Outcome
 
 _SCALED: Final = (DecisionKind.RESIZE, DecisionKind.RETYPE, DecisionKind.REPLAN)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from estimator.hardware import Hardware
+from estimator.workloads import Estimator, catalogue_of, known_models
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention
 from formulation.network.flows import NetworkJob, contention
@@ -19,7 +20,6 @@ from formulation.resources import EstimateRecord
 from formulation.snapshot import BEST_FOUND
 from formulation.topologies.routes import Routes
 from formulation.topologies.topology import Topology
-from service.estimating import Estimator, catalogue_of, known_models
 from simulator.scenario import Scenario
 from simulator.store import Change, MemoryStore
 from simulator.truth import truth_of

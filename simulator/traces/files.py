@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from formulation.resources import EstimateRecord
-from service.importing import morphling
-from service.importing.csvfile import decoded, header_of
-from service.importing.profiles import parse_profiles
-from service.importing.trace import (
+from simulator.traces import morphling
+from simulator.traces.csvfile import decoded, header_of
+from simulator.traces.profiles import parse_profiles
+from simulator.traces.trace import (
     EXACT,
     Arrival,
     Asked,

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import Source, Workload
-from service.importing.csvfile import NAME, Mistakes, Row, decoded, rows
-from service.importing.profiles import MAX_COUNT, MAX_ITERATION_S
-from service.importing.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
+from simulator.traces.csvfile import NAME, Mistakes, Row, decoded, rows
+from simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
+from simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
 
 GPU_TYPE: Final = "a800"
 MODELS: Final[Mapping[str, tuple[str, int]]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from formulation.resources import EstimateRecord
 from formulation.snapshot import BEST_FOUND, Source, Workload
-from service.importing.csvfile import Mistakes, Row, decoded, rows
+from simulator.traces.csvfile import Mistakes, Row, decoded, rows
 
 REQUIRED = (
     "model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node", "iter_time_s",

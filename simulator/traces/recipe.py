@@ -9,10 +9,10 @@ import numpy as np
 
 from formulation.errors import InvalidInput
 from formulation.resources import TenantSpec
-from service.importing import shaping
-from service.importing.redraw import LARGE_FROM, asked, redraw, with_large_share
-from service.importing.speeds import Speeds
-from service.importing.trace import Arrival, Asked
+from simulator.traces import shaping
+from simulator.traces.redraw import LARGE_FROM, asked, redraw, with_large_share
+from simulator.traces.speeds import Speeds
+from simulator.traces.trace import Arrival, Asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

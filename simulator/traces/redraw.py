@@ -18,8 +18,8 @@ from numpy.random import Generator
 
 from formulation.errors import InvalidInput
 from formulation.snapshot import Workload
-from service.importing.speeds import Speeds
-from service.importing.trace import PLAN, Arrival, Asked
+from simulator.traces.speeds import Speeds
+from simulator.traces.trace import PLAN, Arrival, Asked
 
 LARGE_FROM: Final = 6e9
 """Parameters from which a model counts as large, unless told otherwise: LLaMA-7B and LLaMA-30B are

@@ -11,8 +11,8 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import GpuType
-from service.importing.speeds import Room, Speeds
-from service.importing.trace import Arrival, Asked
+from simulator.traces.speeds import Room, Speeds
+from simulator.traces.trace import Arrival, Asked
 
 OnBad = Literal["refuse", "drop"]
 NAMES_SHOWN = 5

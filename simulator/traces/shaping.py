@@ -15,8 +15,8 @@ import numpy as np
 from formulation.errors import InvalidInput
 from formulation.resources import JobSpec, TenantSpec
 from formulation.tables import Floats
-from service.importing.speeds import Speeds, gpu_seconds
-from service.importing.trace import Arrival
+from simulator.traces.speeds import Speeds, gpu_seconds
+from simulator.traces.trace import Arrival
 
 GUARANTEED, BEST_EFFORT = "tenant-a", "tenant-b"
 """Tenants with a quota and without one (Morphling, section 7.3, trace MT)."""

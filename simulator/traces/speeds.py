@@ -12,7 +12,7 @@ import numpy as np
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import Workload
 from formulation.tables import Floats
-from service.importing.trace import Arrival
+from simulator.traces.trace import Arrival
 
 Cell = tuple[str, int]
 """A GPU type and a number of GPUs."""

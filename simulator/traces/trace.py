@@ -12,8 +12,8 @@ from typing import NamedTuple
 from formulation.errors import InvalidInput
 from formulation.resources import JobSpec
 from formulation.snapshot import Workload
-from service.importing.csvfile import Mistakes, Row, decoded, header_of, rows
-from service.importing.profiles import MAX_COUNT
+from simulator.traces.csvfile import Mistakes, Row, decoded, header_of, rows
+from simulator.traces.profiles import MAX_COUNT
 
 REQUIRED = (
     "job_id", "submit_time_s", "model", "params", "global_batch", "num_iterations", "num_gpus",

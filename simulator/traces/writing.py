@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 
 from formulation.resources import EstimateRecord
-from service.importing.profiles import OPTIONAL, REQUIRED
-from service.importing.trace import EXACT, PLAN, Arrival
+from simulator.traces.profiles import OPTIONAL, REQUIRED
+from simulator.traces.trace import EXACT, PLAN, Arrival
 
 COLUMNS = (
     "job_id", "submit_time_s", "model", "params", "global_batch", EXACT, "num_gpus", "gpu_type",

@@ -14,7 +14,7 @@ from estimator.samples import sample_profiles
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import Workload
 from formulation.tables import Floats
-from service.importing.trace import Arrival
+from simulator.traces.trace import Arrival
 
 DAY_S = 86_400.0
 

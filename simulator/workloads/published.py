@@ -13,13 +13,13 @@ from typing import Final
 from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, TenantSpec
-from service.importing.morphling import read_measured, read_workload
-from service.importing.profiles import read_profiles
-from service.importing.screening import OnBad, Screened, screen
-from service.importing.shaping import first_hours, on_type, split_tenants
-from service.importing.trace import Arrival, read_trace
 from simulator.clusters import hardware_of, preset
 from simulator.scenario import Scenario
+from simulator.traces.morphling import read_measured, read_workload
+from simulator.traces.profiles import read_profiles
+from simulator.traces.screening import OnBad, Screened, screen
+from simulator.traces.shaping import first_hours, on_type, split_tenants
+from simulator.traces.trace import Arrival, read_trace
 
 WEEK_H: Final = 2000 * 300 / 3600
 """2,000 rounds of 300 s, as far as Arena's artifact simulates Philly."""

@@ -27,10 +27,10 @@ from numpy.random import Generator
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.tables import Floats
-from service.importing.redraw import LARGE_FROM, with_large_share
-from service.importing.shaping import with_deadlines
-from service.importing.speeds import Room, Speeds, gpu_seconds
-from service.importing.trace import Arrival
+from simulator.traces.redraw import LARGE_FROM, with_large_share
+from simulator.traces.shaping import with_deadlines
+from simulator.traces.speeds import Room, Speeds, gpu_seconds
+from simulator.traces.trace import Arrival
 from simulator.workloads.philly_like import DAY_S, Habits, configuration, day, gaps_s, runnable
 
 _HABITS: Final = Habits()

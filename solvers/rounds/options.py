@@ -1,4 +1,4 @@
-"""What a caller may ask of a round beside its policy."""
+"""What a caller may ask of a round, and how it is to be solved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from formulation.errors import InvalidInput
-from formulation.policy import PROMISES_NONE, Policy
-from formulation.resources import JobRecord
+from formulation.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +30,3 @@ class RoundOptions(Policy):
             raise InvalidInput("gap", "must lie between 0 and 1")
         if not self.solve_limit_s > 0:
             raise InvalidInput("solve_limit", "must be a positive duration")
-
-
-def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
-    """Return what rounds under the ``standing`` policy do not look at of a job, each with what to do."""
-    if not math.isfinite(job.spec.deadline_s):
-        return []
-    if standing.scheduler:
-        why = f"the published policy {standing.scheduler!r} decides rounds and promises no deadline"
-    elif standing.deadline_mode not in PROMISES_NONE:
-        return []
-    elif job.admitted and standing.deadline_mode != "ignore":
-        return []  # it was promised before, and is kept
-    else:
-        why = f"the standing policy (deadlines: {standing.deadline_mode}) promises no new deadline"
-    return [
-        f"rounds will not look at this job's deadline: {why}; decide rounds with"
-        " `tessera round --objective 'deadline then throughput'`, or let the server's policy name it:"
-        " TESSERA_POLICY='{objective: deadline then throughput}'"
-    ]

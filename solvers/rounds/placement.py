@@ -17,10 +17,10 @@ from formulation.snapshot import Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement
 from formulation.tables import Ints
-from service.keeping import promised_before
 from solvers.base import Budget
 from solvers.goals import Solved, surrogate
 from solvers.placement import Placed, defragment, place
+from solvers.rounds.promises import promised_before
 
 NEVER: Final = 2**63 - 1
 """Number of a round that is never reached."""

@@ -22,10 +22,6 @@ from formulation.problem import Problem
 from formulation.snapshot import Legs, Snapshot
 from formulation.solution import Solution
 from formulation.statement import Statement, offered, state, stated
-from service.keeping import keep_promises, promised_before, released
-from service.network import plan_network
-from service.placing import defragmented, next_defragmented, place_answers
-from service.roundoptions import RoundOptions
 from solvers.answers import objective_of
 from solvers.base import Budget, Solver
 from solvers.goals import solve_goals
@@ -33,6 +29,10 @@ from solvers.lookahead import ADMISSION, admit
 from solvers.placement import Placed, place
 from solvers.policies.base import Known, Scheduler, not_chosen
 from solvers.prices import known_prices
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.placement import defragmented, next_defragmented, place_answers
+from solvers.rounds.promises import keep_promises, promised_before, released
 
 __all__ = ["Outcome", "RoundOptions", "plan_round"]
 
@@ -109,6 +109,8 @@ def plan_round(
 ) -> Outcome:
     """Decide a round: state it, solve it, place it, check it, explain it.
 
+    These are steps 3 to 7 of a round; loading before them and committing after them is the service's.
+
     With a ``scheduler`` that decides, and ``solver`` is not asked: the objective measures what it chose.
 
     ``book`` is called with the name of each phase as it ends (build, greedy, solve, place, check).
@@ -128,14 +130,17 @@ def plan_round(
 
     budget.check()
     now, seen = current_gangs(snapshot), at_real_pace(snapshot)
+    # Steps 3 to 5: state the columns and the problem, and solve it. Step 6: place the answer on nodes.
     if scheduler is not None:
         answered = _scheduled(seen, policy, scheduler, budget, now, mark)
     else:
         answered = _solved(seen, policy, solver, budget, now, mark)
     mark("place")
+    # Step 7: check and explain, by code that no solver shares.
     outcome = _checked(seen, answered, now, mark)
     decisions = at_training_pace(outcome.decisions, snapshot.clock_factor)
     outcome = replace(outcome, decisions=decisions)
+    # Step 6 again: network paths and priorities, which only jobs that are let run have.
     if snapshot.topology and not outcome.violations:
         outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")

@@ -21,8 +21,8 @@ from formulation.snapshot import GpuType, Source, Workload
 from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
-from service.roundoptions import RoundOptions
 from service.wiring import running
+from solvers.rounds.options import RoundOptions
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 

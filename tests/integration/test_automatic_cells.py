@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from db.store import PostgresStore
+from estimator.workloads import Estimator, catalogue_of
 from formulation.errors import TesseraError
 from formulation.lifecycle import JobEvent
 from formulation.resources import EstimateRecord, ModelSpec, NodeSpec
 from formulation.snapshot import GpuType, Source, Workload
 from service.automatic import Deriving
-from service.estimating import Estimator, catalogue_of
 from service.rpc.calls import Calls
 from service.watching import Watching
 from tests.support.stored import (

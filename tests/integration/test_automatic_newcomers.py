@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from db.store import PostgresStore
+from estimator.workloads import Estimator, catalogue_of
 from formulation.resources import NodeSpec
 from formulation.snapshot import GpuType, Workload
 from service.automatic import Deriving
-from service.estimating import Estimator, catalogue_of
 from tests.support.stored import C, a_spec, do, submit
 
 OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]

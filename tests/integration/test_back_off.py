@@ -17,9 +17,9 @@ from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
-from service.roundoptions import RoundOptions
 from service.rpc.calls import Calls
 from service.wiring import running
+from solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

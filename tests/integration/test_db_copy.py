@@ -14,7 +14,7 @@ from db.store import PostgresStore
 from formulation.codec import digest
 from service.clock import SystemClock
 from service.loop import RoundLoop
-from service.roundoptions import RoundOptions
+from solvers.rounds.options import RoundOptions
 from tests.support.stored import C, a_cluster, a_spec, commit, execute, submit, wait
 
 AWKWARD = (

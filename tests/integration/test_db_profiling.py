@@ -11,13 +11,13 @@ import pytest
 
 from db.engine import Database
 from db.store import PostgresStore
+from estimator.profiling.tasks import Options, nominal, step_of, task_of
+from estimator.workloads import catalogue_of
 from formulation.errors import InvalidInput, NotFound
 from formulation.lifecycle import JobEvent, JobState
 from formulation.resources import EstimateRecord, ModelSpec, ProfileRow
 from formulation.snapshot import PROFILING, GpuType, Source, Workload
 from service.automatic import Deriving
-from service.estimating import catalogue_of
-from service.profiling import Options, nominal, step_of, task_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 from tests.support.rpc import details, serving

@@ -11,7 +11,7 @@ from db.store import PostgresStore
 from formulation.decisions import DecisionKind
 from formulation.goals import GoalResult
 from formulation.lifecycle import JobEvent, JobState
-from service.rounds import RoundOptions
+from solvers.rounds.plan import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

@@ -18,12 +18,12 @@ from formulation.network.running import running_now
 from formulation.resources import ObservedGang
 from formulation.snapshot import Snapshot
 from service.loop import RoundLoop
-from service.network import plan_network
 from service.replanning import LATE_S, Replanning
-from service.roundoptions import RoundOptions
 from service.rpc.calls import Calls
 from service.watching import Watching
 from service.wiring import running
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
 from tests.integration.test_networks import BOTH, a_network, two_jobs
 from tests.integration.test_wiring import settings
 from tests.support.agents import until

@@ -17,9 +17,9 @@ from formulation.network.running import running_now
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.resources import NetworkCommit, RoundRecord
 from service.loop import RoundLoop
-from service.network import plan_network
 from service.replanning import Replanning
-from service.roundoptions import RoundOptions
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

@@ -18,11 +18,11 @@ from formulation.network.outcome import NetworkPlanRecord
 from formulation.network.running import running_now
 from formulation.network.traffic import CellTraffic, StageTraffic
 from formulation.resources import NetworkCommit, RoundRecord
-from service import network
 from service.loop import RoundLoop
-from service.network import plan_network
 from service.replanning import Replanning
-from service.roundoptions import RoundOptions
+from solvers.rounds import network
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from estimator.profiling.tasks import Options, Step, task_of
 from formulation.errors import InvalidInput, NotAllowed
 from formulation.snapshot import Workload
 from service.agent.gangs import Gang
@@ -20,7 +21,6 @@ from service.agent.profiler import ByName, ProfilerRuntime
 from service.agent.replay import ReplayRuntime
 from service.agent.runtime import Exit, Handle, Outcome
 from service.profiletask import RECORDS, require_jax
-from service.profiling import Options, Step, task_of
 from tessera.v1 import estimates_pb2
 from tests.support.agents import until
 

@@ -18,8 +18,8 @@ from formulation.errors import DeadlineTooShort, NotFound
 from formulation.resources import Request, RoundCommit, RoundRecord, RoundSummary, decision_record
 from formulation.snapshot import Snapshot
 from service.ports import Store
-from service.rounds import RoundOptions
 from service.rpc.server import Server
+from solvers.rounds.plan import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 from tests.support.builders import a_random_snapshot

@@ -18,9 +18,9 @@ from formulation.snapshot import GpuType, Source, Workload
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds
-from service.rounds import RoundOptions
 from service.rpc.calls import Calls
 from service.wiring import running
+from solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,

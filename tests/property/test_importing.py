@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from formulation.errors import InvalidInput
-from service.importing import profiles, trace
-from service.importing.csvfile import MAX_ERRORS
+from simulator.traces import profiles, trace
+from simulator.traces.csvfile import MAX_ERRORS
 
 T = TypeVar("T")
 

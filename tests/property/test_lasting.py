@@ -17,13 +17,13 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import Estimates, Snapshot
 from formulation.tables import Ints
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome, plan_round
 from simulator.run import Decider, Result
 from simulator.store import EPOCH_S
 from solvers.policies.base import Scheduler, Seen, seen
 from solvers.policies.registry import names, published
 from solvers.registry import solver
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome, plan_round
 from tests.property.test_rounds import snapshots
 from tests.simulation.test_laws import conditions
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

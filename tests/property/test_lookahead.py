@@ -24,13 +24,13 @@ from formulation.lookahead import (
 from formulation.policy import DEADLINE_MODES, Policy
 from formulation.snapshot import STATE_CODE, Allocations, Hold, Legs, Snapshot
 from formulation.tables import Bools, Ints
-from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.lookahead import admit, exact
 from solvers.lookahead.admission import drafts
 from solvers.lookahead.integers import integers
 from solvers.lookahead.matrices import most_weight
 from solvers.portfolio import Portfolio
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

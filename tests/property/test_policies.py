@@ -14,11 +14,11 @@ from formulation.information import Information, estimates, optimum, single_gpu
 from formulation.lifecycle import SCHEDULABLE
 from formulation.policy import Policy
 from formulation.snapshot import STATES, Snapshot
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.greedy import Greedy
 from solvers.policies.base import Published, Scheduler, seen
 from solvers.policies.registry import names, published
+from solvers.rounds.plan import Outcome, plan_round
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_random_snapshot
 

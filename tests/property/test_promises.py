@@ -18,10 +18,10 @@ from formulation.policy import Policy
 from formulation.snapshot import STATES, Nodes, Snapshot
 from formulation.solution import SolveStatus
 from formulation.statement import build_problem, state
-from service.rounds import Outcome
 from solvers.answers import is_answer
 from solvers.base import Budget
 from solvers.registry import solver
+from solvers.rounds.plan import Outcome
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas

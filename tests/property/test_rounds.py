@@ -20,9 +20,9 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.rates import expected_rate, unit_rate
 from formulation.snapshot import STATES, Allocations, Hold, Snapshot
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.registry import solver
+from solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulation.resources import EstimateRecord
-from service.importing.redraw import asked, redraw
-from service.importing.screening import screen
-from service.importing.shaping import busiest, sampled, split_tenants
-from service.importing.speeds import Room, Speeds, gpu_seconds
-from service.importing.trace import Arrival, parse_trace
-from service.importing.writing import trace_csv
+from simulator.traces.redraw import asked, redraw
+from simulator.traces.screening import screen
+from simulator.traces.shaping import busiest, sampled, split_tenants
+from simulator.traces.speeds import Room, Speeds, gpu_seconds
+from simulator.traces.trace import Arrival, parse_trace
+from simulator.traces.writing import trace_csv
 from tests.support.traces import a_cluster, a_record, a_type, a_workload, an_arrival
 
 WORKS = [a_workload("bert", "760M"), a_workload("bert", "6.7B", 128), a_workload("moe", "10B", 512)]

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formulation.snapshot import Snapshot
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome
 from simulator.planned import due_s
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.scenario import Scenario
 from simulator.store import EPOCH_S
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome
 from tests.support.worlds import (
     COSTLY,
     StoppedClock,

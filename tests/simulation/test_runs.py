@@ -11,10 +11,10 @@ import pytest
 from formulation.check import Violation
 from formulation.errors import InvalidInput
 from formulation.snapshot import Snapshot
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.world import Failure, Straggler
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome
 from tests.support.worlds import (
     COSTLY,
     DEADLINES,

@@ -16,11 +16,11 @@ from formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, Roun
 from formulation.resources import Request, RoundCommit, TenantSpec
 from formulation.snapshot import Snapshot
 from service.ports import Rounds
-from service.roundoptions import RoundOptions
 from simulator.overheads import Overheads
 from simulator.rounds import WorldRounds
 from simulator.scenario import Scenario
 from simulator.world import Failure, World
+from solvers.rounds.options import RoundOptions
 from tests.support.stored import a_leg, a_round, a_summary, legs_of, wait
 from tests.support.stores import PASS_S, C, InMemory, InPostgres, both, decide, decided, view
 from tests.support.worlds import (

@@ -20,9 +20,9 @@ from formulation.snapshot import (
     Snapshot,
     Tenants,
 )
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.registry import solver
+from solvers.rounds.plan import Outcome, plan_round
 
 FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
 

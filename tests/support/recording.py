@@ -25,15 +25,15 @@ from formulation.network.facts import Traffics
 from formulation.network.outcome import NetworkOutcome
 from formulation.network.running import running_now
 from formulation.snapshot import Snapshot
-from service.network import plan_network
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome, plan_round
 from simulator.run import Conditions, Decider, simulate
 from solvers.base import Budget
 from solvers.policies.registry import names as scheduler_names
 from solvers.policies.registry import scheduler_of
 from solvers.registry import names as solver_names
 from solvers.registry import solver as make_solver
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome, plan_round
 from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"

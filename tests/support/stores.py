@@ -17,11 +17,11 @@ from formulation.resources import ObservedGang, RoundRecord
 from formulation.snapshot import STATES, Snapshot
 from service.loop import RoundLoop
 from service.ports import Rounds
-from service.roundoptions import RoundOptions
 from simulator.overheads import Overheads
 from simulator.rounds import WorldRounds
 from simulator.scenario import Scenario
 from simulator.world import Failure, World
+from solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     do,
     execute,

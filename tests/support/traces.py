@@ -7,7 +7,7 @@ from typing import Any
 
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec
 from formulation.snapshot import GpuType, Source, Workload
-from service.importing.trace import Arrival, Asked
+from simulator.traces.trace import Arrival, Asked
 
 
 def a_workload(model: str = "bert", params: str = "1.3B", batch: int = 256) -> Workload:

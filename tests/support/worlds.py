@@ -12,13 +12,13 @@ from formulation.decisions import Decision, DecisionKind
 from formulation.placement import Gang
 from formulation.resources import EstimateRecord, JobSpec, NodeSpec, TenantSpec
 from formulation.snapshot import GpuType, Snapshot, Source, Workload
-from service.importing.trace import Arrival
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome
 from simulator.overheads import Overheads
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.scenario import Scenario
+from simulator.traces.trace import Arrival
 from simulator.world import Failure, Straggler, World
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome
 
 BERT = Workload(model="bert", params="1B", global_batch=10)
 

@@ -19,12 +19,12 @@ from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from formulation.statement import build_problem
 from service import memory
-from service.rounds import Outcome, RoundOptions, plan_round
 from solvers import registry
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.network.swaps import Effort
 from solvers.policies.registry import scheduler_of
+from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 
 JOBS = 200
 

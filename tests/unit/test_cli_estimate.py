@@ -16,7 +16,7 @@ from estimator.cells import degrees_of
 from estimator.plans import Stage
 from service.cli import main, modelling
 from service.cli.estimateview import layers, short
-from service.importing.files import profiles_of
+from simulator.traces.files import profiles_of
 
 BERT = ["--model", "bert/1.3B", "--batch", "256"]
 ON_8 = ["--gpu", "a100", "--count", "8"]

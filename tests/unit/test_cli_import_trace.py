@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from service.cli.main import app
-from service.importing.trace import read_trace
+from simulator.traces.trace import read_trace
 
 PROFILES = """\
 model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status

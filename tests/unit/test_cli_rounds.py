@@ -16,8 +16,8 @@ from service.cli.jobview import show_job
 from service.cli.roundoptions import CostOf, Deadlines, asked, over
 from service.cli.roundview import show_round
 from service.cli.watch import changed_jobs
-from service.rounds import RoundOptions
 from service.rpc.convert import clusters, jobs, rounds, tenants
+from solvers.rounds.plan import RoundOptions
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.builders import a_random_snapshot
 

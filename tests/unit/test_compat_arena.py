@@ -12,12 +12,12 @@ from formulation.decisions import DecisionKind
 from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
 from formulation.snapshot import STATE_CODE, Snapshot, Workload
-from service.rounds import Outcome
 from simulator.compat.arena import ArenaWorld, CompatResult, run
 from simulator.compat.oddities import ARENA, LaunchCost, Oddities, of_policy, without
 from simulator.overheads import Overheads
 from simulator.run import Decider
 from simulator.scenario import Scenario
+from solvers.rounds.plan import Outcome
 from tests.support.worlds import (
     FCFS,
     POLICIES,

@@ -12,12 +12,12 @@ from benchmarks.data import data_dir
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Workload
-from service.importing.profiles import read_profiles
-from service.importing.trace import read_trace
 from simulator.clusters import arena_table1
 from simulator.compat.arena import priced
 from simulator.compat.oddities import ARENA
 from simulator.compat.pricing import parameters, sizes_inferred, slow_left_out
+from simulator.traces.profiles import read_profiles
+from simulator.traces.trace import read_trace
 from tests.support.worlds import a_profile, some_specs
 
 NODES = some_specs(("a100", 2, 4))

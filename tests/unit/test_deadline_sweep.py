@@ -12,9 +12,9 @@ from benchmarks.cases.deadline import _swept as swept_of
 from benchmarks.policies.runs import Asked
 from benchmarks.policies.workload import SYNTHETIC, Work
 from benchmarks.sweeps.runner import Sweep
-from service.roundoptions import RoundOptions
 from simulator.run import Conditions, Decider, simulate
 from solvers.lookahead import exact
+from solvers.rounds.options import RoundOptions
 from tests.support.worlds import StoppedClock, a_scenario, an_arrival, some_specs
 
 SMALL = Work(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)

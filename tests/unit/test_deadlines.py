@@ -19,10 +19,10 @@ from formulation.promises.deadlines import certificates_are_kept
 from formulation.reasons import ReasonCode
 from formulation.snapshot import NO_LEGS, Legs, Snapshot
 from formulation.statement import Statement, state
-from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.lookahead.admission import drafts
 from solvers.portfolio import Portfolio
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
 NOW_S = 1200.0

@@ -11,7 +11,7 @@ import pytest
 from formulation.decisions import DecisionKind
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
-from service.rounds import Outcome
+from solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import decided, kinds, the_next_round
 

@@ -14,6 +14,7 @@ from estimator.architectures.files import load, read_values
 from estimator.documents import read_document, read_yaml
 from estimator.hardware.files import read_hardware
 from estimator.profiling import records
+from estimator.workloads import Estimator, catalogue_of, read_model
 from formulation import codec
 from formulation.cancelling import never
 from formulation.documents import ARCHITECTURE, TOPOLOGY, Limits, read_json
@@ -24,7 +25,6 @@ from formulation.snapshot import Workload
 from formulation.topologies import document
 from service.agent.main import read_nodes
 from service.cli import clusterfile, jobfile, tenantfile, topology
-from service.estimating import Estimator, catalogue_of, read_model
 from service.rpc import lanes
 from service.rpc.convert.networks import to_topology
 from service.rpc.convert.rounds import read_options

@@ -13,7 +13,7 @@ from formulation.errors import InvalidInput
 from service.cli import options
 from service.config import load_config
 from service.durations import MAX_DURATION_S, parse_duration_s
-from service.roundoptions import RoundOptions
+from solvers.rounds.options import RoundOptions
 
 WRITTEN = [
     ("90", 90.0), ("90s", 90.0), ("500ms", 0.5), ("5m", 300.0), ("1.5h", 5400.0), ("2h", 7200.0),

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from estimator.cells import COARSE_LAYERS
 from estimator.hardware import GIB
 from estimator.plans import shape_of
-from formulation.errors import InvalidInput
-from formulation.resources import Kind, MeasurementRecord, ModelSpec
-from formulation.snapshot import GpuType, Source, Workload
-from service.config import Config
-from service.estimating import (
+from estimator.workloads import (
     Estimator,
     catalogue_of,
     counts_of,
@@ -29,6 +25,10 @@ from service.estimating import (
     model_of,
     read_model,
 )
+from formulation.errors import InvalidInput
+from formulation.resources import Kind, MeasurementRecord, ModelSpec
+from formulation.snapshot import GpuType, Source, Workload
+from service.config import Config
 from service.rpc.convert import estimates as convert
 from service.rpc.convert.models import to_model
 from tessera.v1 import estimates_pb2 as pb

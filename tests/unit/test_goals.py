@@ -14,12 +14,12 @@ from formulation.policy import Policy
 from formulation.problem import MAX_TOTAL, Problem
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import state
-from service.rounds import plan_round
 from solvers.answers import answer
 from solvers.base import Budget
 from solvers.goals import Solved, solve_goals, surrogate
 from solvers.goals.rows import keeps, levels_of, only_columns, with_rows
 from solvers.registry import solver
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
 from tests.support.goals import a_statement, a_sum, greedy_of, some_levels
 from tests.support.problems import a_problem, same

@@ -14,8 +14,8 @@ from formulation.resources import Request, RoundCommit, RoundRecord, decision_re
 from formulation.snapshot import Snapshot
 from service import loop
 from service.loop import RoundLoop
-from service.rounds import RoundOptions, plan_round
 from solvers import registry
+from solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.builders import a_random_snapshot
 
 OPTIONS = RoundOptions(solver="greedy")

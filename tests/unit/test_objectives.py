@@ -23,10 +23,10 @@ from formulation.problem import MAX_TOTAL
 from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import Nodes, Snapshot
 from formulation.statement import state
-from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.greedy import Greedy
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot
 from tests.support.objectives import GANG, a_round, drafted, running, values
 

@@ -12,10 +12,10 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.reasons import ReasonCode
 from formulation.snapshot import Legs, Snapshot
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.lookahead.admission import drafts
 from solvers.portfolio import Portfolio
+from solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

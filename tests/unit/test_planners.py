@@ -22,7 +22,7 @@ from estimator.planning.stages import Stages
 from estimator.plans import Candidates, Plan, Shape, Training
 from estimator.rooflines import RooflineCompute
 from service.cli import main
-from service.importing.files import profiles_of
+from simulator.traces.files import profiles_of
 from tests.support.estimates import a_graph, a_layer
 
 PAPERS = (Planner.ARENA, Planner.CRIUS)

@@ -21,7 +21,6 @@ from formulation.snapshot import BEST_FOUND, Estimates, Snapshot
 from formulation.statement import state
 from formulation.tables import Ints
 from service.loop import decide_again
-from service.rounds import Outcome, RoundOptions, plan_round
 from solvers.base import Budget
 from solvers.greedy import Greedy
 from solvers.policies.base import Published, Scheduler, Seen, carried, seen
@@ -33,6 +32,7 @@ from solvers.policies.packing import options_of
 from solvers.policies.registry import names, published, scheduler_of
 from solvers.policies.sia import Sia
 from solvers.policies.srt import Srt
+from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 from tests.support.builders import (
     a_job,
     a_node,

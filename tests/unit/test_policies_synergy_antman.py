@@ -14,13 +14,13 @@ from formulation.lifecycle import JobState
 from formulation.policy import Policy
 from formulation.snapshot import STATE_CODE
 from formulation.statement import state
-from service.rounds import plan_round
 from solvers.answers import answer, objective_of, trivial_bound
 from solvers.greedy import Greedy
 from solvers.policies.antman import AntMan
 from solvers.policies.base import Scheduler, carried, seen
 from solvers.policies.registry import names, published
 from solvers.policies.synergy import Synergy
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.problems import brute_force
 from tests.support.published import FOREVER, LINEAR, MINE, RUNNING, a_round, decided, rates

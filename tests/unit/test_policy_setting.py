@@ -8,7 +8,7 @@ import pytest
 
 from formulation.errors import InvalidInput
 from service.config import Config, load_config
-from service.rounds import RoundOptions
+from solvers.rounds.plan import RoundOptions
 
 POLICY = "{objective: deadline then jct, queue_order: true, promote_after: 7200s, max_changes: 8}"
 

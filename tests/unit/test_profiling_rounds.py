@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASKS
 from formulation.lifecycle import JobState
 from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
-from service.profiling import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASKS
-from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.policies.base import Scheduler
 from solvers.policies.registry import published
 from solvers.registry import solver
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 FOREVER = Budget(remaining_s=lambda: math.inf)

@@ -18,8 +18,21 @@ from estimator.hardware import CATALOGUE
 from estimator.plans import Training
 from estimator.profiling.stages import Source as StepSource
 from estimator.profiling.stages import kinds_of
+from estimator.profiling.tasks import (
+    Options,
+    Step,
+    TaskState,
+    arguments_of,
+    missing_tasks,
+    profiles_of,
+    status,
+    step_of,
+    task_name,
+    task_of,
+)
 from estimator.profiling.totals import ProfiledTotals
 from estimator.rooflines import RooflineCompute
+from estimator.workloads import Estimator, catalogue_of, fingerprint, known_models
 from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
 from formulation.resources import (
@@ -34,19 +47,6 @@ from formulation.resources import (
 from formulation.snapshot import PROFILING, GpuType, Source, Workload
 from service.cli.jobview import profiled
 from service.config import Config
-from service.estimating import Estimator, catalogue_of, fingerprint, known_models
-from service.profiling import (
-    Options,
-    Step,
-    TaskState,
-    arguments_of,
-    missing_tasks,
-    profiles_of,
-    status,
-    step_of,
-    task_name,
-    task_of,
-)
 from service.rpc.convert.models import to_model
 from service.rpc.convert.profiles import of_status, to_profiles
 from tessera.v1 import estimates_pb2 as pb

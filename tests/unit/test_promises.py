@@ -20,8 +20,8 @@ from formulation.promises.queues import effective_queue
 from formulation.reasons import Reason, ReasonCode
 from formulation.snapshot import Snapshot
 from formulation.statement import Statement, state
-from service.rounds import Outcome
 from solvers.answers import is_answer
+from solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, with_quotas
 

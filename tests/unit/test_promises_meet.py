@@ -13,7 +13,7 @@ from formulation.policy import Policy
 from formulation.problem import CHANGES_ROW
 from formulation.reasons import ReasonCode
 from formulation.snapshot import Snapshot
-from service.rounds import Outcome
+from solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import decided, with_quotas
 

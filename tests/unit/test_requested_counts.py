@@ -14,13 +14,13 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.reasons import ReasonCode
 from formulation.snapshot import Snapshot
-from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.greedy import Greedy
 from solvers.placement.free import FreeGpus
 from solvers.policies.base import Scheduler, Seen, seen
 from solvers.policies.packing import options_of
 from solvers.policies.registry import published
+from solvers.rounds.plan import plan_round
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

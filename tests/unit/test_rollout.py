@@ -15,13 +15,13 @@ from formulation.lookahead import look_ahead
 from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import Legs, Snapshot
-from service.rounds import plan_round
 from simulator.planned import due_s
 from solvers.base import Budget
 from solvers.lookahead import admit, rollout
 from solvers.lookahead.admission import drafts
 from solvers.lookahead.rollout import roll_out
 from solvers.portfolio import Portfolio
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

@@ -17,10 +17,10 @@ from formulation.problem import Problem
 from formulation.reasons import ReasonCode
 from formulation.snapshot import Snapshot
 from formulation.solution import Solution, SolveStatus
-from service.rounds import RoundOptions, plan_round
 from solvers.base import Budget
 from solvers.greedy import Greedy
 from solvers.portfolio import Portfolio
+from solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.builders import (
     a_job,
     a_node,

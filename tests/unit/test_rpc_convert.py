@@ -33,9 +33,9 @@ from formulation.resources import (
     TenantSpec,
 )
 from formulation.snapshot import GpuType, Source, Workload
-from service.rounds import RoundOptions
 from service.rpc import fields
 from service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
+from solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
     clusters_pb2,

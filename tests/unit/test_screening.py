@@ -7,9 +7,9 @@ import math
 import pytest
 
 from formulation.errors import InvalidInput
-from service.importing import screening
-from service.importing.screening import screen, screen_durations, screen_form, screen_profiled
-from service.importing.trace import Arrival
+from simulator.traces import screening
+from simulator.traces.screening import screen, screen_durations, screen_form, screen_profiled
+from simulator.traces.trace import Arrival
 from tests.support.traces import (
     a_cluster,
     a_record,

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from formulation.errors import InvalidInput
-from service.importing.recipe import Recipe, follow
-from service.importing.redraw import asked, parameters, redraw, sizes, with_large_share
-from service.importing.shaping import (
+from simulator.traces.recipe import Recipe, follow
+from simulator.traces.redraw import asked, parameters, redraw, sizes, with_large_share
+from simulator.traces.shaping import (
     busiest,
     faster_arrivals,
     first_hours,
@@ -22,8 +22,8 @@ from service.importing.shaping import (
     with_deadlines,
     without_deadlines,
 )
-from service.importing.speeds import Room, Speeds, gpu_seconds, load
-from service.importing.trace import PLAN
+from simulator.traces.speeds import Room, Speeds, gpu_seconds, load
+from simulator.traces.trace import PLAN
 from tests.support.traces import (
     a_cluster,
     a_record,

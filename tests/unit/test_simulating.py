@@ -27,11 +27,11 @@ from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
 from formulation.information import estimates, optimum
 from formulation.snapshot import Snapshot
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome
 from simulator.metrics import alone_seconds
 from simulator.overheads import Overheads
 from simulator.run import Decider
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.worlds import (
     BERT,

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.data import data_dir
 from formulation.errors import InvalidInput
-from service.importing.files import profiles_of, trace_of
-from service.importing.morphling import parse_measured, parse_workload, read_measured, read_workload
-from service.importing.redraw import sizes
-from service.importing.speeds import Speeds, gpu_seconds, load
-from service.importing.trace import PLAN, Arrival, Asked, TraceOptions, parse_durations, parse_trace
-from service.importing.writing import trace_csv
+from simulator.traces.files import profiles_of, trace_of
+from simulator.traces.morphling import parse_measured, parse_workload, read_measured, read_workload
+from simulator.traces.redraw import sizes
+from simulator.traces.speeds import Speeds, gpu_seconds, load
+from simulator.traces.trace import PLAN, Arrival, Asked, TraceOptions, parse_durations, parse_trace
+from simulator.traces.writing import trace_csv
 from tests.support.traces import an_arrival
 
 OURS = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,tenant,guaranteed,plan"

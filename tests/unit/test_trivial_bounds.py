@@ -22,14 +22,14 @@ from service.cli import main
 from service.cli.roundview import compare_with_recorded_bound, gap, round_columns, show_replay
 from service.clock import SystemClock
 from service.loop import decide_again
-from service.roundoptions import RoundOptions
-from service.rounds import Outcome, plan_round
 from service.rpc.convert.rounds import of_summary
 from simulator.metrics import worst_gap
 from simulator.run import RoundRow
 from solvers.base import Budget
 from solvers.policies.registry import scheduler_of
 from solvers.registry import solver
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import Outcome, plan_round
 from tessera.v1 import scheduler_pb2
 from tests.support.builders import a_random_snapshot
 from tests.unit.test_rpc_convert import a_summary

@@ -31,11 +31,11 @@ from benchmarks.registry import Skip
 from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
 from formulation.snapshot import Workload
-from service.importing.redraw import LARGE_FROM, parameters
-from service.importing.speeds import Room, Speeds, gpu_seconds
 from simulator.metrics import alone_seconds, reference_of
 from simulator.overheads import Overheads
 from simulator.scenario import Scenario
+from simulator.traces.redraw import LARGE_FROM, parameters
+from simulator.traces.speeds import Room, Speeds, gpu_seconds
 from tests.support.worlds import (
     BERT,
     a_profile,

@@ -18,7 +18,6 @@ from formulation.policy import Policy
 from formulation.snapshot import NO_PRICES, Prices, Snapshot
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import build_problem, state
-from service.rounds import Outcome, plan_round
 from solvers.base import Budget
 from solvers.goals import solve_goals, surrogate
 from solvers.greedy import Greedy
@@ -26,6 +25,7 @@ from solvers.portfolio import Portfolio
 from solvers.prices import known_prices, price
 from solvers.pricing import Pricing
 from solvers.registry import solver
+from solvers.rounds.plan import Outcome, plan_round
 from solvers.waiting import SpelledOut
 from tests.support.builders import a_random_problem, a_random_snapshot
 

@@ -18,11 +18,11 @@ from formulation.resources import RoundCommit
 from formulation.snapshot import Snapshot
 from service.config import Config, load_config
 from service.loop import RoundLoop
-from service.roundoptions import RoundOptions
-from service.rounds import plan_round
 from service.worker import Workers
 from solvers.base import Budget
 from solvers.registry import solver
+from solvers.rounds.options import RoundOptions
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
 
 OPTIONS = RoundOptions(solver="pricing")

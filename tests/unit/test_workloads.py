@@ -14,11 +14,11 @@ from benchmarks.data import data_dir
 from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
-from service.importing.redraw import LARGE_FROM, parameters
-from service.importing.screening import screen
-from service.importing.speeds import Room, Speeds, load
-from service.importing.trace import Arrival
 from simulator.clusters import hardware_of, preset
+from simulator.traces.redraw import LARGE_FROM, parameters
+from simulator.traces.screening import screen
+from simulator.traces.speeds import Room, Speeds, load
+from simulator.traces.trace import Arrival
 from simulator.workloads.philly_like import DAY_S
 from simulator.workloads.published import NAMES, Published, published
 from simulator.workloads.synthetic import GAVEL_GPUS, Synthetic

@@ -16,9 +16,9 @@ from formulation.policy import Policy
 from formulation.reasons import ReasonCode
 from formulation.snapshot import Snapshot
 from formulation.statement import state
-from service.rounds import plan_round
 from solvers.base import Budget
 from solvers.registry import solver
+from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 SUMS = (

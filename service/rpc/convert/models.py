@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from estimator.plans import Plan
+from estimator.profiling.tasks import arguments_of
+from estimator.workloads import CellEstimate, Model
 from formulation.errors import InvalidInput
 from formulation.resources import ModelSpec
-from service.estimating import CellEstimate, Model
-from service.profiling import arguments_of
 from service.rpc import fields
 from service.rpc.convert.estimates import of_estimate
 from tessera.v1 import estimates_pb2 as pb

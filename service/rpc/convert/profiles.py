@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from estimator.profiling.records import METHODS
+from estimator.profiling.tasks import Status, TaskState, TaskStatus
 from formulation.errors import InvalidInput
 from formulation.resources import ProfileRow
-from service.profiling import Status, TaskState, TaskStatus
 from service.rpc import fields, names
 from service.rpc.convert.estimates import to_workload
 from service.rpc.convert.models import DTYPES

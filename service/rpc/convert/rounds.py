@@ -18,9 +18,9 @@ from formulation.goals import GoalResult
 from formulation.policy import MAX_FAIRNESS_LEVELS
 from formulation.resources import DecisionRecord, RoundRecord, RoundSummary
 from service import durations
-from service.roundoptions import RoundOptions
 from service.rpc import fields, names
 from service.rpc.convert.jobs import of_allocation, of_reason
+from solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 
 MAX_SEED: Final = 2**31 - 1

@@ -1,0 +1,28 @@
+"""The standing policy of rounds, compared with what a job asks for."""
+
+from __future__ import annotations
+
+import math
+
+from formulation.policy import PROMISES_NONE
+from formulation.resources import JobRecord
+from solvers.rounds.options import RoundOptions
+
+
+def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
+    """Return what rounds under the ``standing`` policy do not look at of a job, each with what to do."""
+    if not math.isfinite(job.spec.deadline_s):
+        return []
+    if standing.scheduler:
+        why = f"the published policy {standing.scheduler!r} decides rounds and promises no deadline"
+    elif standing.deadline_mode not in PROMISES_NONE:
+        return []
+    elif job.admitted and standing.deadline_mode != "ignore":
+        return []  # it was promised before, and is kept
+    else:
+        why = f"the standing policy (deadlines: {standing.deadline_mode}) promises no new deadline"
+    return [
+        f"rounds will not look at this job's deadline: {why}; decide rounds with"
+        " `tessera round --objective 'deadline then throughput'`, or let the server's policy name it:"
+        " TESSERA_POLICY='{objective: deadline then throughput}'"
+    ]

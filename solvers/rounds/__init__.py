@@ -1,0 +1,1 @@
+"""The core of a round: from a snapshot and a policy to checked, explained decisions. Pure."""
