@@ -25,12 +25,13 @@ test: $(DEV) ## all tests, three files at a time; then README.md as a newcomer f
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore=tests/e2e/test_readme.py
 	$(BIN)/python -m pytest -q tests/e2e/test_readme.py
 
-verify: $(DEV) ## what must hold beside the tests: format, lint, types, layers, fresh stubs, bench smoke
+verify: $(DEV) ## what must hold beside the tests: format, lint, types, layers, stubs, the wire, bench smoke
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/protos.py --check
+	$(BIN)/buf breaking proto --against proto/released.binpb
 	$(MAKE) bench
 
 bench: $(DEV) ## a smoke run of every benchmark
