@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from db import inventory
 from db.documents import dumps
 from db.network import decision_from
-from db.rows import JOBS_KEYED, SILENT_S, allocation_record, cluster_id, job_spec, shares_of
+from db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
 from db.turn import Change, Turn
 from formulation.errors import NotAllowed, NotFound
 from formulation.lifecycle import JobEvent, JobState
@@ -113,15 +113,26 @@ JOIN allocations l ON l.node_id = n.id LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of db.rows
 
-_HEARD_NOW = sa.text("""
+_HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
+"""The clock was set back since."""
+
+_HEARD_NOW = sa.text(f"""
 WITH heard_agents AS (
-  UPDATE agents SET heard_at = clock_timestamp()
-  WHERE cluster_id = :cluster AND heard_at > clock_timestamp() + interval '1 s'
+  UPDATE agents SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {_HEARD_AHEAD}
 )
-UPDATE nodes SET heard_at = clock_timestamp()
-WHERE cluster_id = :cluster AND heard_at > clock_timestamp() + interval '1 s'
-""")
-"""The clock was set back since: from now on, their silence counts again."""
+UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {_HEARD_AHEAD}
+""")  # noqa: S608 - constants only
+"""From now on, the silence of those that were heard ahead of the clock counts again."""
+
+_NEEDS_EXPIRY = sa.text(f"""
+WITH c AS (SELECT id FROM clusters WHERE name = :name)
+SELECT EXISTS (
+    SELECT FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
+    WHERE coalesce({SILENT_S}, 'Infinity') > :silence_s
+        AND EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
+) OR EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{_HEARD_AHEAD})
+OR EXISTS (SELECT FROM c JOIN nodes n ON n.cluster_id = c.id WHERE n.{_HEARD_AHEAD})
+""")  # noqa: S608 - constants only
 
 _LOSERS = sa.text("""
 SELECT DISTINCT j.id, j.name, j.state FROM allocations l JOIN jobs j ON j.id = l.job_id
@@ -247,13 +258,16 @@ def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list
     return list(connection.execute(_DEAD, {"cluster": cluster, "silence_s": silence_s}).scalars())
 
 
+def needs_expiry(connection: sa.Connection, cluster: str, silence_s: float) -> bool:
+    """Return whether ``expire`` would change anything."""
+    values = {"name": cluster, "silence_s": silence_s}
+    return bool(connection.execute(_NEEDS_EXPIRY, values).scalar_one())
+
+
 def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
     """Take from silent nodes what they held; return the names of the jobs that lost GPUs."""
-    key = cluster_id(connection, cluster)
-    connection.execute(_HEARD_NOW, {"cluster": key})
-    if not find_dead(connection, key, silence_s):
-        return []  # the usual case takes no lock
     turn = Turn.take(connection, cluster)
+    connection.execute(_HEARD_NOW, {"cluster": turn.cluster})
     lost = _lose(turn, find_dead(connection, turn.cluster, silence_s))
     turn.end()
     return lost

@@ -32,7 +32,9 @@ from formulation.snapshot import Snapshot
 _ADVANCE_EPOCH = sa.text("""
 UPDATE clusters SET epoch = epoch + 1, last_round = last_round + 1,
     decided_round = CASE WHEN :decided THEN last_round + 1 ELSE decided_round END
-WHERE name = :name AND epoch = :epoch
+WHERE name = :name AND epoch = :epoch AND NOT EXISTS (
+    SELECT FROM request_ids i WHERE i.id = CAST(:request AS text) AND i.response IS NOT NULL
+)
 RETURNING id, revision, epoch, last_round
 """)
 
@@ -50,9 +52,10 @@ SELECT l.node_id, l.gpu, l.job_id FROM allocations l JOIN nodes n ON n.id = l.no
 WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'
 """)
 
-_TYPES = sa.text("SELECT name, id FROM gpu_types WHERE cluster_id = :cluster")
-
-_PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster")
+_TYPES_AND_PLANS = sa.text("""
+SELECT true AS is_type, name, id FROM gpu_types WHERE cluster_id = :cluster
+UNION ALL SELECT false, name, id FROM plans WHERE cluster_id = :cluster
+""")
 
 _INSERT_ROUND = sa.text("""
 INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
@@ -84,13 +87,10 @@ _STATE = {state.value: state for state in JobState}
 
 def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
     """Commit a round; see ``service.ports.Store.commit``."""
-    with database.read() as reading:
-        base = read_base(reading, commit.snapshot.cluster)
-    stored = pack_snapshot(base, commit.encoded)  # before the transaction: no one waits for it
 
     def work(connection: sa.Connection) -> RoundRecord:
-        if commit.request is not None and (done := replayed(connection, commit.request)):
-            return done
+        base = read_base(connection, commit.snapshot.cluster)
+        stored = pack_snapshot(base, commit.encoded)  # before the turn: no one waits for it
         turn = _advance(connection, commit)
         if isinstance(turn, RoundRecord):
             return turn
@@ -118,6 +118,7 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
     name, request = commit.snapshot.cluster, commit.request
     values = {
         "name": name, "epoch": commit.snapshot.epoch, "decided": commit.summary.outcome != "refused",
+        "request": None if request is None else request.id,
     }  # fmt: skip
     row = connection.execute(_ADVANCE_EPOCH, values).one_or_none()
     if row is None:
@@ -171,6 +172,7 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
 
 def _world(turn: Turn, names: Sequence[str]) -> World:
     run, cluster = turn.connection.execute, {"cluster": turn.cluster}
+    named = run(_TYPES_AND_PLANS, cluster).all()
     return World(
         jobs={
             name: JobNow(key=key, version=version, state=_STATE[state], generation=generation)
@@ -178,8 +180,8 @@ def _world(turn: Turn, names: Sequence[str]) -> World:
         },
         nodes={name: NodeNow(key=key, version=at) for name, key, at in run(_NODES, cluster)},
         owner={(node, gpu): job for node, gpu, job in run(_OWNERS, cluster)},
-        types={name: key for name, key in run(_TYPES, cluster)},
-        plans={name: key for name, key in run(_PLANS, cluster)},
+        types={name: key for is_type, name, key in named if is_type},
+        plans={name: key for is_type, name, key in named if not is_type},
     )  # fmt: skip
 
 

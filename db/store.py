@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,8 @@ from formulation.resources import (
     TopologyRecord,
 )
 from formulation.snapshot import Snapshot, Workload
+
+log = logging.getLogger(__name__)
 
 _LEASE = sa.text("""
 INSERT INTO leases AS l (cluster_id, holder, expires_at)
@@ -175,8 +178,23 @@ class PostgresStore:
         with self._database.read() as connection:
             return reads.list_estimates(connection, cluster, workload, after, limit)
 
+    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+        """Return what a round may look at; see ``service.ports.Rounds``.
+
+        One transaction that only reads, where no node has fallen silent: rounds begin often.
+        """
+        with self._database.read() as connection:
+            if request is not None and (done := rounds.replayed(connection, request)) is not None:
+                return done
+            silence_s = self._believed_silence_s(connection)
+            if not agents.needs_expiry(connection, cluster, silence_s):
+                return snapshot.load(connection, cluster, silence_s)
+        if lost := self.expire(cluster):
+            log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
+        return self.snapshot(cluster)
+
     def expire(self, cluster: str) -> list[str]:
-        """Release what silent nodes held."""
+        """Release what silent nodes held; return the names of the jobs that lost GPUs."""
         return self._database.write(
             lambda c: agents.expire(c, cluster, self._believed_silence_s(c))
         )
@@ -191,11 +209,6 @@ class PostgresStore:
     ) -> RoundRecord:
         """Commit a round."""
         return rounds.commit(self._database, commit, in_time)
-
-    def replayed_round(self, request: Request) -> RoundRecord | None:
-        """Return the round that the request committed before."""
-        with self._database.read() as connection:
-            return rounds.replayed(connection, request)
 
     def get_round(self, cluster: str, number: int) -> RoundRecord:
         """Return a round with its decisions."""

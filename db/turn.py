@@ -143,7 +143,10 @@ WHERE j.cluster_id = :cluster AND j.{LEAVES}
 ORDER BY j.id
 """)  # noqa: S608 - a constant of db.tables
 
-_REVISE = sa.text("UPDATE clusters SET revision = :revision WHERE id = :cluster")
+_REVISE = sa.text("""
+WITH revised AS (UPDATE clusters SET revision = :revision WHERE id = :cluster)
+SELECT pg_notify(:channel, :name)
+""")
 
 _NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
 
@@ -155,6 +158,7 @@ class Turn:
         self.connection, self.cluster, self.name = connection, cluster, name
         self.revision = revision + 1  # of the desired state that this turn makes, if it makes one
         self.changed = self.needs_round = False
+        self._locked: set[int] = set()
 
     @classmethod
     def take(cls, connection: sa.Connection, name: str) -> Self:
@@ -184,7 +188,9 @@ class Turn:
 
     def lock(self, jobs: Sequence[int]) -> None:
         """Lock rows of jobs in the one order; all that a turn will change, before it changes the first."""
-        self.connection.execute(_LOCK_JOBS, {"ids": list(jobs)})
+        if missing := sorted(set(jobs) - self._locked):
+            self.connection.execute(_LOCK_JOBS, {"ids": missing})
+            self._locked.update(missing)
 
     def settle(self) -> None:
         """Give free GPUs to who waits for them, and let jobs that have left be gone."""
@@ -197,9 +203,11 @@ class Turn:
         """Settle, and tell the world if the desired state has changed; return whether it has."""
         self.settle()
         if self.changed:
-            values = {"revision": self.revision, "cluster": self.cluster}
+            values = {
+                "revision": self.revision, "cluster": self.cluster, "channel": CHANNEL,
+                "name": self.name,
+            }  # fmt: skip
             self.connection.execute(_REVISE, values)
-            self.connection.execute(_NOTIFY, {"channel": CHANNEL, "name": self.name})
         if self.needs_round:
             self.connection.execute(_NOTIFY, {"channel": ROUNDS_CHANNEL, "name": self.name})
         return self.changed

@@ -151,15 +151,16 @@ class RoundLoop:
             RoundSuperseded: another replica committed first; no round was written.
         """
         _require_known(options, commits=not dry_run)
-        if request is not None and (done := self._store.replayed_round(request)) is not None:
-            return done
         measured = self._measured.get(cluster) or _Measured()
         over = _over(remaining_s, cancelled)
         self._require(remaining_s(), measured, *NOT_SOLVING)
         phases = _Phases(self._clock)
-        if not dry_run and (lost := self._store.expire(cluster)):
-            log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
-        snapshot = replace(self._store.snapshot(cluster), clock_factor=self._clock_factor)
+        begun = (
+            self._store.snapshot(cluster) if dry_run else self._store.begin_round(cluster, request)
+        )
+        if isinstance(begun, RoundRecord):
+            return begun
+        snapshot = replace(begun, clock_factor=self._clock_factor)
         phases.mark("load")
         after = measured.expect_s(*AFTER_SOLVING) * RESERVE
         started_s = self._clock.monotonic_s()

@@ -217,11 +217,15 @@ class Writer(Protocol):
 class Rounds(Protocol):
     """What deciding a cluster's rounds needs of a store; every method is one transaction."""
 
-    def expire(self, cluster: str) -> list[str]:
-        """Release what nodes held that were silent for longer than lease plus margin; return job names.
+    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+        """Return what a round may look at, once nodes that fell silent have lost what they held.
 
-        By the database's clock. Jobs go through LOST; the dead node's GPUs need no report, those of the
-        gang's members on live nodes do.
+        Silent is who was not heard for longer than lease plus margin, by the database's clock. Jobs go
+        through LOST; the dead node's GPUs need no report, those of the gang's members on live nodes do.
+        Where ``request`` committed a round before, nothing happens, and that round is returned.
+
+        Raises:
+            NotFound: the cluster. RequestIdReused.
         """
         ...
 
@@ -241,10 +245,6 @@ class Rounds(Protocol):
             RoundSuperseded: the epoch moved on; nothing was written.
             DeadlineTooShort: not ``in_time``; nothing was written.
         """
-        ...
-
-    def replayed_round(self, request: Request) -> RoundRecord | None:
-        """Return the round that ``request`` committed before, if any. Raises RequestIdReused."""
         ...
 
     def get_round(self, cluster: str, number: int) -> RoundRecord:

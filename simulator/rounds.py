@@ -29,10 +29,11 @@ class WorldRounds:
         self._world = world
         self._kept: list[_Kept] = []  # of rounds 1, 2, ...
 
-    def expire(self, cluster: str) -> list[str]:
-        """Return no job."""
-        self._require(cluster)
-        return []
+    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+        """Return what a round may look at now, or the round that the request committed."""
+        if request is not None and (done := self._replayed(request)) is not None:
+            return done
+        return self.snapshot(cluster)
 
     def snapshot(self, cluster: str) -> Snapshot:
         """Return what a round may look at now."""
@@ -45,7 +46,7 @@ class WorldRounds:
         """Carry out a round, and keep it."""
         request, store = commit.request, self._world.store
         self._require(commit.snapshot.cluster)
-        if request is not None and (done := self.replayed_round(request)) is not None:
+        if request is not None and (done := self._replayed(request)) is not None:
             return done
         if commit.snapshot.epoch != store.rounds + 1:
             raise RoundSuperseded(f"clusters/{store.cluster}/rounds/{store.rounds}")
@@ -67,7 +68,7 @@ class WorldRounds:
         self._kept.append(_Kept(record=record, snapshot=commit.snapshot, request=request))
         return record
 
-    def replayed_round(self, request: Request) -> RoundRecord | None:
+    def _replayed(self, request: Request) -> RoundRecord | None:
         """Return the round that the request committed, if any. Raises RequestIdReused."""
         for kept in self._kept:
             if kept.request is not None and kept.request.id == request.id:

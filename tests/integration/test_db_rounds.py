@@ -22,7 +22,7 @@ from formulation.errors import (
 )
 from formulation.lifecycle import JobEvent, JobState
 from formulation.resources import NodeSpec, Request
-from formulation.snapshot import Hold
+from formulation.snapshot import Hold, Snapshot
 from tests.support.stored import (
     C,
     Members,
@@ -136,17 +136,17 @@ def test_a_repeated_round_is_replayed(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     request = Request(id="r", method="Schedule", digest="d")
-    assert store.replayed_round(request) is None
-    snapshot = store.snapshot(C)
+    snapshot = store.begin_round(C, request)
+    assert isinstance(snapshot, Snapshot)
     decision = start(snapshot, "a", [(A0, [0])])
     record = commit(store, snapshot, decision, request=request)
-    assert store.replayed_round(request) == record
+    assert store.begin_round(C, request) == record
     assert commit(store, snapshot, decision, request=request) == record
     later = store.snapshot(C)
     assert commit(store, later, wait(later, "a"), request=request) == record
     assert store.get_cluster(C).last_round == 1
     with pytest.raises(RequestIdReused):
-        store.replayed_round(replace(request, digest="other"))
+        store.begin_round(C, replace(request, digest="other"))
 
 
 Interference = Callable[[PostgresStore], None]

@@ -15,7 +15,7 @@ from formulation.errors import NotFound, StaleEtag
 from formulation.lifecycle import JobEvent
 from formulation.network.running import running_now
 from formulation.network.traffic import CellTraffic, StageTraffic
-from formulation.resources import NetworkCommit, RoundRecord
+from formulation.resources import NetworkCommit, Request, RoundRecord
 from service.loop import RoundLoop
 from service.replanning import Replanning
 from solvers.rounds.network import plan_network
@@ -69,6 +69,11 @@ class Meanwhile:
 
     def snapshot(self, cluster: str) -> Any:
         found = self._store.snapshot(cluster)
+        self._happens()
+        return found
+
+    def begin_round(self, cluster: str, request: Request | None) -> Any:
+        found = self._store.begin_round(cluster, request)
         self._happens()
         return found
 

@@ -48,8 +48,8 @@ class TwoClusters:
     def ready(self) -> None:
         return None
 
-    def expire(self, _cluster: str) -> list[str]:
-        return []
+    def begin_round(self, cluster: str, _request: Request | None) -> Snapshot:
+        return self.snapshot(cluster)
 
     def snapshot(self, cluster: str) -> Snapshot:
         if cluster not in self._found:
@@ -57,9 +57,6 @@ class TwoClusters:
         if cluster == "huge":
             self.loaded.release()
         return self._found[cluster]
-
-    def replayed_round(self, _request: Request) -> RoundRecord | None:
-        return None
 
     def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
         if not in_time():

@@ -25,6 +25,7 @@ from formulation.resources import (
     JobRecord,
     JobSpec,
     ObservedGang,
+    Request,
 )
 from formulation.snapshot import Workload
 from service.ports import Store
@@ -113,7 +114,8 @@ class ScriptedStore:
     def snapshot(self, cluster: str) -> None:
         raise NotFound(cluster)
 
-    expire = snapshot
+    def begin_round(self, cluster: str, _request: Request | None) -> None:
+        self.snapshot(cluster)
 
     def _fail(self) -> None:
         if self.failure is not None:

@@ -213,11 +213,11 @@ class World:
         if cluster.epoch != snapshot.epoch:
             with pytest.raises(RoundSuperseded):
                 commit(self.store, snapshot, *decisions, request=request)
-            assert self.store.replayed_round(request) is None
+            assert isinstance(self.store.begin_round(C, request), Snapshot)
         else:
             record = commit(self.store, snapshot, *decisions, request=request)
             assert commit(self.store, snapshot, *decisions, request=request) == record
-            assert self.store.replayed_round(request) == record
+            assert self.store.begin_round(C, request) == record
             assert self.store.get_cluster(C).last_round == cluster.last_round + 1
             for d in record.decisions:
                 if d.applied:

@@ -13,7 +13,7 @@ from db.store import PostgresStore
 from formulation.codec import encode
 from formulation.decisions import Decision, DecisionKind
 from formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from formulation.resources import Request, RoundCommit, TenantSpec
+from formulation.resources import Request, RoundCommit, RoundRecord, TenantSpec
 from formulation.snapshot import Snapshot
 from service.ports import Rounds
 from simulator.overheads import Overheads
@@ -157,15 +157,16 @@ def test_a_round_that_was_overtaken_changes_nothing(rounds: Rounds) -> None:
 
 def test_a_request_is_committed_once(rounds: Rounds) -> None:
     request = Request(id="r", method="m", digest="d")
-    assert rounds.replayed_round(request) is None
-    first = rounds.commit(empty(rounds.snapshot(C), request=request))
-    again = rounds.replayed_round(request)
-    assert again is not None
+    snapshot = rounds.begin_round(C, request)
+    assert isinstance(snapshot, Snapshot)
+    first = rounds.commit(empty(snapshot, request=request))
+    again = rounds.begin_round(C, request)
+    assert isinstance(again, RoundRecord)
     assert again.summary.number == first.summary.number == 1
     assert rounds.commit(empty(rounds.snapshot(C), request=request)).summary.number == 1
     assert rounds.snapshot(C).round_number == 2
     with pytest.raises(RequestIdReused):
-        rounds.replayed_round(replace(request, digest="other"))
+        rounds.begin_round(C, replace(request, digest="other"))
 
 
 def test_a_round_that_is_late_changes_nothing(rounds: Rounds) -> None:
@@ -230,7 +231,7 @@ def test_rounds_are_kept_with_what_they_were_decided_on(rounds: Rounds) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda r: r.snapshot("nowhere"), lambda r: r.expire("nowhere"),
+        lambda r: r.snapshot("nowhere"), lambda r: r.begin_round("nowhere", None),
         lambda r: r.get_round(C, 1), lambda r: r.round_snapshot(C, 7),
         lambda r: r.commit(empty(replace(r.snapshot(C), cluster="nowhere"))),
     ],

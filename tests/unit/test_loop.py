@@ -41,19 +41,15 @@ class OneCluster:
     def _spend(self, name: str) -> None:
         self.clock.now_s += self.takes.get(name, 0.0)
 
-    def expire(self, cluster: str) -> list[str]:
-        self._spend("expire")
-        return []
+    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+        for number, commit in enumerate(self.committed, 1):
+            if request is not None and commit.request == request:
+                return self.record(number, commit)
+        return self.snapshot(cluster)
 
     def snapshot(self, cluster: str) -> Snapshot:
         self._spend("snapshot")
         return self.found
-
-    def replayed_round(self, request: Request) -> RoundRecord | None:
-        for number, commit in enumerate(self.committed, 1):
-            if commit.request == request:
-                return self.record(number, commit)
-        return None
 
     def record(self, number: int, commit: RoundCommit) -> RoundRecord:
         decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.rounds.instances import instance
 from formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
-from formulation.resources import RoundCommit
+from formulation.resources import Request, RoundCommit
 from formulation.snapshot import Snapshot
 from service.config import Config, load_config
 from service.loop import RoundLoop
@@ -47,10 +47,7 @@ class Store:
         self.found = snapshot
         self.committed: list[RoundCommit] = []
 
-    def expire(self, cluster: str) -> list[str]:
-        return []
-
-    def snapshot(self, cluster: str) -> Snapshot:
+    def begin_round(self, cluster: str, _request: Request | None) -> Snapshot:
         return self.found
 
     def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> None:
