@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from db import inventory
+from db.clockwatch import CLOCK_S
 from db.documents import dumps
 from db.network import decision_from
 from db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
@@ -124,13 +126,13 @@ UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {_
 """)  # noqa: S608 - constants only
 """From now on, the silence of those that were heard ahead of the clock counts again."""
 
-_NEEDS_EXPIRY = sa.text(f"""
+_SILENCE = sa.text(f"""
 WITH c AS (SELECT id FROM clusters WHERE name = :name)
-SELECT EXISTS (
-    SELECT FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
-    WHERE coalesce({SILENT_S}, 'Infinity') > :silence_s
-        AND EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
-) OR EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{_HEARD_AHEAD})
+SELECT {CLOCK_S}, coalesce((
+    SELECT max(coalesce({SILENT_S}, 'Infinity'))
+    FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
+    WHERE EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
+), '-Infinity'), EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{_HEARD_AHEAD})
 OR EXISTS (SELECT FROM c JOIN nodes n ON n.cluster_id = c.id WHERE n.{_HEARD_AHEAD})
 """)  # noqa: S608 - constants only
 
@@ -258,10 +260,17 @@ def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list
     return list(connection.execute(_DEAD, {"cluster": cluster, "silence_s": silence_s}).scalars())
 
 
-def needs_expiry(connection: sa.Connection, cluster: str, silence_s: float) -> bool:
-    """Return whether ``expire`` would change anything."""
-    values = {"name": cluster, "silence_s": silence_s}
-    return bool(connection.execute(_NEEDS_EXPIRY, values).scalar_one())
+class Silence(NamedTuple):
+    """How silent a cluster's nodes are."""
+
+    clock_s: float  # the database's
+    longest_s: float  # of the nodes with allocations; -inf: there is none
+    is_ahead: bool  # some were heard after now: the clock was set back
+
+
+def find_silence(connection: sa.Connection, cluster: str) -> Silence:
+    """Return how silent the nodes are: ``expire`` has something to do where some are too silent or ahead."""
+    return Silence(*connection.execute(_SILENCE, {"name": cluster}).one())
 
 
 def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:

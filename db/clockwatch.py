@@ -15,7 +15,10 @@ log = logging.getLogger(__name__)
 TOLERANCE_S: Final = 5.0
 """Seconds that a clock may gain between two looks: a slow answer of the database seems to set it forward."""
 
-_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())::float8")
+CLOCK_S: Final = "extract(epoch FROM clock_timestamp())::float8"
+"""The database's clock in SQL, seconds since 1970."""
+
+_CLOCK = sa.text(f"SELECT {CLOCK_S}")
 
 
 class ClockWatch:
@@ -30,7 +33,10 @@ class ClockWatch:
 
     def is_trusted(self, connection: sa.Connection) -> bool:
         """Look at both clocks; return whether the database's was not set forward within the grace."""
-        database_s = float(connection.execute(_CLOCK).scalar_one())
+        return self.sees(float(connection.execute(_CLOCK).scalar_one()))
+
+    def sees(self, database_s: float) -> bool:
+        """Take in what the database's clock shows; return whether it was not set forward within the grace."""
         with self._lock:
             now_s = self._monotonic_s()
             before_s, self._ahead_s = self._ahead_s, database_s - now_s

@@ -8,7 +8,8 @@ from formulation.errors import RequestIdReused
 from formulation.resources import Request
 
 _CLAIM = sa.text("""
-INSERT INTO request_ids (id, method, digest) VALUES (:id, :method, :digest)
+INSERT INTO request_ids (id, method, digest, response)
+VALUES (:id, :method, :digest, :response)
 ON CONFLICT DO NOTHING
 """)  # waits for a concurrent duplicate to end
 
@@ -17,13 +18,22 @@ _FIND = sa.text("SELECT method, digest, response FROM request_ids WHERE id = :id
 _ANSWER = sa.text("UPDATE request_ids SET response = :response WHERE id = :id")
 
 
-def claim(connection: sa.Connection, request: Request) -> bytes | None:
+def claim(
+    connection: sa.Connection, request: Request, response: bytes | None = None
+) -> bytes | None:
     """Claim the id for this transaction, or return what the request was answered before.
+
+    ``response`` is the answer where it is known already; else it is given to ``answer``.
 
     Raises:
         RequestIdReused: the id was used with another method or body.
     """
-    values = {"id": request.id, "method": request.method, "digest": request.digest}
+    values = {
+        "id": request.id,
+        "method": request.method,
+        "digest": request.digest,
+        "response": response,
+    }
     if connection.execute(_CLAIM, values).rowcount:
         return None
     found = answered(connection, request)

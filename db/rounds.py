@@ -13,7 +13,7 @@ from db.documents import summary_from, summary_json
 from db.engine import Database
 from db.guard import JobNow, NodeNow, World, event_of, skipped
 from db.promises import Promise, legs_by_job, record_promises
-from db.rows import cluster_id
+from db.rows import cluster_id, json_rows
 from db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from db.turn import Change, NewCell, Turn
 from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
@@ -40,21 +40,24 @@ RETURNING id, revision, epoch, last_round
 
 _LAST_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
 
-_JOBS = sa.text("""
-SELECT name, id, version, state, generation FROM jobs
-WHERE cluster_id = :cluster AND name = ANY(:names)
-""")
-
-_NODES = sa.text("SELECT name, id, version FROM nodes WHERE cluster_id = :cluster")
-
-_OWNERS = sa.text("""
-SELECT l.node_id, l.gpu, l.job_id FROM allocations l JOIN nodes n ON n.id = l.node_id
-WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'
-""")
-
-_TYPES_AND_PLANS = sa.text("""
-SELECT true AS is_type, name, id FROM gpu_types WHERE cluster_id = :cluster
-UNION ALL SELECT false, name, id FROM plans WHERE cluster_id = :cluster
+_WORLD = sa.text(f"""
+SELECT
+    {
+    json_rows(
+        "j.name, j.id, j.version, j.state, j.generation",
+        "jobs j WHERE j.cluster_id = :cluster AND j.name = ANY(:names)",
+    )
+} AS jobs,
+    {json_rows("n.name, n.id, n.version", "nodes n WHERE n.cluster_id = :cluster")} AS nodes,
+    {
+    json_rows(
+        "l.node_id, l.gpu, l.job_id",
+        "allocations l JOIN nodes n ON n.id = l.node_id"
+        " WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'",
+    )
+} AS owners,
+    {json_rows("t.name, t.id", "gpu_types t WHERE t.cluster_id = :cluster")} AS types,
+    {json_rows("p.name, p.id", "plans p WHERE p.cluster_id = :cluster")} AS plans
 """)
 
 _INSERT_ROUND = sa.text("""
@@ -129,8 +132,10 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
             raise NotFound(f"clusters/{name}")
         raise RoundSuperseded(f"clusters/{name}/rounds/{number}")
     turn = _Round(connection, name, row)
-    if request is not None and (answer := requests.claim(connection, request)) is not None:
-        raise RoundSuperseded(answer.decode())  # rolls back what was advanced
+    if request is not None:
+        response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
+        if (answer := requests.claim(connection, request, response)) is not None:
+            raise RoundSuperseded(answer.decode())  # rolls back what was advanced
     return turn
 
 
@@ -164,24 +169,19 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
     connection.execute(_INSERT_ROUND, values)
     job_ids = {name: job.key for name, job in world.jobs.items()}
     write_decisions(connection, turn.cluster, turn.number, records, job_ids)
-    if commit.request is not None:
-        response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
-        requests.answer(connection, commit.request, response)
     return RoundRecord(summary=summary, decisions=records)
 
 
 def _world(turn: Turn, names: Sequence[str]) -> World:
-    run, cluster = turn.connection.execute, {"cluster": turn.cluster}
-    named = run(_TYPES_AND_PLANS, cluster).all()
+    found = turn.connection.execute(_WORLD, {"cluster": turn.cluster, "names": list(names)}).one()
     return World(
         jobs={
             name: JobNow(key=key, version=version, state=_STATE[state], generation=generation)
-            for name, key, version, state, generation in run(_JOBS, cluster | {"names": list(names)})
+            for name, key, version, state, generation in found.jobs
         },
-        nodes={name: NodeNow(key=key, version=at) for name, key, at in run(_NODES, cluster)},
-        owner={(node, gpu): job for node, gpu, job in run(_OWNERS, cluster)},
-        types={name: key for is_type, name, key in named if is_type},
-        plans={name: key for is_type, name, key in named if not is_type},
+        nodes={name: NodeNow(key=key, version=at) for name, key, at in found.nodes},
+        owner={(node, gpu): job for node, gpu, job in found.owners},
+        types=dict(found.types), plans=dict(found.plans),
     )  # fmt: skip
 
 

@@ -26,6 +26,18 @@ from formulation.snapshot import GpuType, Workload
 
 Row = sa.RowMapping
 
+
+def json_rows(columns: str, source: str, order: str = "") -> str:
+    """Return a subquery for all rows of ``source`` as one JSON array of arrays, in ``order``.
+
+    Several of them make one statement: each statement is a wait for the database.
+    """
+    ordered = f" ORDER BY {order}" if order else ""
+    return f"""(
+    SELECT coalesce(json_agg(json_build_array({columns}){ordered}), '[]') FROM {source}
+)"""  # noqa: S608 - constants of the modules of ``db``
+
+
 SILENT_S = """
     extract(epoch FROM clock_timestamp() - coalesce(a.heard_at, n.heard_at))::float8
 """

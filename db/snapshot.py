@@ -9,7 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from db.copy import read_columns
-from db.rows import SERVICE_GPU_S
+from db.rows import SERVICE_GPU_S, json_rows
 from db.tables import LIVE
 from formulation.errors import NotFound
 from formulation.network.facts import Measured, Standing, Traffics
@@ -31,71 +31,69 @@ from formulation.snapshot import (
 )
 from formulation.tables import Ints
 
-
-def _rows(columns: str, order: str, source: str) -> str:
-    """Return a subquery for the rows of ``source`` as one JSON array of arrays."""
-    return f"""(
-    SELECT coalesce(json_agg(json_build_array({columns}) ORDER BY {order}), '[]') FROM {source}
-)"""  # noqa: S608 - constants of this module
-
-
 _CLUSTER = sa.text(f"""
 SELECT c.id, c.epoch, c.last_round, c.decided_round, extract(epoch FROM now())::float8 AS now_s,
     (SELECT n.topology FROM networks n WHERE n.cluster_id = c.id) AS topology,
     {
-    _rows(
+    json_rows(
         "t.id, t.name, t.memory_bytes, t.dollars_per_hour, t.watts",
-        "t.ordinal",
         "gpu_types t WHERE t.cluster_id = c.id",
+        "t.ordinal",
     )
 } AS gpu_types,
     {
-    _rows(
+    json_rows(
         "w.id, w.model, w.params, w.global_batch",
-        "w.model, w.params, w.global_batch",
         "workloads w WHERE w.cluster_id = c.id",
+        "w.model, w.params, w.global_batch",
     )
 } AS workloads,
-    {_rows("p.id, p.name", "p.name", "plans p WHERE p.cluster_id = c.id")} AS plans,
+    {json_rows("p.id, p.name", "plans p WHERE p.cluster_id = c.id", "p.name")} AS plans,
     {
-    _rows(
-        "n.id, n.name, n.weight, n.borrow_gpus, n.lends",
+    json_rows(
+        "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
+        "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false)",
+        "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
+    )
+} AS nodes,
+    {json_rows("j.name, j.tenant", f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}", "j.id")}
+        AS job_names,
+    {
+    json_rows(
+        "n.id, n.name, n.weight, n.borrow_gpus, n.lends",
         "tenants n WHERE n.cluster_id = c.id",
+        "n.name",
     )
 } AS tenants,
     {
-    _rows(
+    json_rows(
         "q.tenant_id, coalesce(q.gpu_type_id, 0), q.gpus",
-        "n.name, t.ordinal NULLS FIRST",
         "quotas q JOIN tenants n ON n.id = q.tenant_id"
         " LEFT JOIN gpu_types t ON t.id = q.gpu_type_id WHERE n.cluster_id = c.id",
+        "n.name, t.ordinal NULLS FIRST",
     )
 } AS quotas,
     {
-    _rows(
+    json_rows(
+        "v.job_id, v.node_id",
+        "job_avoids v JOIN jobs j ON j.id = v.job_id JOIN nodes n ON n.id = v.node_id"
+        f" WHERE j.cluster_id = c.id AND j.{LIVE}",
+        "j.id, n.name",
+    )
+} AS avoids,
+    {
+    json_rows(
         "p.key, greatest(p.value::float8, 0)",
-        'p.key COLLATE "C"',
         "rounds r CROSS JOIN LATERAL jsonb_each(r.summary->'prices') AS p"
         " WHERE r.cluster_id = c.id AND r.number = c.decided_round"
         " AND jsonb_typeof(p.value) = 'number'",
+        'p.key COLLATE "C"',
     )
 } AS prices
 FROM clusters c WHERE c.name = :name
-""")  # noqa: S608 - constants of this module
-"""The cluster and all of its small tables: one wait for the database instead of eight."""
-
-_NODES = sa.text("""
-SELECT n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version,
-    NOT n.draining AND coalesce(
-        extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false) AS schedulable
-FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
-WHERE n.cluster_id = :cluster ORDER BY n.name
-""")
-
-_NAMES = sa.text(f"""
-SELECT name, tenant FROM jobs WHERE cluster_id = :cluster AND {LIVE} ORDER BY id
-""")  # noqa: S608 - a constant of db.tables
+""")  # noqa: S608 - constants of db
+"""The cluster and all of its small tables: one wait for the database instead of eleven."""
 
 
 def _case(column: str, codes: dict[str, int]) -> str:
@@ -155,14 +153,6 @@ _ALLOCATION_COLUMNS = {
 }  # fmt: skip
 
 
-_AVOIDS = f"""
-SELECT v.job_id, v.node_id FROM job_avoids v JOIN jobs j ON j.id = v.job_id
-JOIN nodes n ON n.id = v.node_id
-WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
-"""  # noqa: S608 - constants only
-
-_AVOID_COLUMNS = {"job": "int8", "node": "int8"}
-
 _LEGS = f"""
 SELECT j.id, (l.leg->>'start_s')::float8, (l.leg->>'end_s')::float8, t.id,
     (l.leg->>'gpus')::int8, (l.leg->>'pipeline_degree')::int8, p.id
@@ -215,19 +205,18 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     Raises:
         NotFound: the cluster.
     """
-    cluster = connection.execute(_CLUSTER, {"name": name}).one_or_none()
+    values = {"name": name, "silence_s": silence_s}
+    cluster = connection.execute(_CLUSTER, values).one_or_none()
     if cluster is None:
         raise NotFound(f"clusters/{name}")
-    of = {"cluster": cluster.id}
-    nodes = connection.execute(_NODES, of | {"silence_s": silence_s}).all()
     type_at, workload_at, plan_at, node_at = (
         _Index([row[0] for row in rows])
-        for rows in (cluster.gpu_types, cluster.workloads, cluster.plans, nodes)
+        for rows in (cluster.gpu_types, cluster.workloads, cluster.plans, cluster.nodes)
     )
-    jobs, job_at = _jobs(connection, cluster.id, type_at, workload_at, plan_at)
+    jobs, job_at = _jobs(connection, cluster, type_at, workload_at, plan_at)
     a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), _ALLOCATION_COLUMNS)
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
-    avoids = read_columns(connection, _AVOIDS.format(cluster=cluster.id), _AVOID_COLUMNS)
+    avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
     legs = read_columns(connection, _LEGS.format(cluster=cluster.id), _LEG_COLUMNS)
     legs |= {"job": job_at.of(legs["job"]), "gpu_type": type_at.of(legs["gpu_type"]),
              "plan": plan_at.of(legs["plan"])}  # fmt: skip
@@ -238,14 +227,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
             GpuType(name=name, memory_bytes=memory, dollars_per_hour=float(dollars), watts=float(watts))
             for _, name, memory, dollars, watts in cluster.gpu_types
         ),
-        nodes=Nodes(
-            name=tuple(n.name for n in nodes),
-            gpu_type=type_at.of(np.array([n.gpu_type_id for n in nodes], np.int64)),
-            gpus=np.array([n.gpus for n in nodes], np.int64),
-            rack=tuple(n.rack for n in nodes),
-            schedulable=np.array([n.schedulable for n in nodes], np.bool_),
-            version=np.array([n.version for n in nodes], np.int64),
-        ),
+        nodes=_nodes(cluster.nodes, type_at),
         workloads=tuple(
             Workload(model=model, params=params, global_batch=batch)
             for _, model, params, batch in cluster.workloads
@@ -258,7 +240,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
             generation=a["generation"],
         ),
         tenants=tenants, quotas=quotas,
-        avoids=Avoids(job=job_at.of(avoids["job"]), node=node_at.of(avoids["node"])),
+        avoids=Avoids(job=job_at.of(avoiding), node=node_at.of(avoided)),
         legs=Legs(**legs),
         prices=Prices(
             name=tuple(key for key, _ in cluster.prices),
@@ -325,17 +307,30 @@ class _Index:
         return np.where(self._sorted[at] == keys, self._order[at], absent).astype(np.int64)
 
 
+def _nodes(rows: Sequence[Sequence[Any]], type_at: _Index) -> Nodes:
+    _, names, types, gpus, racks, versions, schedulable = list(zip(*rows, strict=True)) or [()] * 7
+    return Nodes(
+        name=tuple(names), gpu_type=type_at.of(np.array(types, np.int64)),
+        gpus=np.array(gpus, np.int64), rack=tuple(racks),
+        schedulable=np.array(schedulable, np.bool_), version=np.array(versions, np.int64),
+    )  # fmt: skip
+
+
 def _jobs(
-    connection: sa.Connection, cluster: int, type_at: _Index, workload_at: _Index, plan_at: _Index
+    connection: sa.Connection,
+    cluster: sa.Row[Any],
+    type_at: _Index,
+    workload_at: _Index,
+    plan_at: _Index,
 ) -> tuple[Jobs, _Index]:
-    names = connection.execute(_NAMES, {"cluster": cluster}).all()
-    j = read_columns(connection, _JOBS.format(cluster=cluster), _JOB_COLUMNS)
+    names, tenants = list(zip(*cluster.job_names, strict=True)) or [()] * 2
+    j = read_columns(connection, _JOBS.format(cluster=cluster.id), _JOB_COLUMNS)
     return Jobs(
-        name=tuple(row.name for row in names), version=j["version"], state=j["state"],
+        name=names, version=j["version"], state=j["state"],
         workload=workload_at.of(j["workload"]), iterations=j["iterations"],
         iterations_left=j["iterations_left"], requested_gpus=j["requested_gpus"],
         requested_type=type_at.of(j["requested_type"]), pinned_type=j["pinned_type"],
-        tenant=tuple(row.tenant for row in names), queue=j["queue"], weight=j["weight"],
+        tenant=tenants, queue=j["queue"], weight=j["weight"],
         guaranteed=j["guaranteed"], movable=j["movable"], deadline_s=j["deadline_s"],
         admitted=j["admitted"], opportunistic=j["opportunistic"], queued_s=j["queued_s"],
         since_s=j["since_s"], service_gpu_s=j["service_gpu_s"],

@@ -186,8 +186,10 @@ class PostgresStore:
         with self._database.read() as connection:
             if request is not None and (done := rounds.replayed(connection, request)) is not None:
                 return done
-            silence_s = self._believed_silence_s(connection)
-            if not agents.needs_expiry(connection, cluster, silence_s):
+            silence = agents.find_silence(connection, cluster)
+            trusted = self._clock_watch.sees(silence.clock_s)
+            silence_s = self._silence_s if trusted else math.inf
+            if not silence.is_ahead and silence.longest_s <= silence_s:
                 return snapshot.load(connection, cluster, silence_s)
         if lost := self.expire(cluster):
             log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})

@@ -9,6 +9,7 @@ from typing import Self
 import sqlalchemy as sa
 
 from db.documents import dumps
+from db.rows import json_rows
 from db.tables import LEAVES
 from formulation.errors import NotFound
 from formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance
@@ -112,9 +113,8 @@ SELECT c.id, clock_timestamp(), c.event, c.state, c.detail
 FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail text)
 """)
 
-_UNRESERVE = sa.text("DELETE FROM allocations WHERE job_id = ANY(:jobs) AND hold = 'reserved'")
-
 _RELEASE = sa.text("""
+WITH unreserved AS (DELETE FROM allocations WHERE job_id = ANY(:jobs) AND hold = 'reserved')
 UPDATE allocations SET hold = 'releasing', release_revision = :revision
 WHERE job_id = ANY(:jobs) AND hold = 'held'
 """)
@@ -127,21 +127,25 @@ SELECT r.*, 'reserved' FROM unnest(
 ) AS r
 """)
 
-_PROMOTE = sa.text("""
-UPDATE allocations r SET hold = 'held'
-FROM nodes n
-WHERE r.hold = 'reserved' AND n.id = r.node_id AND n.cluster_id = :cluster AND NOT EXISTS (
-    SELECT FROM allocations h
-    WHERE h.node_id = r.node_id AND h.gpu = r.gpu AND h.hold IN ('held', 'releasing')
+_SETTLE = sa.text(f"""
+WITH promoted AS (
+    UPDATE allocations r SET hold = 'held'
+    FROM nodes n
+    WHERE r.hold = 'reserved' AND n.id = r.node_id AND n.cluster_id = :cluster AND NOT EXISTS (
+        SELECT FROM allocations h
+        WHERE h.node_id = r.node_id AND h.gpu = r.gpu AND h.hold IN ('held', 'releasing')
+    )
+    RETURNING r.gpu
 )
-""")
-
-_GONE = sa.text(f"""
-SELECT j.id, j.state FROM jobs j
-WHERE j.cluster_id = :cluster AND j.{LEAVES}
-    AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
-ORDER BY j.id
-""")  # noqa: S608 - a constant of db.tables
+SELECT (SELECT count(*) FROM promoted) AS promoted, {
+    json_rows(
+        "j.id, j.state",
+        f"jobs j WHERE j.cluster_id = :cluster AND j.{LEAVES}"
+        " AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)",
+        "j.id",
+    )
+} AS gone
+""")  # noqa: S608 - constants of db
 
 _REVISE = sa.text("""
 WITH revised AS (UPDATE clusters SET revision = :revision WHERE id = :cluster)
@@ -194,10 +198,10 @@ class Turn:
 
     def settle(self) -> None:
         """Give free GPUs to who waits for them, and let jobs that have left be gone."""
-        promoted = self.connection.execute(_PROMOTE, {"cluster": self.cluster})
-        self.changed |= promoted.rowcount > 0
-        gone = self.connection.execute(_GONE, {"cluster": self.cluster}).all()
-        self.apply([Change(job=job, state=JobState(s), event=JobEvent.GONE) for job, s in gone])
+        found = self.connection.execute(_SETTLE, {"cluster": self.cluster}).one()
+        self.changed |= found.promoted > 0
+        gone = [Change(job=j, state=JobState(s), event=JobEvent.GONE) for j, s in found.gone]
+        self.apply(gone)
 
     def end(self) -> bool:
         """Settle, and tell the world if the desired state has changed; return whether it has."""
@@ -216,7 +220,6 @@ class Turn:
         """Reserved GPUs are free at once: no agent was told. Held ones once the agent says so."""
         values = {"jobs": list(jobs), "revision": self.revision}
         if values["jobs"]:
-            self.connection.execute(_UNRESERVE, values)
             self.changed |= self.connection.execute(_RELEASE, values).rowcount > 0
 
     def _reserve(self, changes: Sequence[Change]) -> None:

@@ -18,7 +18,7 @@ from solvers.rounds.options import RoundOptions
 from tests.support.stored import C, a_cluster, a_record, a_spec, do, submit
 from tests.support.worlds import StoppedClock
 
-MOST_TRIPS = 36
+MOST_TRIPS = 26
 """A round that starts jobs waited 59 times before its beginning became one transaction."""
 
 
