@@ -29,8 +29,8 @@ from service.worker import Workers
 from solvers import registry as solvers
 from solvers.base import Budget, endless, require_wanted
 from solvers.kernels.warm import warm
-from solvers.policies import registry as policies
-from solvers.policies.registry import scheduler_of
+from solvers.schedulers import registry as policies
+from solvers.schedulers.registry import scheduler_of
 from solvers.registry import solver as make_solver
 from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 
@@ -319,7 +319,7 @@ def _over(remaining_s: Callable[[], float], cancelled: Callable[[], bool]) -> Ca
 def _require_known(options: RoundOptions, *, commits: bool) -> None:
     """Refuse names that no solver or published policy has, before anything is loaded.
 
-    Rivals, which are there to compare with, decide no round that is committed.
+    Baselines, which are there to compare with, decide no round that is committed.
     """
     if commits:
         solvers.require_product(options.solver)

@@ -23,7 +23,7 @@ from formulation.snapshot import Snapshot
 from service.clock import SystemClock
 from solvers.base import Budget
 from solvers.kernels.warm import warm
-from solvers.policies.registry import scheduler_of
+from solvers.schedulers.registry import scheduler_of
 from solvers.registry import solver as make_solver
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round

@@ -21,12 +21,12 @@ _CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
     "cvxpy": ("solvers.convex", "Convex"),
 }
 
-_RIVALS: Final = {  # to compare with: no round is committed as they decide
-    "stock-cp-sat": ("solvers.rivals.stock", "StockCpSat"),
-    "highs": ("solvers.rivals.highs", "Highs"),
-    "pop-8": ("solvers.rivals.pop", "Pop"),
-    "sia": ("solvers.rivals.sia", "SiaProgram"),
-    "gavel": ("solvers.rivals.gavel", "GavelProgram"),
+_BASELINES: Final = {  # to compare with: no round is committed as they decide
+    "stock-cp-sat": ("solvers.baselines.stock", "StockCpSat"),
+    "highs": ("solvers.baselines.highs", "Highs"),
+    "pop-8": ("solvers.baselines.pop", "Pop"),
+    "sia": ("solvers.baselines.sia", "SiaProgram"),
+    "gavel": ("solvers.baselines.gavel", "GavelProgram"),
 }
 
 _UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8", "sia", "gavel"})
@@ -38,9 +38,9 @@ def names() -> tuple[str, ...]:
     return tuple(_CLASSES)
 
 
-def rivals() -> tuple[str, ...]:
+def baselines() -> tuple[str, ...]:
     """Return the names of solvers that are there to compare with; policies cannot name them."""
-    return tuple(_RIVALS)
+    return tuple(_BASELINES)
 
 
 def is_interruptible(name: str) -> bool:
@@ -49,17 +49,17 @@ def is_interruptible(name: str) -> bool:
 
 
 def require_product(name: str) -> None:
-    """Refuse rivals, which decide no round that is committed.
+    """Refuse baselines, which decide no round that is committed.
 
     Raises:
-        InvalidInput: the solver is a rival, or no solver has that name.
+        InvalidInput: the solver is a baseline, or no solver has that name.
     """
     if name not in _CLASSES:
-        rival = f"{name!r} is there to compare with" if name in _RIVALS else f"unknown {name!r}"
+        baseline = f"{name!r} is there to compare with" if name in _BASELINES else f"unknown {name!r}"
         raise InvalidInput(
             "solver",
-            f"{rival}; choose one of {', '.join(_CLASSES)}"
-            + ("; a dry run or a replay may use it" if name in _RIVALS else ""),
+            f"{baseline}; choose one of {', '.join(_CLASSES)}"
+            + ("; a dry run or a replay may use it" if name in _BASELINES else ""),
         )
 
 
@@ -69,7 +69,7 @@ def solver(name: str = DEFAULT) -> Solver:
     Raises:
         InvalidInput: no solver has that name; the message lists those that there are.
     """
-    known = _CLASSES | _RIVALS
+    known = _CLASSES | _BASELINES
     if name not in known:
         raise InvalidInput("solver", f"unknown {name!r}; choose one of {', '.join(known)}")
     module, cls = known[name]

@@ -65,7 +65,7 @@ def ablation(
     parts: Annotated[str, typer.Option(help="With commas.")] = ",".join(PARTS),
     ours: Annotated[str, typer.Option(help="Which of ours.")] = "ilp:jct",
     others: Annotated[
-        str, typer.Option(help="Rivals of the scheduler alone and on GPU types, with commas.")
+        str, typer.Option(help="Baselines of the scheduler alone and on GPU types, with commas.")
     ] = ",".join(OTHERS),
     depths: Annotated[str, typer.Option(help="Depths of Arena's search.")] = "1,2,3,4,5",
     queues: Annotated[str, typer.Option(help="Numbers of priority queues.")] = "1,2,4,8",

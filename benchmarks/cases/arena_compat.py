@@ -36,13 +36,13 @@ from simulator.run import Decider
 from simulator.scenario import Scenario
 from simulator.traces.profiles import read_profiles
 from simulator.traces.trace import Arrival, read_trace
-from solvers.policies.arena import Arena
-from solvers.policies.base import Published
-from solvers.policies.elasticflow import ElasticFlow
-from solvers.policies.fcfs import Fcfs
-from solvers.policies.gandiva import Gandiva
-from solvers.policies.gavel import Gavel
-from solvers.policies.sia import Sia
+from solvers.schedulers.arena import Arena
+from solvers.schedulers.base import Published
+from solvers.schedulers.elasticflow import ElasticFlow
+from solvers.schedulers.fcfs import Fcfs
+from solvers.schedulers.gandiva import Gandiva
+from solvers.schedulers.gavel import Gavel
+from solvers.schedulers.sia import Sia
 from solvers.rounds.options import RoundOptions
 
 QUIET: Final = 100.0

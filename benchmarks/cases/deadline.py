@@ -231,19 +231,19 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
 def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
     """Return what ``ours`` gains over ElasticFlow, where that ran."""
     kept, found = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
-    for rival, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
-        if rival in swept.names:
-            gain = ratio_interval(kept, swept.pooled(rival, "satisfaction"))
+    for baseline, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
+        if baseline in swept.names:
+            gain = ratio_interval(kept, swept.pooled(baseline, "satisfaction"))
             found[key] = gain.value
             if not math.isnan(gain.low):
                 found |= {f"{key}_low": gain.low, f"{key}_high": gain.high}
-    rival = PAPER if PAPER in swept.names else ELASTICFLOW
-    if rival in swept.names:
+    baseline = PAPER if PAPER in swept.names else ELASTICFLOW
+    if baseline in swept.names:
         found |= {
-            "jct_gain_vs_elasticflow": 1 - _mean_of(swept, ours, rival, "jct"),
-            "throughput_vs_elasticflow": _mean_of(swept, ours, rival, "throughput"),
+            "jct_gain_vs_elasticflow": 1 - _mean_of(swept, ours, baseline, "jct"),
+            "throughput_vs_elasticflow": _mean_of(swept, ours, baseline, "throughput"),
             "peak_throughput_vs_elasticflow": ratio_interval(
-                swept.pooled(ours, "throughput_peak"), swept.pooled(rival, "throughput_peak")
+                swept.pooled(ours, "throughput_peak"), swept.pooled(baseline, "throughput_peak")
             ).value,
         }
     return found
@@ -275,11 +275,11 @@ def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
     return margins[worst], swept.tightness[worst]
 
 
-def _mean_of(swept: Swept, ours: str, rival: str, what: str) -> float:
+def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
     """Return the mean ratio over the sweep; values of tightness at which nobody finished do not count."""
     compare = jct_ratio if what == "jct" else throughput_ratio
     ratios = [
-        compare(swept.runs[ours, value], swept.runs[rival, value]).value
+        compare(swept.runs[ours, value], swept.runs[baseline, value]).value
         for value in swept.tightness
     ]
     known = [r for r in ratios if not math.isnan(r)]

@@ -24,11 +24,11 @@ from solvers.answers import answer, trivial_bound
 from solvers.base import Budget
 from solvers.goals import solve_goals
 from solvers.placement import place
-from solvers.policies.arena import Arena
-from solvers.policies.base import carried, seen
+from solvers.schedulers.arena import Arena
+from solvers.schedulers.base import carried, seen
 from solvers.registry import solver
 
-RIVALS = ("greedy", "arena")
+BASELINES = ("greedy", "arena")
 
 
 @case(
@@ -120,7 +120,7 @@ def _figures(table: list[dict[str, float | int | bool | str]]) -> dict[str, floa
         "worst_gap": max(float(row["gap"]) for row in table),
         "violations": sum(int(row["violations"]) for row in table),
     }
-    for name in RIVALS:
+    for name in BASELINES:
         shares = [_share(row, name, "ilp") for row in table]
         placed = [_share(row, f"{name}_placed", "placed") for row in table]
         tight = [_share(row, name, "ilp") for row in table if row["contended"]]

@@ -97,7 +97,7 @@ def load(
     data-parallel information: ``--information data-parallel --overheads full-search``). ``large``: the share
     of jobs with models from 6 billion parameters on, 0 to 0.75, models being redrawn at equal GPU-hours
     (Morphling section 7.4, Figure 11: LLaMA-2-7B and LLaMA-30B). The ranges of those figures are not in their
-    texts; these are ours, around the trace as it is. Both papers' rivals, Synergy too, go by ``--policies``.
+    texts; these are ours, around the trace as it is. Both papers' baselines, Synergy too, go by ``--policies``.
 
     All runs go on until all jobs are over, with the same information and overheads. The table has, for
     each policy and point, mean JCT over the jobs that all policies finished there, and normalised
@@ -185,7 +185,7 @@ def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
     return text
 
 
-def figures(found: Found, rival: str = "arena") -> dict[str, Figure]:
+def figures(found: Found, baseline: str = "arena") -> dict[str, Figure]:
     """Return what stands out of each sweep; nothing where none of ours or nobody else ran."""
     shown: dict[str, Figure] = {}
     for sweep, by_x in found.items():
@@ -194,12 +194,12 @@ def figures(found: Found, rival: str = "arena") -> dict[str, Figure]:
         others = [name for name in last if not is_ours(name)]
         if not own or not others:
             continue
-        if rival in last:
-            best = min(own, key=lambda name: jct_ratio(last[name], last[rival]).value)
-            jct, work = (of(last[best], last[rival]) for of in (jct_ratio, throughput_ratio))
+        if baseline in last:
+            best = min(own, key=lambda name: jct_ratio(last[name], last[baseline]).value)
+            jct, work = (of(last[best], last[baseline]) for of in (jct_ratio, throughput_ratio))
             shown |= {
-                f"{sweep}_jct_gain_vs_{rival}": 1 - jct.value,
-                f"{sweep}_throughput_gain_vs_{rival}": work.value - 1,
+                f"{sweep}_jct_gain_vs_{baseline}": 1 - jct.value,
+                f"{sweep}_throughput_gain_vs_{baseline}": work.value - 1,
             }
         shown |= {
             f"{sweep}_worst_jct_margin": min(

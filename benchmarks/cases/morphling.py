@@ -160,9 +160,9 @@ def morphling(
 
 
 _GAINS: Final = tuple(
-    f"{prefix}jct_gain_vs_{rival}"
-    for prefix, rivals in (("", ("morphling", "synergy")), ("mt_", ("morphling", "antman")))
-    for rival in rivals
+    f"{prefix}jct_gain_vs_{baseline}"
+    for prefix, baselines in (("", ("morphling", "synergy")), ("mt_", ("morphling", "antman")))
+    for baseline in baselines
 )
 
 
@@ -184,9 +184,9 @@ def _figures(
             "makespan_h": mine.figures["makespan_s"] / HOUR_S,
             "bound_h": float(mine.alone_s.mean()) / HOUR_S,
         }  # fmt: skip
-        for rival in ("morphling", "antman" if trace == MT else "synergy"):
-            if rival in runs:
-                found[f"jct_gain_vs_{rival}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(runs[rival])
+        for baseline in ("morphling", "antman" if trace == MT else "synergy"):
+            if baseline in runs:
+                found[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(runs[baseline])
         others = {p: one for p, one in runs.items() if not is_ours(p)}
         found |= {"jct_rank": _rank(mine, others.values()), "others": len(others)}
         if trace == MT:
@@ -208,10 +208,10 @@ def _rank(mine: Ran, others: Iterable[Ran]) -> int:
     return 1 + sum(mean_jct_h(one) < mean_jct_h(mine) for one in others)
 
 
-def short_part(mine: Ran, rival: Ran) -> float:
-    """Return the share of what ``mine`` gains in JCT on ``rival`` that short jobs gain."""
-    both = np.isfinite(mine.end_s) & np.isfinite(rival.end_s)
-    gain_s = np.where(both, rival.end_s, 0.0) - np.where(both, mine.end_s, 0.0)
+def short_part(mine: Ran, baseline: Ran) -> float:
+    """Return the share of what ``mine`` gains in JCT on ``baseline`` that short jobs gain."""
+    both = np.isfinite(mine.end_s) & np.isfinite(baseline.end_s)
+    gain_s = np.where(both, baseline.end_s, 0.0) - np.where(both, mine.end_s, 0.0)
     whole_s = float(gain_s.sum())
     return float(gain_s[mine.alone_s < SHORT_S].sum()) / whole_s if whole_s else float("nan")
 

@@ -78,7 +78,7 @@ def network(
     Bounds: 97.69, 97.24 and 97.12 % are the paper's for ``plain``, 99 % was set as the aim for what is
     tried on the engine. Shares of fewer than 100 cases, or at other levels than 3, are not judged.
     ``above_optimum`` counts shares above 1 of what was among all that was tried: there can be none.
-    ``violations`` are what the checker of plans finds, rivals' included.
+    ``violations`` are what the checker of plans finds, baselines' included.
 
     Also in the table: plans where each iteration's compute varies by 5 % (beside what is best without); k by
     3 reference jobs (``references``); on one case of four, placement chosen of 3 together with

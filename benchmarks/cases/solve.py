@@ -80,7 +80,7 @@ def solve(
     family: Annotated[str, typer.Option(help=f"{', '.join(FAMILIES)}.")] = "real",
     objective: Annotated[str, typer.Option(help="Objective of the policy.")] = "throughput",
     versus: Annotated[
-        str, typer.Option(help="Rivals by name: cp-sat,cbc,highs,pop-8,sia,gavel or any solver.")
+        str, typer.Option(help="Baselines by name: cp-sat,cbc,highs,pop-8,sia,gavel or any solver.")
     ] = "",
     time_limit: Annotated[float, typer.Option(help="Seconds for each solver.")] = 30.0,
     repeats: Annotated[int, typer.Option(help="Rounds of ours, each of another seed.")] = 1,
@@ -93,18 +93,18 @@ def solve(
     workers: Annotated[int, typer.Option(help="Threads of each solver.")] = 2,
     seed: int = 0,
 ) -> Report:
-    """Solve rounds by ours and by rivals, each in a process of its own.
+    """Solve rounds by ours and by baselines, each in a process of its own.
 
     The families are those of ``benchmarks.rounds.instances``. ``build_s`` is from the snapshot to the
     problem, ``solve_s`` from there to the answer (goals in order: with greedy's, where they start);
     ``total_s`` is both. With ``--repeats`` ours solves as many rounds, and ``solve_s`` is the median,
-    ``gap`` the worst; rivals solve the first. Imports and compilation are done before: each process first
-    solves a tiny round. ``reached_s`` counts from the snapshot until a rival was at least as good as ours
+    ``gap`` the worst; baselines solve the first. Imports and compilation are done before: each process first
+    solves a tiny round. ``reached_s`` counts from the snapshot until a baseline was at least as good as ours
     (relative 1e-9): as told, for CP-SAT; else at its end. A stock solver that stopped short of ours of its
     own accord, within the gap, is run again with gap 0 for it. ``speedup_vs_best_stock`` is the least of
     these times among CP-SAT, CBC and HiGHS, or the limit where it did not get there, over ``total_s`` of
     ours. Goals in order are compared by the first alone. ``speedup_warm`` compares the round after some
-    churn without and with the last answer and prices as a hint (``first_s`` is the round before). A rival
+    churn without and with the last answer and prices as a hint (``first_s`` is the round before). A baseline
     is killed at twice the limit. ``peak_mib`` is a process's.
 
     Bounds: the gap is 1e-4, and 1e-3 on the hard families (``hard_gap``) and for levels (``levels_gap``);
@@ -117,8 +117,8 @@ def solve(
         objective=objective, time_limit_s=time_limit, gap=gap, workers=workers, seed=seed,
         repeats=repeats, running=running,
     )  # fmt: skip
-    rivals = _named(versus)
-    mine, lines = _contest(entry, rivals)
+    baselines = _named(versus)
+    mine, lines = _contest(entry, baselines)
     ours = _all_rounds(mine, entry)
     waived = _waived(entry)
     figures = _figures(entry, mine, ours)
@@ -138,7 +138,7 @@ def solve(
 
 
 def _named(versus: str) -> tuple[str, ...]:
-    """Return the rivals' names. Raises InvalidInput where there is no such solver."""
+    """Return the baselines' names. Raises InvalidInput where there is no such solver."""
     names = tuple(filter(None, (name.strip() for name in versus.split(","))))
     for name in names:
         make_solver(name)
@@ -149,8 +149,8 @@ def _levels(objective: str) -> bool:
     return any(stage.lexicographic for stage in Policy(objective=objective).stages)
 
 
-def _contest(entry: Entry, rivals: Sequence[str]) -> tuple[Outcome, list[_Line]]:
-    """Return what ours came to, and a line for it and for each rival."""
+def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Line]]:
+    """Return what ours came to, and a line for it and for each baseline."""
     make_solver(entry.solver)
     mine = run(entry)
     ours = _all_rounds(mine, entry)
@@ -158,16 +158,16 @@ def _contest(entry: Entry, rivals: Sequence[str]) -> tuple[Outcome, list[_Line]]
         _Line(solver=entry.solver, ended=mine.ended, round=ours[0], reached_s=ours[0].total_s,
               peak_mib=mine.peak_mib)
     ]  # fmt: skip
-    for k in steps(len(rivals), "rivals"):
-        rival = replace(entry, solver=rivals[k], repeats=1)
-        found = run(rival)
+    for k in steps(len(baselines), "baselines"):
+        baseline = replace(entry, solver=baselines[k], repeats=1)
+        found = run(baseline)
         first = found.rounds[0] if found.rounds else None
         reached_s = reached(ours[0], found)
         short = first is not None and math.isnan(reached_s) and first.gap <= entry.gap
-        if short and rivals[k] in STOCK:
-            reached_s = reached(ours[0], run(replace(rival, gap=0.0)))
+        if short and baselines[k] in STOCK:
+            reached_s = reached(ours[0], run(replace(baseline, gap=0.0)))
         lines.append(
-            _Line(solver=rivals[k], ended=found.ended, round=first, reached_s=reached_s,
+            _Line(solver=baselines[k], ended=found.ended, round=first, reached_s=reached_s,
                   peak_mib=found.peak_mib)
         )  # fmt: skip
     return mine, lines
@@ -181,12 +181,12 @@ def _all_rounds(mine: Outcome, entry: Entry) -> tuple[Round, ...]:
     return mine.rounds
 
 
-def reached(ours: Round, rival: Outcome) -> float:
-    """Return the seconds until the rival was at least as good as ours by the first goal; NaN: never."""
+def reached(ours: Round, baseline: Outcome) -> float:
+    """Return the seconds until the baseline was at least as good as ours by the first goal; NaN: never."""
     least = ours.sign * ours.objective - SAME * abs(ours.objective)
-    found = rival.rounds[0] if rival.rounds else None
+    found = baseline.rounds[0] if baseline.rounds else None
     build_s = found.build_s if found else ours.build_s
-    told = found.answers if found else rival.early
+    told = found.answers if found else baseline.early
     for at_s, objective in told:
         if ours.sign * objective >= least:
             return build_s + at_s
@@ -243,7 +243,7 @@ def solve_curve(
     types: Annotated[int, typer.Option(help="GPU types.")] = 4,
     family: Annotated[str, typer.Option(help=f"{', '.join(FAMILIES)}.")] = "real",
     objective: Annotated[str, typer.Option(help="Objective of the policy.")] = "throughput",
-    versus: Annotated[str, typer.Option(help="Rivals by name.")] = "cp-sat,cbc,highs,pop-8,sia",
+    versus: Annotated[str, typer.Option(help="Baselines by name.")] = "cp-sat,cbc,highs,pop-8,sia",
     time_limit: Annotated[float, typer.Option(help="Seconds for each solver.")] = 30.0,
     solver: Annotated[str, typer.Option(help="Solver that is ours.")] = DEFAULT,
     running: Annotated[float, typer.Option(help="Share of the GPUs in use before.")] = 0.5,
@@ -252,13 +252,13 @@ def solve_curve(
     workers: Annotated[int, typer.Option(help="Threads of each solver.")] = 2,
     seed: int = 0,
 ) -> Report:
-    """Draw time against jobs, on logarithmic axes, for ours and its rivals.
+    """Draw time against jobs, on logarithmic axes, for ours and its baselines.
 
     A row for each size and solver, as in ``solve``; ``total_s`` is drawn, a filled mark where the answer is
-    within the gap of the solver's own bound, a hollow one where it is not. A rival that was killed
+    within the gap of the solver's own bound, a hollow one where it is not. A baseline that was killed
     is drawn at twice the limit. ``worst_gap`` is ours.
     """
-    rivals = _named(versus)
+    baselines = _named(versus)
     table: list[dict[str, Figure | str]] = []
     points: list[Point] = []
     worst, verified, slowest_s = 0.0, True, 0.0
@@ -268,7 +268,7 @@ def solve_curve(
             family=family, objective=objective, time_limit_s=time_limit, gap=gap, workers=workers,
             seed=seed, running=running,
         )  # fmt: skip
-        mine, lines = _contest(entry, rivals)
+        mine, lines = _contest(entry, baselines)
         ours = _all_rounds(mine, entry)[0]
         worst, slowest_s = max(worst, ours.gap), max(slowest_s, ours.total_s)
         verified = verified and ours.verified

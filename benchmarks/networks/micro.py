@@ -1,4 +1,4 @@
-"""Each part of Crux against the optimum of a small case, and rivals in its place.
+"""Each part of Crux against the optimum of a small case, and baselines in its place.
 
 A part is judged with the others at their best (Crux 6): paths under the best levels for them; an order on the
 best paths, under the best levels that invert none of it; levels from the best order on the best paths. Shares
@@ -31,13 +31,13 @@ from solvers.network.compression.dag import dag_of
 from solvers.network.factors import factors
 from solvers.network.floor import floored
 from solvers.network.fluid import simulate
-from solvers.network.mechanisms import mechanism, rivals
+from solvers.network.mechanisms import mechanism, baselines
 from solvers.network.priorities import assigned, order_of
 from solvers.network.replan import Options, joint, replan
-from solvers.network.rivals.ecmp import hashed
-from solvers.network.rivals.levels import alone_then_rest, blocks, contended_first
-from solvers.network.rivals.sincronia import bssi
-from solvers.network.rivals.varys import sebf
+from solvers.network.baselines.ecmp import hashed
+from solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
+from solvers.network.baselines.sincronia import bssi
+from solvers.network.baselines.varys import sebf
 from solvers.network.swaps import releveled, swapped
 
 PLAIN: Final = Options(swap_jobs=0, trials=0, margin=0.0)
@@ -274,7 +274,7 @@ def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
 def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
     """Return all whole plans of a case by name."""
     found = {name: replan(c, levels=levels, options=each) for name, each in WHOLE.items()}
-    for name in (*rivals(), "crux-pa", "crux-ps-pa"):
+    for name in (*baselines(), "crux-pa", "crux-ps-pa"):
         found[name] = mechanism(name).plan(c, levels=levels, seed=seed)
     return found
 

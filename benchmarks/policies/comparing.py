@@ -105,9 +105,9 @@ def bound_share(runs: Runs) -> float:
 
 
 def headline(
-    by_policy: ByPolicy, bounds: Sequence[float] = (), rival: str = "arena"
+    by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
 ) -> tuple[str, dict[str, Figure]]:
-    """Return our best integer program and how it compares, with ``rival`` where that ran.
+    """Return our best integer program and how it compares, with ``baseline`` where that ran.
 
     ``bounds`` are throughputs that no policy can beat, one a seed. With several seeds there are the ends of
     the 95 % intervals of the gains, too.
@@ -121,10 +121,10 @@ def headline(
     }  # fmt: skip
     if bounds:
         found["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
-    if rival in by_policy:
-        theirs = by_policy[rival]
-        found |= _gain(f"jct_gain_vs_{rival}", jct_ratio(ours, theirs), -1)
-        found |= _gain(f"throughput_gain_vs_{rival}", throughput_ratio(ours, theirs), 1)
+    if baseline in by_policy:
+        theirs = by_policy[baseline]
+        found |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(ours, theirs), -1)
+        found |= _gain(f"throughput_gain_vs_{baseline}", throughput_ratio(ours, theirs), 1)
         found |= _gain("jct_gain_within_horizon", jct_ratio(ours, theirs, within_horizon=True), -1)
         found["jct_gain_limit"] = 1 - bound_share(theirs)
         if bounds:
@@ -141,13 +141,13 @@ def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
     return found
 
 
-def rows(by_policy: ByPolicy, rival: str = "arena") -> list[dict[str, Figure | str]]:
+def rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
     """Return a row for each policy, by mean JCT over the jobs finished by all."""
-    found = [row(name, by_policy, rival) for name in by_policy]
+    found = [row(name, by_policy, baseline) for name in by_policy]
     return sorted(found, key=lambda r: float(r["jct_mean_s"]))
 
 
-def row(name: str, by_policy: ByPolicy, rival: str) -> dict[str, Figure | str]:
+def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
     """Return what a policy came to: means over seeds; ``jct`` is over jobs finished by all policies.
 
     ``jct_completed_mean_s`` is over all that it finished itself. Where there are several seeds, ``low`` and
@@ -168,9 +168,9 @@ def row(name: str, by_policy: ByPolicy, rival: str) -> dict[str, Figure | str]:
     found["jct_completed_mean_s"] = mean(runs, "jct_mean_s")
     found["jct_bound_share"] = bound_share(runs)
     found |= {"throughput": work.value, **_ends("throughput", work, "")}
-    if rival in by_policy:
-        found[f"jct_over_{rival}"] = jct_ratio(runs, by_policy[rival]).value
-        found[f"throughput_over_{rival}"] = throughput_ratio(runs, by_policy[rival]).value
+    if baseline in by_policy:
+        found[f"jct_over_{baseline}"] = jct_ratio(runs, by_policy[baseline]).value
+        found[f"throughput_over_{baseline}"] = throughput_ratio(runs, by_policy[baseline]).value
     found |= {key: mean(runs, key) for key in MEANS if all(key in one.figures for one in runs)}
     return found | {"stuck_runs": sum(one.figures["stuck"] > 0 for one in runs)}
 

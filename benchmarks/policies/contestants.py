@@ -9,7 +9,7 @@ from typing import Any, Final
 from benchmarks.policies.information import read_dp_memory
 from formulation.errors import InvalidInput
 from formulation.information import Information, data_parallel, estimates, optimum, single_gpu
-from solvers.policies import registry
+from solvers.schedulers import registry
 from solvers.rounds.options import RoundOptions
 
 ILP: Final = "ilp:"

@@ -10,7 +10,7 @@ from formulation.snapshot import Snapshot
 from formulation.statement import state
 from service.clock import SystemClock
 from simulator.run import Decider
-from solvers.policies.base import carried
+from solvers.schedulers.base import carried
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome
 

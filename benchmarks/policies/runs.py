@@ -23,7 +23,7 @@ from simulator.metrics import Reference, alone_seconds, figures, reference_of, s
 from simulator.overheads import overheads as overheads_of
 from simulator.run import Conditions, Decider, Result, simulate
 from simulator.truth import perturbed
-from solvers.policies.base import Published
+from solvers.schedulers.base import Published
 
 BINS: Final = 400
 """Points of a course over time."""

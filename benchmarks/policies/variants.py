@@ -23,7 +23,7 @@ from simulator.traces.recipe import Recipe, follow
 from simulator.traces.screening import screen
 from simulator.traces.speeds import Room, Speeds, load
 from simulator.traces.trace import Arrival
-from solvers.policies.arena import Arena
+from solvers.schedulers.arena import Arena
 
 TASK: Final = "benchmarks.policies.variants:simulated"
 TYPE_SALT, QUEUE_SALT = 1, 2

@@ -34,7 +34,7 @@ from solvers.base import Budget, Solver
 from solvers.goals import Solved, solve_goals, surrogate
 from solvers.greedy import Greedy
 from solvers.registry import solver
-from solvers.rivals.stock import StockCpSat
+from solvers.baselines.stock import StockCpSat
 
 SETUP_S: Final = 600.0
 """Seconds in which a process must have imported, warmed up and drawn its first round."""

@@ -35,7 +35,7 @@ from simulator.run import Conditions
 from simulator.traces.trace import TraceOptions
 from simulator.workloads.published import NAMES
 from solvers.network import mechanisms
-from solvers.policies import registry
+from solvers.schedulers import registry
 
 POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
 """What runs where no policy is named."""

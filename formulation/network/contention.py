@@ -89,7 +89,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """Jobs and the links that they load once paths are chosen; what engines and rivals work on.
+    """Jobs and the links that they load once paths are chosen; what engines and baselines work on.
 
     ``busy_s`` is M / B: seconds that one iteration needs of the link at full bandwidth. Links of a job rise.
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulation.tables import Ints
-from solvers.policies.base import Seen
-from solvers.policies.packing import Packing, options_of
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Packing, options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

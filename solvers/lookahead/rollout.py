@@ -51,7 +51,7 @@ class Rollout:
 def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> Rollout:
     """Return the best list that was found for the jobs ``among`` (bool[jobs of ``ahead``]), followed.
 
-    ``free`` is int64[resources, slots]. The first list is EDF as ``solvers.policies.edf`` has it: by
+    ``free`` is int64[resources, slots]. The first list is EDF as ``solvers.schedulers.edf`` has it: by
     deadline, each on what it runs on, else as requested, else on its fastest Cell. Another takes its place
     only where it meets more weight, so that with nobody else to come no deadline is lost to EDF.
     """

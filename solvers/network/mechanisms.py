@@ -26,12 +26,12 @@ class Mechanism:
     plan: Planner
 
 
-_RIVALS: Final = {  # module of a function; imported when asked for
-    "ecmp": ("solvers.network.rivals.ecmp", "plan"),
-    "sincronia": ("solvers.network.rivals.sincronia", "plan"),
-    "varys": ("solvers.network.rivals.varys", "plan"),
-    "taccl*": ("solvers.network.rivals.taccl", "plan"),
-    "cassini": ("solvers.network.rivals.cassini", "plan"),
+_BASELINES: Final = {  # module of a function; imported when asked for
+    "ecmp": ("solvers.network.baselines.ecmp", "plan"),
+    "sincronia": ("solvers.network.baselines.sincronia", "plan"),
+    "varys": ("solvers.network.baselines.varys", "plan"),
+    "taccl*": ("solvers.network.baselines.taccl", "plan"),
+    "cassini": ("solvers.network.baselines.cassini", "plan"),
 }
 
 _OURS: Final = {
@@ -41,16 +41,16 @@ _OURS: Final = {
     "crux-paper": ("solvers.network.variants", "paper"),
 }
 
-_KNOWN: Final = _RIVALS | _OURS
+_KNOWN: Final = _BASELINES | _OURS
 
 
-def rivals() -> tuple[str, ...]:
+def baselines() -> tuple[str, ...]:
     """Return the names of what Crux is compared with."""
-    return tuple(_RIVALS)
+    return tuple(_BASELINES)
 
 
 def names() -> tuple[str, ...]:
-    """Return all known names, the rivals first."""
+    """Return all known names, the baselines first."""
     return tuple(_KNOWN)
 
 

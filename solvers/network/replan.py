@@ -30,7 +30,7 @@ from solvers.network.floor import Floored, floored
 from solvers.network.fluid import works
 from solvers.network.paths import least_comm_s, select
 from solvers.network.priorities import MARGIN, assigned, held, order_of
-from solvers.network.rivals.ecmp import hashed
+from solvers.network.baselines.ecmp import hashed
 from solvers.network.swaps import Moves, Window, by_level, releveled, swapped
 from solvers.network.trials import TRIALS, tried
 

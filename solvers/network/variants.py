@@ -1,4 +1,4 @@
-"""Crux's variants as mechanisms, to stand beside the rivals."""
+"""Crux's variants as mechanisms, to stand beside the baselines."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class RoundOptions(Policy):
     seed: int = 0
     solve_limit_s: float = math.inf
     scheduler: str = ""
-    """A published policy (``solvers.policies``) decides, e.g. ``fcfs``; no promise or limit binds it.
+    """A published policy (``solvers.schedulers``) decides, e.g. ``fcfs``; no promise or limit binds it.
     Empty: Tessera's own statement."""
     work: tuple[tuple[str, float], ...] = ()
     """Solver -> deterministic work at which to stop; empty: only time and gap stop it."""

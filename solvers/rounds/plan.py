@@ -27,7 +27,7 @@ from solvers.base import Budget, Solver
 from solvers.goals import solve_goals
 from solvers.lookahead import ADMISSION, admit
 from solvers.placement import Placed, place
-from solvers.policies.base import Known, Scheduler, not_chosen
+from solvers.schedulers.base import Known, Scheduler, not_chosen
 from solvers.prices import known_prices
 from solvers.rounds.network import plan_network
 from solvers.rounds.options import RoundOptions

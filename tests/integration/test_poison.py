@@ -21,7 +21,7 @@ from service.rpc import fields
 from service.rpc.convert import clusters, estimates, jobs, tenants
 from service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from service.rpc.names import cluster_name
-from solvers.policies.registry import names as schedulers
+from solvers.schedulers.registry import names as schedulers
 from solvers.registry import names as solvers
 from solvers.rounds.options import RoundOptions
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2

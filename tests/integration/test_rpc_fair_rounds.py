@@ -200,16 +200,16 @@ async def test_more_levels_than_the_limit_are_refused_and_recorded_ones_are_repl
         assert again.same_decisions
 
 
-@pytest.mark.parametrize("rival", ["sia", "highs", "stock-cp-sat"])
-async def test_a_rival_commits_no_round(rival: str) -> None:
+@pytest.mark.parametrize("baseline", ["sia", "highs", "stock-cp-sat"])
+async def test_a_baseline_commits_no_round(baseline: str) -> None:
     async with api() as a:
         with pytest.raises(grpc.aio.AioRpcError, match="there to compare with") as wrong:
-            await a.schedule("small", options=pb.RoundOptions(solver=rival))
+            await a.schedule("small", options=pb.RoundOptions(solver=baseline))
         assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert not a.store.committed
 
 
-async def test_a_rival_that_nothing_interrupts_ends_with_its_caller() -> None:
+async def test_a_baseline_that_nothing_interrupts_ends_with_its_caller() -> None:
     async with api() as a:
         call = a.schedule("huge", HOUR_S, dry_run=True, options=pb.RoundOptions(solver="highs"))
         assert await asyncio.to_thread(a.store.loaded.acquire, timeout=ENOUGH_S)

@@ -19,8 +19,8 @@ from formulation.snapshot import Estimates, Snapshot
 from formulation.tables import Ints
 from simulator.run import Decider, Result
 from simulator.store import EPOCH_S
-from solvers.policies.base import Scheduler, Seen, seen
-from solvers.policies.registry import names, published
+from solvers.schedulers.base import Scheduler, Seen, seen
+from solvers.schedulers.registry import names, published
 from solvers.registry import solver
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round

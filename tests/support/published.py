@@ -14,7 +14,7 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import Quotas, Snapshot, Tenants
 from solvers.base import Budget
-from solvers.policies.base import Published, seen
+from solvers.schedulers.base import Published, seen
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 RUNNING = JobState.RUNNING

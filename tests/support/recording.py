@@ -27,8 +27,8 @@ from formulation.network.running import running_now
 from formulation.snapshot import Snapshot
 from simulator.run import Conditions, Decider, simulate
 from solvers.base import Budget
-from solvers.policies.registry import names as scheduler_names
-from solvers.policies.registry import scheduler_of
+from solvers.schedulers.registry import names as scheduler_names
+from solvers.schedulers.registry import scheduler_of
 from solvers.registry import names as solver_names
 from solvers.registry import solver as make_solver
 from solvers.rounds.network import plan_network

@@ -13,7 +13,7 @@ from benchmarks.cases.morphling import KNOWN, TRACES, mean_jct_h, morphling, sho
 from benchmarks.policies.runs import Ran
 from benchmarks.registry import Skip
 from formulation.errors import InvalidInput
-from solvers.policies import registry
+from solvers.schedulers import registry
 
 Stretch = tuple[str, float, float]
 
@@ -40,9 +40,9 @@ def test_mean_jct_is_of_the_jobs_that_ended_and_are_asked_for() -> None:
 
 def test_the_part_of_short_jobs_is_of_what_is_gained_in_all() -> None:
     ours = a_ran(100.0, 1000.0, math.inf, alone_s=[50.0, 900.0, 20.0])
-    rival = a_ran(400.0, 1100.0, 5.0, alone_s=[50.0, 900.0, 20.0])
+    baseline = a_ran(400.0, 1100.0, 5.0, alone_s=[50.0, 900.0, 20.0])
 
-    assert short_part(ours, rival) == 0.75
+    assert short_part(ours, baseline) == 0.75
     assert math.isnan(short_part(ours, ours))
 
 

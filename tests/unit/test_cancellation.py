@@ -23,7 +23,7 @@ from solvers import registry
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.network.swaps import Effort
-from solvers.policies.registry import scheduler_of
+from solvers.schedulers.registry import scheduler_of
 from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 
 JOBS = 200

@@ -80,14 +80,14 @@ def test_dominance_agrees_with_its_definition(seed: int) -> None:
     cells = build_cells(a_snapshot(nodes=nodes, jobs=[], estimates=estimates))
     keep = undominated(cells)
     for c in range(len(cells)):
-        rivals = [
+        baselines = [
             r for r in range(len(cells))
             if r != c and cells.workload[r] == cells.workload[c]
             and cells.gpu_type[r] == cells.gpu_type[c]
             and cells.gpus[r] <= cells.gpus[c] and cells.rate[r] >= cells.rate[c]
         ]  # fmt: skip
         strictly = [
-            r for r in rivals
+            r for r in baselines
             if (cells.gpus[r], cells.rate[r]) != (cells.gpus[c], cells.rate[c]) or r < c
         ]  # fmt: skip
         assert keep[c] == (not strictly)

@@ -12,7 +12,7 @@ from formulation.policy import Policy
 from simulator.compat.arena import CompatResult
 from simulator.compat.oddities import OF_LOOPS
 from simulator.compat.rigid import Rigid
-from solvers.policies.base import seen
+from solvers.schedulers.base import seen
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 

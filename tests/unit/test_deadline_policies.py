@@ -16,10 +16,10 @@ from formulation.snapshot import Snapshot
 from solvers.base import Budget
 from solvers.lookahead import admit
 from solvers.lookahead.admission import drafts
-from solvers.policies.arena_deadline import ArenaDeadline
-from solvers.policies.base import Published, seen
-from solvers.policies.edf import Edf
-from solvers.policies.elasticflow import ElasticFlow
+from solvers.schedulers.arena_deadline import ArenaDeadline
+from solvers.schedulers.base import Published, seen
+from solvers.schedulers.edf import Edf
+from solvers.schedulers.elasticflow import ElasticFlow
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cases.greedy_gap import compared
-from solvers.policies.arena import Arena
+from solvers.schedulers.arena import Arena
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 

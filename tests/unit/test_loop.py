@@ -236,9 +236,9 @@ def test_a_replay_that_cannot_end_early_gives_way_with_an_error() -> None:
         world.loop.replay("test", 1, None, fair_s=lambda: 0.0, **given)
 
 
-def test_rivals_decide_dry_runs_and_commit_nothing() -> None:
+def test_baselines_decide_dry_runs_and_commit_nothing() -> None:
     world = World()
-    for name in registry.rivals():
+    for name in registry.baselines():
         with pytest.raises(InvalidInput, match=r"there to compare with.*a dry run or a replay"):
             world.schedule(options=RoundOptions(solver=name))
     assert not world.store.committed

@@ -17,11 +17,11 @@ from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vert
 from solvers.network.compression import compression_of
 from solvers.network.floor import floored
 from solvers.network.fluid import simulate
-from solvers.network.rivals.circles import circle
-from solvers.network.rivals.sincronia import bssi
+from solvers.network.baselines.circles import circle
+from solvers.network.baselines.sincronia import bssi
 from solvers.network.swaps import Window
 from tests.support.networks import FluidJob, a_demand
-from tests.unit.test_network_rivals import a_contention
+from tests.unit.test_network_baselines import a_contention
 
 GPU, NIC, TOR = Tier.GPU, Tier.NIC, Tier.TOR
 DIGITS = 10**400

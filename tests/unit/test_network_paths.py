@@ -11,7 +11,7 @@ import pytest
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
 from solvers.network.paths import least_comm_s, offered, select
-from solvers.network.rivals.ecmp import hashed
+from solvers.network.baselines.ecmp import hashed
 from tests.support.contentions import a_contention
 
 BOTH = np.array([0, 1])

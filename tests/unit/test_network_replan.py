@@ -16,7 +16,7 @@ from solvers.network.floor import floored
 from solvers.network.fluid import meetings, simulate, works
 from solvers.network.paths import select
 from solvers.network.replan import Options, Variant, joint, replan, replanned
-from solvers.network.rivals.ecmp import hashed
+from solvers.network.baselines.ecmp import hashed
 from solvers.network.swaps import (
     PLAYED,
     Moves,

@@ -23,15 +23,15 @@ from formulation.tables import Ints
 from service.loop import decide_again
 from solvers.base import Budget
 from solvers.greedy import Greedy
-from solvers.policies.base import Published, Scheduler, Seen, carried, seen
-from solvers.policies.elasticflow import ElasticFlow
-from solvers.policies.fcfs import Fcfs
-from solvers.policies.gandiva import Gandiva
-from solvers.policies.gavel import Gavel, GavelLas
-from solvers.policies.packing import options_of
-from solvers.policies.registry import names, published, scheduler_of
-from solvers.policies.sia import Sia
-from solvers.policies.srt import Srt
+from solvers.schedulers.base import Published, Scheduler, Seen, carried, seen
+from solvers.schedulers.elasticflow import ElasticFlow
+from solvers.schedulers.fcfs import Fcfs
+from solvers.schedulers.gandiva import Gandiva
+from solvers.schedulers.gavel import Gavel, GavelLas
+from solvers.schedulers.packing import options_of
+from solvers.schedulers.registry import names, published, scheduler_of
+from solvers.schedulers.sia import Sia
+from solvers.schedulers.srt import Srt
 from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 from tests.support.builders import (
     a_job,

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulation.policy import Policy
-from solvers.policies.antman import AntMan
-from solvers.policies.base import seen
-from solvers.policies.morphling import Morphling
-from solvers.policies.registry import published
+from solvers.schedulers.antman import AntMan
+from solvers.schedulers.base import seen
+from solvers.schedulers.morphling import Morphling
+from solvers.schedulers.registry import published
 from tests.support.builders import a_job, a_random_snapshot
 from tests.support.published import FLAT, LINEAR, RUNNING, a_round, decided, rates, with_quota
 
@@ -63,17 +63,17 @@ def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum()
 
 
 def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
-    def a_case(*, rival_guaranteed: bool) -> dict[str, tuple[int, int] | None]:
+    def a_case(*, baseline_guaranteed: bool) -> dict[str, tuple[int, int] | None]:
         jobs = [
             a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=4, guaranteed=True),
-            a_job("rival", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2,
-                  guaranteed=rival_guaranteed),
+            a_job("baseline", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2,
+                  guaranteed=baseline_guaranteed),
         ]  # fmt: skip
         cells = [rates(0, 0, {2: 20.0, 4: 40.0}), rates(1, 0, {2: 20.0})]
         return decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
 
-    assert a_case(rival_guaranteed=False) == {"owed": (0, 4), "rival": None}
-    assert a_case(rival_guaranteed=True) == {"owed": None, "rival": (0, 2)}
+    assert a_case(baseline_guaranteed=False) == {"owed": (0, 4), "baseline": None}
+    assert a_case(baseline_guaranteed=True) == {"owed": None, "baseline": (0, 2)}
 
 
 def test_morphling_serves_guaranteed_jobs_only_within_the_tenants_quota() -> None:

@@ -26,7 +26,7 @@ from service.rpc.convert.rounds import of_summary
 from simulator.metrics import worst_gap
 from simulator.run import RoundRow
 from solvers.base import Budget
-from solvers.policies.registry import scheduler_of
+from solvers.schedulers.registry import scheduler_of
 from solvers.registry import solver
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round

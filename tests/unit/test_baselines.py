@@ -25,8 +25,8 @@ from formulation.statement import build_problem
 from solvers import registry
 from solvers.answers import answer, objective_of, without_answer
 from solvers.base import Budget
-from solvers.rivals.pop import Pop, part_of
-from solvers.rivals.stock import StockCpSat
+from solvers.baselines.pop import Pop, part_of
+from solvers.baselines.stock import StockCpSat
 from tests.support import problems as support
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
@@ -42,9 +42,9 @@ def optimum_or_nan(problem: Problem) -> int | float | None:
         return math.nan
 
 
-@pytest.mark.parametrize("name", registry.rivals())
+@pytest.mark.parametrize("name", registry.baselines())
 @pytest.mark.parametrize("kind", SMALL_KINDS)
-def test_a_rival_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> None:
+def test_a_baseline_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> None:
     by = registry.solver(name)
     for seed in range(5):
         problem = a_problem(np.random.default_rng(seed), kind)
@@ -55,8 +55,8 @@ def test_a_rival_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> None:
             assert found.objective == best
 
 
-@pytest.mark.parametrize("name", registry.rivals())
-def test_a_rival_without_time_says_that_it_does_not_know(name: str) -> None:
+@pytest.mark.parametrize("name", registry.baselines())
+def test_a_baseline_without_time_says_that_it_does_not_know(name: str) -> None:
     problem = support.a_problem([[(60, {0: 5})], [(50, {0: 5})]], [10])
     found = registry.solver(name).solve(problem, EXPIRED)
 
@@ -64,17 +64,17 @@ def test_a_rival_without_time_says_that_it_does_not_know(name: str) -> None:
     assert found.bound >= 110
 
 
-def test_exact_rivals_agree_on_a_round_and_the_others_come_near() -> None:
+def test_exact_baselines_agree_on_a_round_and_the_others_come_near() -> None:
     problem = build_problem(instance(60, 64, 4, 3, running=0.5), Policy())
-    worth = {n: registry.solver(n).solve(problem, ALWAYS).objective for n in registry.rivals()}
+    worth = {n: registry.solver(n).solve(problem, ALWAYS).objective for n in registry.baselines()}
 
     best = worth.pop("highs")
     assert worth.pop("stock-cp-sat") == best == worth.pop("sia")
     assert all(0.6 * best < objective <= best for objective in worth.values())
 
 
-def test_rivals_decide_no_round() -> None:
-    assert not set(registry.rivals()) & set(registry.names())
+def test_baselines_decide_no_round() -> None:
+    assert not set(registry.baselines()) & set(registry.names())
 
 
 def test_pop_with_one_part_is_its_inner_solver() -> None:
@@ -183,7 +183,7 @@ def test_the_fuzzer_sees_what_is_wrong_with_an_answer() -> None:
     assert faults(problem, right, None) == ["wrong_proofs"]
 
 
-# what the bench makes of a rival
+# what the bench makes of a baseline
 
 
 def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
@@ -193,13 +193,13 @@ def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
     )  # fmt: skip
 
 
-def test_a_rival_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:
+def test_a_baseline_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:
     told = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
 
     assert reached(a_round(10.0), Outcome(rounds=(told,), ended="done")) == 1.5
 
 
-def test_a_rival_that_tells_nothing_has_reached_ours_at_its_end() -> None:
+def test_a_baseline_that_tells_nothing_has_reached_ours_at_its_end() -> None:
     assert reached(a_round(10.0), Outcome(rounds=(a_round(10.0),), ended="done")) == 2.5
     assert math.isnan(reached(a_round(10.0), Outcome(rounds=(a_round(9.9),), ended="done")))
     wrong = replace(a_round(10.0), verified=False)
@@ -215,7 +215,7 @@ def test_where_less_is_better_less_reaches_ours() -> None:
     assert reached(ours, Outcome(rounds=(told,), ended="done")) == 0.9
 
 
-def test_a_rival_that_was_killed_keeps_what_it_had_told() -> None:
+def test_a_baseline_that_was_killed_keeps_what_it_had_told() -> None:
     lines: queue.Queue[str] = queue.Queue()
     for line in ({"started": True}, {"answer": [0.5, 10.0]}):
         lines.put(json.dumps(line))

@@ -16,8 +16,8 @@ import numpy as np
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
-from solvers.network.rivals.circles import fitted
-from solvers.network.rivals.ecmp import hashed
+from solvers.network.baselines.circles import fitted
+from solvers.network.baselines.ecmp import hashed
 
 DRIFT: Final = 0.05
 """Part of an iteration that a job may be early or late before it is aligned again."""

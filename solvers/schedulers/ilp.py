@@ -10,8 +10,8 @@ import numpy as np
 from formulation.problem import VALUE_SCALE, Problem, Row, bounded_worth, scaled
 from formulation.tables import Bools, Floats, Ints
 from solvers.base import Budget
-from solvers.policies.base import Seen
-from solvers.policies.packing import Options
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Options
 from solvers.portfolio import Portfolio
 
 GAP: Final = 1e-4

@@ -11,7 +11,7 @@ import numpy as np
 
 from formulation.promises.launched import launched
 from formulation.tables import Bools, Floats, Ints
-from solvers.policies.base import Seen
+from solvers.schedulers.base import Seen
 
 Gain = Callable[[int, int], float]
 """What it is worth to go from one option to another of the same job."""

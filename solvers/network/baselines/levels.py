@@ -1,7 +1,7 @@
-"""From an order to few levels, the ways of the rivals.
+"""From an order to few levels, the ways of the baselines.
 
 Levels are dealt to jobs that share a link. The others (``contended_first`` puts them last) get level 0, which
-changes nothing for anybody: counted too, they would use up levels, to the rivals' loss.
+changes nothing for anybody: counted too, they would use up levels, to the baselines' loss.
 """
 
 from __future__ import annotations

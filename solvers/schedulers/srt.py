@@ -6,8 +6,8 @@ import numpy as np
 
 from formulation.rates import work_left
 from formulation.tables import Ints
-from solvers.policies.base import Seen
-from solvers.policies.packing import Packing, options_of
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Packing, options_of
 
 
 class Srt:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulation.tables import Bools, Ints
-from solvers.policies.allowance import Allowance
-from solvers.policies.base import Seen
-from solvers.policies.packing import Options, Packing, options_of
-from solvers.policies.slots import in_order
+from solvers.schedulers.allowance import Allowance
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Options, Packing, options_of
+from solvers.schedulers.slots import in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ import numpy as np
 
 from formulation.promises.deadlines import in_time
 from formulation.tables import Bools, Ints
-from solvers.policies.base import Seen
-from solvers.policies.packing import Options, Packing, options_of
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Options, Packing, options_of
 
 
 class Edf:

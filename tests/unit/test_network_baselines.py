@@ -1,4 +1,4 @@
-"""The orders, levels and paths of the rivals on cases worked out by hand."""
+"""The orders, levels and paths of the baselines on cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from formulation.network.check import network_violations
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.tables import Floats, Ints
 from solvers.network.mechanisms import mechanism, names
-from solvers.network.rivals.ecmp import hashed
-from solvers.network.rivals.levels import alone_then_rest, blocks, contended_first
-from solvers.network.rivals.sincronia import bssi
-from solvers.network.rivals.taccl import distances
-from solvers.network.rivals.varys import sebf
+from solvers.network.baselines.ecmp import hashed
+from solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
+from solvers.network.baselines.sincronia import bssi
+from solvers.network.baselines.taccl import distances
+from solvers.network.baselines.varys import sebf
 from tests.support.networks import FluidJob, a_demand
 
 

@@ -8,9 +8,9 @@ from scipy.optimize import linprog
 
 from formulation.tables import Floats, Ints
 from solvers.base import SolverFailed
-from solvers.policies.base import Seen
-from solvers.policies.ilp import most_valuable
-from solvers.policies.packing import Options, Packing, options_of
+from solvers.schedulers.base import Seen
+from solvers.schedulers.ilp import most_valuable
+from solvers.schedulers.packing import Options, Packing, options_of
 
 STAY = 1e-3
 """What a job on its present type is worth more, so that answers of equal worth do not shuffle jobs."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from formulation.promises.queues import effective_queue
 from formulation.tables import Bools, Floats, Ints
-from solvers.policies.base import Seen
-from solvers.policies.packing import Options
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Options
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

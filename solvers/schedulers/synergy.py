@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulation.tables import Ints
-from solvers.policies.base import Seen
-from solvers.policies.packing import Packing, options_of
-from solvers.policies.slots import in_order
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Packing, options_of
+from solvers.schedulers.slots import in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ import numpy as np
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
-from solvers.network.rivals.ecmp import hashed
-from solvers.network.rivals.levels import alone_then_rest, contended_first
+from solvers.network.baselines.ecmp import hashed
+from solvers.network.baselines.levels import alone_then_rest, contended_first
 
 _LEAST_S: Final = float(np.finfo(np.float64).tiny)
 """A link that somebody waits for is busier than one that nobody does."""

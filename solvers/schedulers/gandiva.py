@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from formulation.tables import Ints
-from solvers.policies.base import Seen
-from solvers.policies.packing import Options, Packing, options_of
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Options, Packing, options_of
 
 
 class Gandiva:

@@ -7,54 +7,54 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from formulation.errors import InvalidInput
-from solvers.policies.base import Published, Scheduler
+from solvers.schedulers.base import Published, Scheduler
 
 _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported when asked for
-    "fcfs": ("solvers.policies.fcfs", "Fcfs", {}),
-    "srt": ("solvers.policies.srt", "Srt", {}),
-    "gandiva": ("solvers.policies.gandiva", "Gandiva", {}),
-    "gavel": ("solvers.policies.gavel", "Gavel", {}),
-    "gavel-las": ("solvers.policies.gavel", "GavelLas", {}),
-    "elasticflow": ("solvers.policies.elasticflow", "ElasticFlow", {}),
-    "elasticflow-ls": ("solvers.policies.elasticflow", "ElasticFlow", {"loosened": True}),
-    "sia": ("solvers.policies.sia", "Sia", {}),
-    "sia-arena": ("solvers.policies.sia", "Sia", {"fairness": 0.5}),
-    "arena": ("solvers.policies.arena", "Arena", {}),
+    "fcfs": ("solvers.schedulers.fcfs", "Fcfs", {}),
+    "srt": ("solvers.schedulers.srt", "Srt", {}),
+    "gandiva": ("solvers.schedulers.gandiva", "Gandiva", {}),
+    "gavel": ("solvers.schedulers.gavel", "Gavel", {}),
+    "gavel-las": ("solvers.schedulers.gavel", "GavelLas", {}),
+    "elasticflow": ("solvers.schedulers.elasticflow", "ElasticFlow", {}),
+    "elasticflow-ls": ("solvers.schedulers.elasticflow", "ElasticFlow", {"loosened": True}),
+    "sia": ("solvers.schedulers.sia", "Sia", {}),
+    "sia-arena": ("solvers.schedulers.sia", "Sia", {"fairness": 0.5}),
+    "arena": ("solvers.schedulers.arena", "Arena", {}),
     "arena-no-elasticity": (
-        "solvers.policies.arena",
+        "solvers.schedulers.arena",
         "Arena",
         {"name": "arena-no-elasticity", "elasticity": False},
     ),
     "arena-no-heterogeneity": (
-        "solvers.policies.arena",
+        "solvers.schedulers.arena",
         "Arena",
         {"name": "arena-no-heterogeneity", "heterogeneity": False},
     ),
     "arena-no-opportunism": (
-        "solvers.policies.arena",
+        "solvers.schedulers.arena",
         "Arena",
         {"name": "arena-no-opportunism", "opportunism": False},
     ),
-    "arena-deadline": ("solvers.policies.arena_deadline", "ArenaDeadline", {}),
-    "edf": ("solvers.policies.edf", "Edf", {}),
-    "morphling": ("solvers.policies.morphling", "Morphling", {}),
+    "arena-deadline": ("solvers.schedulers.arena_deadline", "ArenaDeadline", {}),
+    "edf": ("solvers.schedulers.edf", "Edf", {}),
+    "morphling": ("solvers.schedulers.morphling", "Morphling", {}),
     "morphling-r": (
-        "solvers.policies.morphling",
+        "solvers.schedulers.morphling",
         "Morphling",
         {"name": "morphling-r", "plans": False},
     ),
     "morphling-e": (
-        "solvers.policies.morphling",
+        "solvers.schedulers.morphling",
         "Morphling",
         {"name": "morphling-e", "resources": False},
     ),
     "morphling-n": (
-        "solvers.policies.morphling",
+        "solvers.schedulers.morphling",
         "Morphling",
         {"name": "morphling-n", "plans": False, "resources": False},
     ),
-    "synergy": ("solvers.policies.synergy", "Synergy", {}),
-    "antman": ("solvers.policies.antman", "AntMan", {}),
+    "synergy": ("solvers.schedulers.synergy", "Synergy", {}),
+    "antman": ("solvers.schedulers.antman", "AntMan", {}),
 }
 """Name -> module, class, and what the class is built with."""
 

@@ -11,7 +11,7 @@ from formulation.network.contention import Contention, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
 from solvers.network.paths import select
-from solvers.network.rivals.levels import blocks, contended_first
+from solvers.network.baselines.levels import blocks, contended_first
 
 
 def distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:

@@ -6,9 +6,9 @@ import numpy as np
 
 from formulation.problem import jobwise
 from formulation.tables import Bools, Floats, Ints
-from solvers.policies.base import Seen
-from solvers.policies.ilp import most_valuable
-from solvers.policies.packing import Options, options_of
+from solvers.schedulers.base import Seen
+from solvers.schedulers.ilp import most_valuable
+from solvers.schedulers.packing import Options, options_of
 
 LEAST_FACTOR = 0.01
 """A restart never takes more than all but this of a goodput (Arena's copy clips there too)."""

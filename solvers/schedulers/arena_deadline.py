@@ -8,8 +8,8 @@ import numpy as np
 
 from formulation.promises.deadlines import in_time
 from formulation.tables import Bools, Ints
-from solvers.policies.arena import Arena
-from solvers.policies.base import Seen
+from solvers.schedulers.arena import Arena
+from solvers.schedulers.base import Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ import numpy as np
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Ints
-from solvers.network.rivals.ecmp import hashed
-from solvers.network.rivals.levels import blocks, contended_first
+from solvers.network.baselines.ecmp import hashed
+from solvers.network.baselines.levels import blocks, contended_first
 
 
 def sebf(demand: Demand) -> Ints:

@@ -13,7 +13,7 @@ from formulation.solution import Solution, SolveStatus
 from formulation.tables import Ints, ranges
 from solvers.answers import answer, cannot_run, trivial_bound, without_answer
 from solvers.base import Budget, Solver
-from solvers.rivals.highs import Highs
+from solvers.baselines.highs import Highs
 from solvers.waiting import spells_out_waiting
 
 

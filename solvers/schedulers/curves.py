@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solvers.policies.base import Seen
-from solvers.policies.packing import Options
+from solvers.schedulers.base import Seen
+from solvers.schedulers.packing import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
