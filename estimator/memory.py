@@ -45,7 +45,7 @@ class Copies:
     """Of the activations of all of a stage's layers, where their forward pass is repeated."""
     gradients: float = 1.0
     """Of gradients, in buffers for their exchange, where there are replicas: PyTorch's DDP has one in its
-    buckets unless told otherwise; XLA has one too (``benchmarks/estimation/memory.py``)."""
+    buckets unless told otherwise; XLA has one too (``benchmarks/estimator/memory.py``)."""
 
     def __post_init__(self) -> None:
         if min(self.layer, self.stage, self.gradients) < 0:

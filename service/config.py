@@ -20,9 +20,9 @@ from formulation.errors import InvalidInput
 from formulation.resources import Limits, Retention
 from service.rpc.agents import AgentTiming
 from service.rpc.convert.rounds import read_options
-from solvers.schedulers.registry import names as published_names
 from solvers.registry import names as solver_names
 from solvers.rounds.options import RoundOptions
+from solvers.schedulers.registry import names as published_names
 
 MAX_MULTIPLES: Final = 16
 """Of what a job requests, in ``estimate_counts``."""

@@ -29,10 +29,10 @@ from service.worker import Workers
 from solvers import registry as solvers
 from solvers.base import Budget, endless, require_wanted
 from solvers.kernels.warm import warm
-from solvers.schedulers import registry as policies
-from solvers.schedulers.registry import scheduler_of
 from solvers.registry import solver as make_solver
 from solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from solvers.schedulers import registry as policies
+from solvers.schedulers.registry import scheduler_of
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from db.estimating import CHANNEL as ESTIMATING
 from db.notify import Listener
 from db.store import PostgresStore
 from db.turn import ROUNDS_CHANNEL
+from formulation.clock import SystemClock
 from service.automatic import Deriving
-from service.clock import SystemClock
 from service.config import Config
 from service.ending import end_by, end_in_order
 from service.loop import RoundLoop

@@ -18,15 +18,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from formulation.clock import SystemClock
 from formulation.errors import DeadlineTooShort, TesseraError, Unavailable
 from formulation.snapshot import Snapshot
-from service.clock import SystemClock
 from solvers.base import Budget
 from solvers.kernels.warm import warm
-from solvers.schedulers.registry import scheduler_of
 from solvers.registry import solver as make_solver
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round
+from solvers.schedulers.registry import scheduler_of
 
 log = logging.getLogger(__name__)
 

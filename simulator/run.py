@@ -24,11 +24,11 @@ from simulator.world import Failure, Slowdowns, Straggler, World
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.lookahead import ADMISSION
-from solvers.schedulers.base import Published, Scheduler
-from solvers.schedulers.registry import published
 from solvers.registry import solver as make_solver
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round
+from solvers.schedulers.base import Published, Scheduler
+from solvers.schedulers.registry import published
 
 
 class _Remembered:

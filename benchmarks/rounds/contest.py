@@ -22,19 +22,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from benchmarks.registry import ROOT
 from benchmarks.rounds.instances import churned, instance
 from formulation.check import violations
 from formulation.goals import GoalResult, Linear
 from formulation.policy import Policy
 from formulation.solution import Solution, SolveStatus
 from formulation.statement import Statement, state
+from simulator.provenance import ROOT
 from solvers.answers import objective_of, trivial_bound
 from solvers.base import Budget, Solver
+from solvers.baselines.stock import StockCpSat
 from solvers.goals import Solved, solve_goals, surrogate
 from solvers.greedy import Greedy
 from solvers.registry import solver
-from solvers.baselines.stock import StockCpSat
 
 SETUP_S: Final = 600.0
 """Seconds in which a process must have imported, warmed up and drawn its first round."""

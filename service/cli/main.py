@@ -79,6 +79,16 @@ _BUILT_IN: Final = {
     "solve": Later(
         "service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
     ),
+    "demo": Later(
+        "service.cli.demo.command:add",
+        "Schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.",
+        "Simulation",
+    ),
+    "simulate": Later(
+        "service.cli.simulate.command:add",
+        "Run a trace under policies, and compare them; needs no server.",
+        "Simulation",
+    ),
     "up": Later(
         "service.cli.up:add",
         "Start a database, a server and agents on this machine (or --reset them).",
@@ -93,14 +103,10 @@ _BUILT_IN: Final = {
 }
 
 OWN_PLUGINS: Final = "benchmarks."
-"""The package of our own commands that the service must not import."""
+"""The package of our own command that the service must not import."""
 
-OURS: Final = {
-    "demo": ("Simulation", "server"),
-    "simulate": ("Simulation", "server"),
-    "bench": ("Simulation", "server"),
-}
-"""Panel of ``--help`` and extra of our own plugins."""
+OURS: Final = {"bench": ("Simulation", "server")}
+"""Panel of ``--help`` and extra of our own plugin."""
 
 ROOMS: Final = frozenset(
     {"benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers", "tests"}

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from formulation.clock import SystemClock
 from formulation.codec import decode
 from formulation.errors import InvalidInput
 from formulation.snapshot import Snapshot
 from service.cli.options import Output, OutputOption
 from service.cli.roundoptions import with_round_options
 from service.cli.rounds import TIME_LIMIT, Everything, OldDeadline, TimeLimit, limit_s, show_decided
-from service.clock import SystemClock
 from service.loop import decide_again
 from service.rpc.convert.rounds import of_round, to_options
 from tessera.v1 import scheduler_pb2

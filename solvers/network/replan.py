@@ -24,13 +24,13 @@ from formulation.network.contention import Contention, Demand, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
 from solvers.base import require_wanted
+from solvers.network.baselines.ecmp import hashed
 from solvers.network.compression import compressed
 from solvers.network.factors import Clip, factors
 from solvers.network.floor import Floored, floored
 from solvers.network.fluid import works
 from solvers.network.paths import least_comm_s, select
 from solvers.network.priorities import MARGIN, assigned, held, order_of
-from solvers.network.baselines.ecmp import hashed
 from solvers.network.swaps import Moves, Window, by_level, releveled, swapped
 from solvers.network.trials import TRIALS, tried
 

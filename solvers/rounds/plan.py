@@ -27,12 +27,12 @@ from solvers.base import Budget, Solver
 from solvers.goals import solve_goals
 from solvers.lookahead import ADMISSION, admit
 from solvers.placement import Placed, place
-from solvers.schedulers.base import Known, Scheduler, not_chosen
 from solvers.prices import known_prices
 from solvers.rounds.network import plan_network
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.placement import defragmented, next_defragmented, place_answers
 from solvers.rounds.promises import keep_promises, promised_before, released
+from solvers.schedulers.base import Known, Scheduler, not_chosen
 
 __all__ = ["Outcome", "RoundOptions", "plan_round"]
 

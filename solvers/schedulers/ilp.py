@@ -10,9 +10,9 @@ import numpy as np
 from formulation.problem import VALUE_SCALE, Problem, Row, bounded_worth, scaled
 from formulation.tables import Bools, Floats, Ints
 from solvers.base import Budget
+from solvers.portfolio import Portfolio
 from solvers.schedulers.base import Seen
 from solvers.schedulers.packing import Options
-from solvers.portfolio import Portfolio
 
 GAP: Final = 1e-4
 """Relative gap at which an integer program counts as solved."""

@@ -1,4 +1,4 @@
-"""Published policies by the name that rounds, the command line and benchmarks use."""
+"""Published schedulers by the name that rounds, the command line and benchmarks use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # importe
 """Name -> module, class, and what the class is built with."""
 
 _UNINTERRUPTIBLE: Final = frozenset({"gavel-las"})
-"""Policies that spend their time in one library call: half a minute with 10,000 jobs."""
+"""Schedulers that spend their time in one library call: half a minute with 10,000 jobs."""
 
 
 def names() -> tuple[str, ...]:
@@ -68,15 +68,15 @@ def names() -> tuple[str, ...]:
 
 
 def is_interruptible(name: str) -> bool:
-    """Return whether the policy soon notices that its round is cancelled. The empty name is interruptible."""
+    """Return whether the scheduler soon notices a cancelled round. The empty name is interruptible."""
     return name not in _UNINTERRUPTIBLE
 
 
 def published(name: str) -> Published:
-    """Return the published policy of that name.
+    """Return the published scheduler of that name.
 
     Raises:
-        InvalidInput: no policy has that name; the message lists those that there are.
+        InvalidInput: no scheduler has that name; the message lists those that there are.
     """
     if name not in _CLASSES:
         raise InvalidInput("scheduler", f"unknown {name!r}; choose one of {', '.join(names())}")
@@ -88,6 +88,6 @@ def scheduler_of(name: str) -> Scheduler | None:
     """Return the scheduler of that name, which sees the estimates as they are; None for the empty name.
 
     Raises:
-        InvalidInput: no policy has that name.
+        InvalidInput: no scheduler has that name.
     """
     return Scheduler(published=published(name)) if name else None

@@ -15,10 +15,10 @@ import pytest
 
 from db.engine import Database
 from db.store import PostgresStore
+from formulation.clock import SystemClock
 from formulation.lifecycle import JobState
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import GpuType, Source, Workload
-from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.wiring import running

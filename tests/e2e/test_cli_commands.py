@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from benchmarks.live.fleet import Fleet
+from benchmarks.service.fleet import Fleet
 from db.engine import Database
 from formulation.codec import decode
 from formulation.resources import NodeSpec

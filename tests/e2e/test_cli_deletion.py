@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live.fleet import Fleet
+from benchmarks.service.fleet import Fleet
 from db.engine import Database
 from db.store import PostgresStore
 from service.cli import deletion as asking

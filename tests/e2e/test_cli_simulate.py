@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from benchmarks.data import data_dir
-from benchmarks.simulate import runs
-from benchmarks.simulate.runs import differences
-from benchmarks.simulate.world import window_s
 from service.cli.main import app
+from service.cli.simulate import runs
+from service.cli.simulate.runs import differences
+from service.cli.simulate.world import window_s
+from simulator.data import data_dir
 from simulator.logfile import read_log
 
 HEADER = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s\n"

@@ -18,12 +18,12 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from benchmarks.live.fleet import Fleet
-from benchmarks.live.stack import Stack, running
+from benchmarks.service.fleet import Fleet
 from db import embedded
 from db.engine import connect
 from estimator.samples import sample_profiles
+from service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from service.cli.demo.stack import Stack, running
 from simulator.clusters import tiny
 from simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2

@@ -10,12 +10,12 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from benchmarks.live.fleet import Fleet
-from benchmarks.live.stack import Stack, running
+from benchmarks.service.fleet import Fleet
 from estimator.samples import sample_profiles
 from formulation.errors import RoundSuperseded
 from formulation.resources import NodeSpec
+from service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from service.cli.demo.stack import Stack, running
 from simulator.clusters import tiny
 from simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc

@@ -13,16 +13,16 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.hostile.attacks import FAIR
-from benchmarks.hostile.monitor import BUSY_SHARE, read_thread_seconds, wait_until_quiet
-from benchmarks.hostile.requests import GPU_TYPE, cell_of, parent, small_job
-from benchmarks.hostile.unread import STREAMS, WATCH
-from benchmarks.hostile.wire import Unread
-from benchmarks.live.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from benchmarks.live.fleet import Fleet
-from benchmarks.live.forwarding import forward_from
-from benchmarks.live.stack import OPTIONS, Stack, running
+from benchmarks.service.fleet import Fleet
+from benchmarks.service.forwarding import forward_from
+from benchmarks.service.hostile.attacks import FAIR
+from benchmarks.service.hostile.monitor import BUSY_SHARE, read_thread_seconds, wait_until_quiet
+from benchmarks.service.hostile.requests import GPU_TYPE, cell_of, parent, small_job
+from benchmarks.service.hostile.unread import STREAMS, WATCH
+from benchmarks.service.hostile.wire import Unread
 from estimator.samples import sample_profiles
+from service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from service.cli.demo.stack import OPTIONS, Stack, running
 from simulator.clusters import tiny
 from simulator.workloads.philly_like import philly_like
 from tessera.v1 import (

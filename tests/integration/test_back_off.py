@@ -9,11 +9,11 @@ import pytest
 
 from db.engine import Database
 from db.store import PostgresStore
+from formulation.clock import SystemClock
 from formulation.decisions import DecisionKind
 from formulation.errors import Unavailable
 from formulation.lifecycle import JobEvent, JobState
 from formulation.reasons import Reason, ReasonCode
-from service.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds

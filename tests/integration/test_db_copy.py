@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from db.copy import AT_ONCE, NULL, escaped, write_rows
 from db.engine import Database
 from db.store import PostgresStore
+from formulation.clock import SystemClock
 from formulation.codec import digest
-from service.clock import SystemClock
 from service.loop import RoundLoop
 from solvers.rounds.options import RoundOptions
 from tests.support.stored import C, a_cluster, a_spec, commit, execute, submit, wait

@@ -12,18 +12,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from db.store import PostgresStore
 from formulation.cancelling import never
+from formulation.clock import SystemClock
 from formulation.errors import InvalidInput
 from formulation.grammar import OBJECTIVES
 from formulation.resources import NodeSpec, RoundRecord
-from service.clock import SystemClock
 from service.loop import RoundLoop
 from service.rpc import fields
 from service.rpc.convert import clusters, estimates, jobs, tenants
 from service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from service.rpc.names import cluster_name
-from solvers.schedulers.registry import names as schedulers
 from solvers.registry import names as solvers
 from solvers.rounds.options import RoundOptions
+from solvers.schedulers.registry import names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.integration.test_rpc_store import Api
 from tests.support.rpc import serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from db.store import PostgresStore
-from service.clock import SystemClock
+from formulation.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.periodic import PeriodicRounds

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.hostile.wire import Unread
+from benchmarks.service.hostile.wire import Unread
 from formulation.errors import NotAllowed
 from service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from service.rpc.errors import Guard

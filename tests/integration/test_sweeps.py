@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.registry import ROOT
-from benchmarks.sweeps import runner
-from benchmarks.sweeps import tasks as module
-from benchmarks.sweeps.cluster import library
-from benchmarks.sweeps.runner import run_tasks
-from benchmarks.sweeps.tasks import Task, TasksFailed, answer
 from formulation.errors import InvalidInput
+from simulator.provenance import ROOT
+from simulator.sweeps import runner
+from simulator.sweeps import tasks as module
+from simulator.sweeps.cluster import library
+from simulator.sweeps.runner import run_tasks
+from simulator.sweeps.tasks import Task, TasksFailed, answer
 from tests.support.sweeps import a_task
 
 
@@ -114,7 +114,7 @@ def test_an_interrupt_keeps_what_has_ended_and_kills_what_runs(tmp_path: Path) -
 def test_no_process_outlives_a_sweep_that_was_killed(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     code = (
-        "from benchmarks.sweeps.runner import run_tasks\n"
+        "from simulator.sweeps.runner import run_tasks\n"
         "from tests.support.sweeps import a_task\n"
         f"run_tasks([a_task('a', 'hangs', file={str(file)!r})])"
     )
@@ -163,7 +163,7 @@ def test_a_result_is_used_again_only_for_the_same_options_files_and_code(
 def test_the_digest_of_the_code_changes_with_it_but_not_with_what_only_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in (*module.PACKAGES, "tessera", "benchmarks/report"):
+    for package in (*module.PACKAGES, "tessera", "simulator/report"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("1")
     monkeypatch.setattr(module, "ROOT", tmp_path)

@@ -19,11 +19,11 @@ from formulation.snapshot import Estimates, Snapshot
 from formulation.tables import Ints
 from simulator.run import Decider, Result
 from simulator.store import EPOCH_S
-from solvers.schedulers.base import Scheduler, Seen, seen
-from solvers.schedulers.registry import names, published
 from solvers.registry import solver
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round
+from solvers.schedulers.base import Scheduler, Seen, seen
+from solvers.schedulers.registry import names, published
 from tests.property.test_rounds import snapshots
 from tests.simulation.test_laws import conditions
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cases.deadlines import Load, drive, overloaded
+from benchmarks.deadlines.bench_deadlines import Load, drive, overloaded
 from formulation.lifecycle import JobState
 from formulation.lookahead import (
     Lookahead,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cases.motivation import NORMALISED, POLICIES, RAW, ROUNDING
-from benchmarks.policies.openings import Job, Opening, Scene, decided
+from benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
+from benchmarks.papers.openings import Job, Opening, Scene, decided
 from formulation.snapshot import Workload
 from tests.support.worlds import a_profile
 

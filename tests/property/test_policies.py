@@ -16,9 +16,9 @@ from formulation.policy import Policy
 from formulation.snapshot import STATES, Snapshot
 from solvers.base import Budget
 from solvers.greedy import Greedy
+from solvers.rounds.plan import Outcome, plan_round
 from solvers.schedulers.base import Published, Scheduler, seen
 from solvers.schedulers.registry import names, published
-from solvers.rounds.plan import Outcome, plan_round
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_random_snapshot
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cases.fuzz import faults
+from benchmarks.rounds.bench_fuzz import faults
 from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
 from benchmarks.rounds.instances import FAMILIES, churned, instance
 from formulation.check import violations

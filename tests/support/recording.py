@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.cases.network_control import fill_cluster, snapshot_of
-from benchmarks.networks.fabrics import two_layer
+from benchmarks.network.bench_network_control import fill_cluster, snapshot_of
+from benchmarks.network.fabrics import two_layer
 from benchmarks.rounds.fuzzed_rounds import draw_round
 from estimator.families import family_traffic
 from formulation.codec import decode, encode
@@ -27,13 +27,13 @@ from formulation.network.running import running_now
 from formulation.snapshot import Snapshot
 from simulator.run import Conditions, Decider, simulate
 from solvers.base import Budget
-from solvers.schedulers.registry import names as scheduler_names
-from solvers.schedulers.registry import scheduler_of
 from solvers.registry import names as solver_names
 from solvers.registry import solver as make_solver
 from solvers.rounds.network import plan_network
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome, plan_round
+from solvers.schedulers.registry import names as scheduler_names
+from solvers.schedulers.registry import scheduler_of
 from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"

@@ -11,7 +11,7 @@ import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from service.clock import SystemClock
+from formulation.clock import SystemClock
 from service.config import Config
 from service.loop import RoundLoop
 from service.ports import Store

@@ -19,10 +19,10 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
-from benchmarks.live.stack import OPTIONS, Stack
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import Source, Workload
 from service.agent.process import Process
+from service.cli.demo.stack import OPTIONS, Stack
 from service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import (
     clusters_pb2,

@@ -8,12 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks.cases.ablation import _figures, _plots, first_queue_s, ratios, reference, unfinished
-from benchmarks.cases.load import Found, common_jct_s, figures
-from benchmarks.policies.ablations import Plan, Row
-from benchmarks.policies.runs import Asked, Ran
-from benchmarks.policies.variants import Shape, Variant, checked, queue_of
-from benchmarks.policies.workload import SYNTHETIC, Work
+from benchmarks.schedulers.ablations import Plan, Row
+from benchmarks.schedulers.bench_ablation import (
+    _figures,
+    _plots,
+    first_queue_s,
+    ratios,
+    reference,
+    unfinished,
+)
+from benchmarks.schedulers.bench_load import Found, common_jct_s, figures
+from benchmarks.schedulers.variants import Shape, Variant, checked, queue_of
+from simulator.comparison.runs import Asked, Ran
+from simulator.comparison.workload import SYNTHETIC, Work
 
 NEVER = math.inf
 WORK = Work(trace=SYNTHETIC)

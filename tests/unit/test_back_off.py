@@ -15,9 +15,9 @@ from formulation.promises.backoff import back_off_s
 from formulation.reasons import ReasonCode
 from formulation.snapshot import NO_LEGS, Legs, Snapshot
 from solvers.base import Budget
-from solvers.schedulers.registry import scheduler_of
 from solvers.registry import solver
 from solvers.rounds.plan import plan_round
+from solvers.schedulers.registry import scheduler_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import FOREVER, decided, kinds
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases.fuzz import faults
-from benchmarks.cases.solve import reached
 from benchmarks.rounds import contest
+from benchmarks.rounds.bench_fuzz import faults
+from benchmarks.rounds.bench_solve import reached
 from benchmarks.rounds.contest import Entry, Outcome, Round
 from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum
 from benchmarks.rounds.instances import instance

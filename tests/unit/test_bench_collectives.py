@@ -7,9 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.data import data_dir
-from benchmarks.estimation.collectives import artifact_s, section
-from benchmarks.estimation.section import Section
+from benchmarks.estimator.collectives import artifact_s, section
+from benchmarks.estimator.section import Section
 from estimator.collectives import (
     CommRecord,
     Curve,
@@ -21,6 +20,7 @@ from estimator.collectives import (
 from estimator.collectives.fitting import groups_of
 from estimator.hardware import A10, A40, Hardware
 from estimator.plans import Primitive
+from simulator.data import data_dir
 
 SIZES = [2**k for k in range(4, 31, 2)]
 

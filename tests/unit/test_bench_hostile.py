@@ -11,27 +11,27 @@ import pytest
 import yaml
 from google.protobuf.descriptor import Descriptor
 
-from benchmarks.cases.hostile import chosen_phases
-from benchmarks.hostile import wire
-from benchmarks.hostile.attacks import KINDS, document_calls, hostile_options, many_goals
-from benchmarks.hostile.caller import Attack, Caller, call_from_threads
-from benchmarks.hostile.documents import (
+from benchmarks.service.bench_hostile import chosen_phases
+from benchmarks.service.hostile import wire
+from benchmarks.service.hostile.attacks import KINDS, document_calls, hostile_options, many_goals
+from benchmarks.service.hostile.caller import Attack, Caller, call_from_threads
+from benchmarks.service.hostile.documents import (
     hostile_architectures,
     hostile_texts,
     hostile_topologies,
     nest_aliases,
 )
-from benchmarks.hostile.lab import find_raised
-from benchmarks.hostile.monitor import Seen, busy_threads, wait_until_quiet
-from benchmarks.hostile.neighbour import Sample
-from benchmarks.hostile.requests import CROWDED, every_method, path_of, sample_requests
-from benchmarks.hostile.siege import TOGETHER
-from benchmarks.hostile.tally import EXAMPLES, Tally, merge_tallies
-from benchmarks.hostile.verdicts import Phase, sum_up, waived_figures
-from benchmarks.live import drive
-from benchmarks.live.stack import free_port
+from benchmarks.service.hostile.lab import find_raised
+from benchmarks.service.hostile.monitor import Seen, busy_threads, wait_until_quiet
+from benchmarks.service.hostile.neighbour import Sample
+from benchmarks.service.hostile.requests import CROWDED, every_method, path_of, sample_requests
+from benchmarks.service.hostile.siege import TOGETHER
+from benchmarks.service.hostile.tally import EXAMPLES, Tally, merge_tallies
+from benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
 from formulation.errors import InvalidInput
 from formulation.grammar import parse
+from service.cli.demo import drive
+from service.cli.demo.stack import free_port
 
 
 def an_attack(**overrides: Any) -> Attack:

@@ -9,10 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cases.morphling import KNOWN, TRACES, mean_jct_h, morphling, short_part, taken_off
-from benchmarks.policies.runs import Ran
-from benchmarks.registry import Skip
+from benchmarks.papers.bench_morphling import (
+    KNOWN,
+    TRACES,
+    mean_jct_h,
+    morphling,
+    short_part,
+    taken_off,
+)
 from formulation.errors import InvalidInput
+from simulator.comparison.runs import Ran
+from simulator.data import MissingData
 from solvers.schedulers import registry
 
 Stretch = tuple[str, float, float]
@@ -76,5 +83,5 @@ def test_without_data_the_case_is_skipped_and_says_so(
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
 
-    with pytest.raises(Skip, match="morphling-base"):
+    with pytest.raises(MissingData, match="morphling-base"):
         morphling(policies="synergy")

@@ -5,9 +5,11 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from benchmarks.cases import network
-from benchmarks.networks import micro, small
-from benchmarks.networks.optimum import (
+from benchmarks.harness.cases import find_cases
+from benchmarks.harness.registry import execute
+from benchmarks.network import bench_network as network
+from benchmarks.network import micro, small
+from benchmarks.network.optimum import (
     Space,
     Span,
     dense,
@@ -16,7 +18,6 @@ from benchmarks.networks.optimum import (
     without_inversion,
     works_of,
 )
-from benchmarks.registry import CASES, execute
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
 from formulation.network.plan import NetworkPlan
@@ -235,7 +236,7 @@ def test_one_choice_loads_what_all_flows_by_one_switch_load() -> None:
 
 
 def test_the_small_run_keeps_its_bounds_and_tells_of_all_parts() -> None:
-    found = CASES["network"]
+    found = find_cases()["network"]
     assert found.run is network.network
     result = execute(found, found.smoke | {"cases": 1}, ["bench"])
     assert result["ok"]

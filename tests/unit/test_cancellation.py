@@ -23,8 +23,8 @@ from solvers import registry
 from solvers.base import Budget
 from solvers.cpsat import CpSat
 from solvers.network.swaps import Effort
-from solvers.schedulers.registry import scheduler_of
 from solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from solvers.schedulers.registry import scheduler_of
 
 JOBS = 200
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data import data_dir
-from benchmarks.estimation import choice_of_plan, tuning
-from benchmarks.estimation.recorded_cells import Cell, read_cells
+from benchmarks.estimator import choice_of_plan, tuning
+from benchmarks.estimator.recorded_cells import Cell, read_cells
 from estimator.planning.tuning import whole_space
 from formulation.errors import InvalidInput
+from simulator.data import data_dir
 
 
 @pytest.fixture(scope="module")

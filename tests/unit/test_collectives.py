@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data import data_dir
 from estimator.collectives import (
     CommRecord,
     Curve,
@@ -30,6 +29,7 @@ from estimator.hardware import A10, A40, A100, H100, V100
 from estimator.plans import Groups, Primitive, Shape
 from formulation.errors import InvalidInput
 from formulation.tables import Floats
+from simulator.data import data_dir
 
 RATES = LinkRates(
     launch_s=1e-5, step_s=2e-6, hop_s=1e-5, link_bytes_per_s=1e10, network_bytes_per_s=2e9

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import benchmarks.cases  # noqa: F401 - registers the cases
-from benchmarks.cases.estimate_error import error_sizes, loss, plots
-from benchmarks.cases.policies import Group, asked, shares
-from benchmarks.policies.comparing import (
+from benchmarks.harness.cases import find_cases
+from benchmarks.harness.registry import execute
+from benchmarks.schedulers.bench_estimate_error import error_sizes, loss, plots
+from benchmarks.schedulers.bench_policies import Group, asked, shares
+from formulation.errors import InvalidInput
+from simulator.comparison.comparing import (
     MEANS,
     best_ilp,
     bound_share,
@@ -24,12 +26,11 @@ from benchmarks.policies.comparing import (
     rows,
     throughput_ratio,
 )
-from benchmarks.policies.information import memory_file
-from benchmarks.policies.plots import DRAWN, drawn, pictures
-from benchmarks.policies.runs import Asked, Ran
-from benchmarks.policies.workload import SYNTHETIC, Work
-from benchmarks.registry import CASES, Skip, execute
-from formulation.errors import InvalidInput
+from simulator.comparison.information import memory_file
+from simulator.comparison.plots import DRAWN, drawn, pictures
+from simulator.comparison.runs import Asked, Ran
+from simulator.comparison.workload import SYNTHETIC, Work
+from simulator.data import MissingData
 
 NEVER = math.inf
 
@@ -185,7 +186,7 @@ def test_data_parallel_information_needs_its_file(
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
     assert memory_file(["estimates"], None) == ""
-    with pytest.raises(Skip, match="dp-memory"):
+    with pytest.raises(MissingData, match="dp-memory"):
         memory_file(["data-parallel"], None)
     given = tmp_path / "dp.csv"
     given.write_text("x")
@@ -217,13 +218,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        CASES["policies"].run(**{"trace": SYNTHETIC} | options)
+        find_cases()["policies"].run(**{"trace": SYNTHETIC} | options)
 
 
 def test_a_week_is_timed_for_both_and_only_the_default_is_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = CASES["simulator-speed"]
+    found = find_cases()["simulator-speed"]
     result = execute(found, found.smoke, ["bench"])
     assert set(result["bounds"]) == {"worst_gap", "refused"}
     assert result["ok"]

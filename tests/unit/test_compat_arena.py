@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.papers.arena.arena import ArenaWorld, CompatResult, run
+from benchmarks.papers.arena.oddities import ARENA, LaunchCost, Oddities, of_policy, without
 from formulation.decisions import DecisionKind
 from formulation.errors import InvalidInput
 from formulation.lifecycle import JobState
 from formulation.snapshot import STATE_CODE, Snapshot, Workload
-from simulator.compat.arena import ArenaWorld, CompatResult, run
-from simulator.compat.oddities import ARENA, LaunchCost, Oddities, of_policy, without
 from simulator.overheads import Overheads
 from simulator.run import Decider
 from simulator.scenario import Scenario

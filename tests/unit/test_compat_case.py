@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.cases.arena_compat import CONTESTANTS, PADDED_JOBS, PADDED_S, arena_compat, row
-from benchmarks.data import data_dir
+from benchmarks.papers.arena.arena import CompatResult
+from benchmarks.papers.arena.oddities import OF_LOOPS
+from benchmarks.papers.arena.rigid import Rigid
+from benchmarks.papers.bench_arena_compat import (
+    CONTESTANTS,
+    PADDED_JOBS,
+    PADDED_S,
+    arena_compat,
+    row,
+)
 from formulation.errors import InvalidInput
 from formulation.policy import Policy
-from simulator.compat.arena import CompatResult
-from simulator.compat.oddities import OF_LOOPS
-from simulator.compat.rigid import Rigid
+from simulator.data import data_dir
 from solvers.schedulers.base import seen
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

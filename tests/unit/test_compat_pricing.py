@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases.arena_compat import philly
-from benchmarks.data import data_dir
+from benchmarks.papers.arena.arena import priced
+from benchmarks.papers.arena.oddities import ARENA
+from benchmarks.papers.arena.pricing import parameters, sizes_inferred, slow_left_out
+from benchmarks.papers.bench_arena_compat import philly
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Workload
 from simulator.clusters import arena_table1
-from simulator.compat.arena import priced
-from simulator.compat.oddities import ARENA
-from simulator.compat.pricing import parameters, sizes_inferred, slow_left_out
+from simulator.data import data_dir
 from simulator.traces.profiles import read_profiles
 from simulator.traces.trace import read_trace
 from tests.support.worlds import a_profile, some_specs

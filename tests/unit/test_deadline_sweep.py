@@ -6,13 +6,13 @@ from typing import NoReturn
 
 import pytest
 
-from benchmarks.cases.deadline import ELASTICFLOW, LOOK_AHEAD, PAPER, PLANNED, figures_of
-from benchmarks.cases.deadline import _asked as asked_of
-from benchmarks.cases.deadline import _swept as swept_of
-from benchmarks.policies.runs import Asked
-from benchmarks.policies.workload import SYNTHETIC, Work
-from benchmarks.sweeps.runner import Sweep
+from benchmarks.deadlines.bench_deadline import ELASTICFLOW, LOOK_AHEAD, PAPER, PLANNED, figures_of
+from benchmarks.deadlines.bench_deadline import _asked as asked_of
+from benchmarks.deadlines.bench_deadline import _swept as swept_of
+from simulator.comparison.runs import Asked
+from simulator.comparison.workload import SYNTHETIC, Work
 from simulator.run import Conditions, Decider, simulate
+from simulator.sweeps.runner import Sweep
 from solvers.lookahead import exact
 from solvers.rounds.options import RoundOptions
 from tests.support.worlds import StoppedClock, a_scenario, an_arrival, some_specs

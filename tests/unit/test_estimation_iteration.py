@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data import data_dir
-from benchmarks.estimation import choice, iteration
-from benchmarks.estimation.alpa import (
+from benchmarks.estimator import choice, iteration
+from benchmarks.estimator.alpa import (
     MOST_POINTS,
     Cell,
     Remembered,
@@ -19,9 +18,10 @@ from benchmarks.estimation.alpa import (
     split,
     times_of,
 )
-from benchmarks.estimation.iteration import Judged, anchors_of, contradictions
+from benchmarks.estimator.iteration import Judged, anchors_of, contradictions
 from estimator.calibration import Parameter, Subject, TimeModel
 from formulation.tables import Floats
+from simulator.data import data_dir
 
 
 def a_row(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.cases.fuzz import FAULTS, judge_cases
+from benchmarks.rounds.bench_fuzz import FAULTS, judge_cases
 from benchmarks.rounds.fuzzed_budgets import SMALLEST_GAP, draw_gap, draw_work
 from benchmarks.rounds.fuzzed_goals import draw_statement, every_answer, goal_faults, same_answer
 from benchmarks.rounds.fuzzed_rounds import draw_round
@@ -154,9 +154,9 @@ def test_a_case_that_raises_is_counted_and_named(monkeypatch: pytest.MonkeyPatch
     def fail(*_args: object) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("benchmarks.cases.fuzz._judge", fail)
-    monkeypatch.setattr("benchmarks.cases.fuzz._judge_goals", fail)
-    monkeypatch.setattr("benchmarks.cases.fuzz._judge_round", fail)
+    monkeypatch.setattr("benchmarks.rounds.bench_fuzz._judge", fail)
+    monkeypatch.setattr("benchmarks.rounds.bench_fuzz._judge_goals", fail)
+    monkeypatch.setattr("benchmarks.rounds.bench_fuzz._judge_round", fail)
 
     found = judge_cases(first=7, count=2, solver="portfolio", seed=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cases.greedy_gap import compared
+from benchmarks.rounds.bench_greedy_gap import compared
 from solvers.schedulers.arena import Arena
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 

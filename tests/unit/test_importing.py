@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.data import data_dir
 from formulation.errors import InvalidInput
 from formulation.snapshot import BEST_FOUND, Source, Workload
+from simulator.data import data_dir
 from simulator.traces.profiles import parse_profiles, read_profiles
 from simulator.traces.trace import Arrival, TraceOptions, parse_trace, read_trace
 

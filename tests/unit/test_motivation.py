@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases.motivation import NORMALISED, RAW, gain, inversion, judged, motivation, short
-from benchmarks.policies.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
-from benchmarks.registry import CASES
+from benchmarks.harness.cases import find_cases
+from benchmarks.papers.bench_motivation import (
+    NORMALISED,
+    RAW,
+    gain,
+    inversion,
+    judged,
+    motivation,
+    short,
+)
+from benchmarks.papers.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source
 from tests.support.worlds import a_profile
@@ -102,7 +110,7 @@ def test_it_runs_and_its_laws_hold_without_data_sets(
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
     found = motivation(report=tmp_path / "report")
-    bounds = CASES["motivation"].bounds
+    bounds = find_cases()["motivation"].bounds
     assert set(bounds) == {"raw_share_of_best", "normalised_share_of_best"}
     assert all(bound.holds(found.figures[name]) for name, bound in bounds.items())
     assert {row["information"] for row in found.table} == {"estimates"}

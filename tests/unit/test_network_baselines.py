@@ -13,12 +13,12 @@ from formulation.errors import InvalidInput
 from formulation.network.check import network_violations
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.tables import Floats, Ints
-from solvers.network.mechanisms import mechanism, names
 from solvers.network.baselines.ecmp import hashed
 from solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
 from solvers.network.baselines.sincronia import bssi
 from solvers.network.baselines.taccl import distances
 from solvers.network.baselines.varys import sebf
+from solvers.network.mechanisms import mechanism, names
 from tests.support.networks import FluidJob, a_demand
 
 

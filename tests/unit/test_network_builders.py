@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.data import data_file
 from formulation.errors import InvalidInput
 from formulation.topologies.builders import testbed as crux_testbed
 from formulation.topologies.document import read
@@ -17,6 +16,7 @@ from formulation.topologies.measures import bisection_bytes_per_s, link_kinds, t
 from formulation.topologies.routes import Routes
 from formulation.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
 from formulation.topologies.topology import Tier, Topology
+from simulator.data import data_file
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

@@ -9,9 +9,9 @@ import pytest
 
 from formulation.network.contention import Demand
 from formulation.tables import Floats
-from solvers.network.fluid import simulate
 from solvers.network.baselines.cassini import aligned, waits_s
 from solvers.network.baselines.circles import circle, fitted
+from solvers.network.fluid import simulate
 from tests.support.networks import FluidJob, a_demand
 
 

@@ -14,11 +14,11 @@ from formulation.network.traffic import cell_traffic
 from formulation.topologies.document import read
 from formulation.topologies.routes import Routes
 from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from solvers.network.baselines.circles import circle
+from solvers.network.baselines.sincronia import bssi
 from solvers.network.compression import compression_of
 from solvers.network.floor import floored
 from solvers.network.fluid import simulate
-from solvers.network.baselines.circles import circle
-from solvers.network.baselines.sincronia import bssi
 from solvers.network.swaps import Window
 from tests.support.networks import FluidJob, a_demand
 from tests.unit.test_network_baselines import a_contention

@@ -12,11 +12,11 @@ from formulation.network.check import network_violations
 from formulation.network.contention import Contention, Demand, demand_of
 from formulation.tables import Floats, Ints
 from solvers.network import trials
+from solvers.network.baselines.ecmp import hashed
 from solvers.network.floor import floored
 from solvers.network.fluid import meetings, simulate, works
 from solvers.network.paths import select
 from solvers.network.replan import Options, Variant, joint, replan, replanned
-from solvers.network.baselines.ecmp import hashed
 from solvers.network.swaps import (
     PLAYED,
     Moves,

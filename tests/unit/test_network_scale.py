@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.cases import network_scale
-from benchmarks.networks import crowds
-from benchmarks.registry import CASES, execute
+from benchmarks.harness.cases import find_cases
+from benchmarks.harness.registry import execute
+from benchmarks.network import bench_network_scale as network_scale
+from benchmarks.network import crowds
 from formulation.network.contention import demand_of
 from solvers.network.compression.dag import dag_of
 
 
 def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> None:
-    found = CASES["network-scale"]
+    found = find_cases()["network-scale"]
     assert found.run is network_scale.network_scale
     result = execute(found, found.smoke | {"jobs": 60}, ["bench"])
     assert result["ok"]

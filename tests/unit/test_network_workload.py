@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.cases.network_trace import figures, rows
-from benchmarks.networks.fabrics import three_layer, two_layer
-from benchmarks.networks.scenarios import SCENARIOS
-from benchmarks.networks.traces import Network, Played, mismeasured, played, ran, summary
-from benchmarks.networks.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
-from benchmarks.registry import CASES, execute
+from benchmarks.harness.cases import find_cases
+from benchmarks.harness.registry import execute
+from benchmarks.network.bench_network_trace import figures, rows
+from benchmarks.network.fabrics import three_layer, two_layer
+from benchmarks.network.scenarios import SCENARIOS
+from benchmarks.network.traces import Network, Played, mismeasured, played, ran, summary
+from benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
 from formulation.errors import InvalidInput
 from formulation.network.traffic import Exchange, Pattern, Traffic
 from formulation.placement import Gang
@@ -233,6 +234,6 @@ def test_a_drawn_trace_runs_and_plans_change_no_jobs() -> None:
 
 def test_small_runs_of_both_benchmarks_keep_their_bounds() -> None:
     for name in ("network-trace", "network-testbed"):
-        result = execute(CASES[name], CASES[name].smoke, ["bench"])
+        result = execute(find_cases()[name], find_cases()[name].smoke, ["bench"])
         assert result["ok"]
         assert result["table"]

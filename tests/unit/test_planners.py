@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from benchmarks.estimation import planners
-from benchmarks.estimation.speed import setting_of
+from benchmarks.estimator import planners
+from benchmarks.estimator.speed import setting_of
 from estimator.architectures.published import find
 from estimator.cells import COARSE_LAYERS, MicroBatches, Planner, Setting, cells, coarsened
 from estimator.collectives import LinkNetwork

@@ -23,6 +23,7 @@ from formulation.tables import Ints
 from service.loop import decide_again
 from solvers.base import Budget
 from solvers.greedy import Greedy
+from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 from solvers.schedulers.base import Published, Scheduler, Seen, carried, seen
 from solvers.schedulers.elasticflow import ElasticFlow
 from solvers.schedulers.fcfs import Fcfs
@@ -32,7 +33,6 @@ from solvers.schedulers.packing import options_of
 from solvers.schedulers.registry import names, published, scheduler_of
 from solvers.schedulers.sia import Sia
 from solvers.schedulers.srt import Srt
-from solvers.rounds.plan import Outcome, RoundOptions, plan_round
 from tests.support.builders import (
     a_job,
     a_node,

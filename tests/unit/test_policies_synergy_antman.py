@@ -16,11 +16,11 @@ from formulation.snapshot import STATE_CODE
 from formulation.statement import state
 from solvers.answers import answer, objective_of, trivial_bound
 from solvers.greedy import Greedy
+from solvers.rounds.plan import plan_round
 from solvers.schedulers.antman import AntMan
 from solvers.schedulers.base import Scheduler, carried, seen
 from solvers.schedulers.registry import names, published
 from solvers.schedulers.synergy import Synergy
-from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.problems import brute_force
 from tests.support.published import FOREVER, LINEAR, MINE, RUNNING, a_round, decided, rates

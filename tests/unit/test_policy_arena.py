@@ -9,9 +9,9 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from solvers.greedy import Greedy
+from solvers.rounds.plan import plan_round
 from solvers.schedulers.arena import Arena
 from solvers.schedulers.base import Scheduler, seen
-from solvers.rounds.plan import plan_round
 from tests.support.builders import a_job
 from tests.support.published import FLAT, FOREVER, LINEAR, RUNNING, a_round, decided, rates
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.estimation.profiled import section, summary
+from benchmarks.estimator.profiled import section, summary
 from estimator.profiling.records import load
 from formulation.errors import Unavailable
 

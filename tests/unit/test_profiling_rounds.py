@@ -14,10 +14,10 @@ from formulation.placement import Gang
 from formulation.policy import Policy
 from formulation.snapshot import Snapshot
 from solvers.base import Budget
-from solvers.schedulers.base import Scheduler
-from solvers.schedulers.registry import published
 from solvers.registry import solver
 from solvers.rounds.plan import plan_round
+from solvers.schedulers.base import Scheduler
+from solvers.schedulers.registry import published
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 FOREVER = Budget(remaining_s=lambda: math.inf)

@@ -15,11 +15,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import registry
-from benchmarks.report.html import page
-from benchmarks.report.lines import over_time
-from benchmarks.report.markdown import table, text
-from benchmarks.report.model import (
+from simulator.figures import Report
+from simulator.provenance import commit
+from simulator.report.html import page
+from simulator.report.lines import over_time
+from simulator.report.markdown import table, text
+from simulator.report.model import (
     Plot,
     ReportFolder,
     RunReport,
@@ -28,8 +29,8 @@ from benchmarks.report.model import (
     versions,
     written,
 )
-from benchmarks.report.style import DARK, LIGHT, styles
-from benchmarks.report.write import write_report
+from simulator.report.style import DARK, LIGHT, styles
+from simulator.report.write import write_report
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -202,13 +203,13 @@ def test_a_report_is_written_and_the_same_again(tmp_path: Path) -> None:
 
 def test_what_a_case_found_becomes_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/tessera", "bench", "x", "--trace", "a b"])
-    found = registry.Report(seed=7, figures={"gain": 2.0}, table=[{"policy": "p", "jct_s": 1.0}])
+    found = Report(seed=7, figures={"gain": 2.0}, table=[{"policy": "p", "jct_s": 1.0}])
     report = report_of(found, title="X", options={"trace": "a b"}, plots=[a_plot()])
     assert report.command == "tessera bench x --trace 'a b'"
     assert report.seeds == (7,)
     assert report.figures == {"gain": 2.0}
     assert report.tables[0].rows == (("p", 1.0),)
-    assert report.commit == registry.commit()
+    assert report.commit == commit()
 
 
 def test_versions_name_python_the_machine_and_the_solvers() -> None:

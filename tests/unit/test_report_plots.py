@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from benchmarks.report.comparisons import Curve, bars, curves
-from benchmarks.report.gpu_map import Segment, colours, gpu_map, placed
-from benchmarks.report.lines import (
+from formulation.errors import InvalidInput
+from simulator.report.comparisons import Curve, bars, curves
+from simulator.report.gpu_map import Segment, colours, gpu_map, placed
+from simulator.report.lines import (
     distribution,
     gap_over_rounds,
     over_time,
@@ -21,10 +22,9 @@ from benchmarks.report.lines import (
     time_unit,
     worst,
 )
-from benchmarks.report.pictures import png
-from benchmarks.report.style import styles
-from benchmarks.statistics import Interval, mean_interval
-from formulation.errors import InvalidInput
+from simulator.report.pictures import png
+from simulator.report.style import styles
+from simulator.statistics import Interval, mean_interval
 
 POLICIES = [f"policy-{k}" for k in range(20)]
 

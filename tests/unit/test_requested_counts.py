@@ -17,10 +17,10 @@ from formulation.snapshot import Snapshot
 from solvers.base import Budget
 from solvers.greedy import Greedy
 from solvers.placement.free import FreeGpus
+from solvers.rounds.plan import plan_round
 from solvers.schedulers.base import Scheduler, Seen, seen
 from solvers.schedulers.packing import options_of
 from solvers.schedulers.registry import published
-from solvers.rounds.plan import plan_round
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from benchmarks.data import data_dir
 from estimator.architectures.published import find
 from estimator.cells import Runtime, Setting, cells
 from estimator.collectives import LinkNetwork, LinkRates
@@ -26,6 +25,7 @@ from estimator.rooflines import RooflineCompute
 from estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled, shapes
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source
+from simulator.data import data_dir
 
 NAMES = {kind.name: kind for kind in ALL}
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from benchmarks.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
 from formulation.decisions import DecisionKind
 from formulation.errors import InvalidInput
 from formulation.network.contention import Contention, demand_of
@@ -26,6 +25,7 @@ from formulation.snapshot import BEST_FOUND, Workload
 from formulation.topologies.document import read
 from formulation.topologies.topology import Topology
 from service.cli.main import app
+from service.cli.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
 from simulator.executor import replay
 from simulator.logfile import lines_of, log_of
 from simulator.network.figures import contention_figures

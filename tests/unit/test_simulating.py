@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.policies.contestants import (
+from formulation.errors import InvalidInput
+from formulation.information import estimates, optimum
+from formulation.snapshot import Snapshot
+from simulator.comparison.contestants import (
     OURS,
     everyone,
     information_of,
@@ -19,17 +22,14 @@ from benchmarks.policies.contestants import (
     listed,
     options_of,
 )
-from benchmarks.policies.judging import Judged, Watch, placed_worth
-from benchmarks.policies.runs import Asked, Ran, check, run
-from benchmarks.policies.workload import SYNTHETIC, Work, check_trace, default_trace, made, shrunk
-from benchmarks.registry import Skip
-from benchmarks.sweeps.tasks import answer
-from formulation.errors import InvalidInput
-from formulation.information import estimates, optimum
-from formulation.snapshot import Snapshot
+from simulator.comparison.judging import Judged, Watch, placed_worth
+from simulator.comparison.runs import Asked, Ran, check, run
+from simulator.comparison.workload import SYNTHETIC, Work, check_trace, default_trace, made, shrunk
+from simulator.data import MissingData
 from simulator.metrics import alone_seconds
 from simulator.overheads import Overheads
 from simulator.run import Decider
+from simulator.sweeps.tasks import answer
 from solvers.rounds.options import RoundOptions
 from solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
@@ -154,9 +154,9 @@ def test_data_that_is_absent_is_said_to_be(
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / folder))
     assert default_trace(None) == SYNTHETIC
     for trace in ("arena-philly", "morphling-mt", str(tmp_path / "absent.csv")):
-        with pytest.raises(Skip, match="absent"):
+        with pytest.raises(MissingData, match="absent"):
             made(Work(trace=trace))
-        with pytest.raises(Skip, match="absent"):
+        with pytest.raises(MissingData, match="absent"):
             check([Asked(work=Work(trace=trace), policy="fcfs")], seeds=1)
 
 

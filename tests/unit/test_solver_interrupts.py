@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchmarks.registry import ROOT
+from simulator.provenance import ROOT
 from solvers import registry
 
 SOLVE_AND_INTERRUPT = """

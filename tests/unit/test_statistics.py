@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.statistics import (
+from formulation.errors import InvalidInput
+from simulator.statistics import (
     mean_interval,
     mean_intervals,
     ratio_interval,
     t_quantile,
     total_interval,
 )
-from formulation.errors import InvalidInput
 
 DRAWS = 4000
 

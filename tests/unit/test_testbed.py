@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.fidelity import Inputs, compared, fidelity, read_requests
-from benchmarks.registry import Skip
-from benchmarks.testbed.records import Recorded, Run, fitted, read_runs, start_of
-from benchmarks.testbed.replay import (
+from benchmarks.papers.bench_fidelity import Inputs, compared, fidelity, read_requests
+from benchmarks.papers.testbed.records import Recorded, Run, fitted, read_runs, start_of
+from benchmarks.papers.testbed.replay import (
     Campaign,
     as_recorded,
     campaign_of,
@@ -25,6 +24,7 @@ from benchmarks.testbed.replay import (
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord, JobSpec
 from formulation.snapshot import BEST_FOUND, Source, Workload
+from simulator.data import MissingData
 from simulator.overheads import Overheads
 
 MOE = Workload(model="moe", params="1.3B", global_batch=100)
@@ -252,7 +252,7 @@ def test_nothing_is_fitted_on_what_is_scored() -> None:
 def test_the_case_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
 
-    with pytest.raises(Skip, match=r"testbed_runs\.csv is absent"):
+    with pytest.raises(MissingData, match=r"testbed_runs\.csv is absent"):
         fidelity()
 
 

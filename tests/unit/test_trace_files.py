@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.data import data_dir
 from formulation.errors import InvalidInput
+from simulator.data import data_dir
 from simulator.traces.files import profiles_of, trace_of
 from simulator.traces.morphling import parse_measured, parse_workload, read_measured, read_workload
 from simulator.traces.redraw import sizes

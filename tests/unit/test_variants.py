@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cases.ablation import whole
-from benchmarks.cases.load import one_of, points_of, shape_at
-from benchmarks.policies.ablations import with_options
-from benchmarks.policies.runs import Asked, Ran
-from benchmarks.policies.variants import (
+from benchmarks.schedulers.ablations import with_options
+from benchmarks.schedulers.bench_ablation import whole
+from benchmarks.schedulers.bench_load import one_of, points_of, shape_at
+from benchmarks.schedulers.variants import (
     Shape,
     Variant,
     checked,
@@ -26,14 +25,15 @@ from benchmarks.policies.variants import (
     shaped,
     types_by_use,
 )
-from benchmarks.policies.workload import SYNTHETIC, Made, Work, made
-from benchmarks.registry import Skip
-from benchmarks.sweeps.tasks import answer
 from formulation.errors import InvalidInput
 from formulation.snapshot import Workload
+from simulator.comparison.runs import Asked, Ran
+from simulator.comparison.workload import SYNTHETIC, Made, Work, made
+from simulator.data import MissingData
 from simulator.metrics import alone_seconds, reference_of
 from simulator.overheads import Overheads
 from simulator.scenario import Scenario
+from simulator.sweeps.tasks import answer
 from simulator.traces.redraw import LARGE_FROM, parameters
 from simulator.traces.speeds import Room, Speeds, gpu_seconds
 from tests.support.worlds import (
@@ -210,7 +210,7 @@ def test_seeds_that_draw_nothing_are_refused(
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
     fixed = Variant(asked=Asked(work=Work(trace="arena-philly"), policy="fcfs"))
-    with pytest.raises(Skip, match="trace_philly"):  # seeds are sound; the trace is absent
+    with pytest.raises(MissingData, match="trace_philly"):  # seeds are sound; the trace is absent
         checked([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
         checked([fixed], seeds=2)

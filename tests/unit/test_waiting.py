@@ -22,12 +22,12 @@ from formulation.solution import Solution, SolveStatus
 from solvers import baselines as baselines
 from solvers.answers import answer, trivial_bound
 from solvers.base import Budget
+from solvers.baselines.pop import Pop
 from solvers.fixing import core_of
 from solvers.goals.rows import with_rows
 from solvers.greedy import Greedy
 from solvers.prices import price
 from solvers.registry import names, solver
-from solvers.baselines.pop import Pop
 from solvers.waiting import SpelledOut, read_back, spell_out
 from tests.support.goals import every_answer
 from tests.support.problems import a_problem, problems
@@ -89,7 +89,9 @@ def test_every_solver_counts_who_waits(name: str, most: int, best: int) -> None:
 def every_class() -> list[type[Any]]:
     """Return the class of each solver, as code that imports it has it."""
     modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "solvers.")]
-    modules += [info.name for info in pkgutil.iter_modules(baselines.__path__, "solvers.baselines.")]
+    modules += [
+        info.name for info in pkgutil.iter_modules(baselines.__path__, "solvers.baselines.")
+    ]
     found = {}
     for module in map(importlib.import_module, modules):
         for name, cls in vars(module).items():

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data import data_dir
 from estimator.samples import sample_profiles
 from formulation.resources import EstimateRecord
 from formulation.snapshot import Source, Workload
 from simulator.clusters import NODES_PER_RACK, arena_table1, tiny
+from simulator.data import data_dir
 from simulator.traces.trace import Arrival
 from simulator.workloads.philly_like import DAY_S, Habits, arrival_times_s, philly_like, runnable
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.data import data_dir
 from estimator.samples import sample_profiles
 from formulation.errors import InvalidInput
 from formulation.resources import EstimateRecord
 from simulator.clusters import hardware_of, preset
+from simulator.data import data_dir
 from simulator.traces.redraw import LARGE_FROM, parameters
 from simulator.traces.screening import screen
 from simulator.traces.speeds import Room, Speeds, load

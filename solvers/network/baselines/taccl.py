@@ -10,8 +10,8 @@ import numpy as np
 from formulation.network.contention import Contention, demand_of
 from formulation.network.plan import NetworkPlan
 from formulation.tables import Floats, Ints
-from solvers.network.paths import select
 from solvers.network.baselines.levels import blocks, contended_first
+from solvers.network.paths import select
 
 
 def distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:

@@ -1,0 +1,1 @@
+"""Deadlines: how many are met, by tightness, load and scheduler."""

@@ -1,0 +1,102 @@
+"""What estimates are worth, judged on the published measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from benchmarks.estimator import (
+    choice,
+    choice_of_plan,
+    collectives,
+    iteration,
+    latency,
+    memory,
+    planners,
+    profiled,
+    speed,
+    tuning,
+)
+from benchmarks.estimator.section import Section
+from benchmarks.harness.progress import steps
+from benchmarks.harness.registry import case
+from formulation.errors import InvalidInput
+from simulator.data import MissingData, data_dir
+from simulator.figures import Figure, Report
+
+SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], Section]]] = {
+    "iteration": iteration.section,
+    "choice": choice.section,
+    "collectives": collectives.section,
+    "plans": choice_of_plan.section,
+    "tuning": tuning.section,
+    "latency": latency.section,
+    "memory": memory.section,
+    "cells": speed.section,
+    "planners": planners.section,
+    "profiled": profiled.section,
+}
+ALL: Final = "all"
+UNASKED: Final = ("profiled",)
+"""Left out of ``all``: it measures the device that is here."""
+
+
+@case(
+    "estimator", smoke={"sections": "cells,latency", "seeds": 1},
+    mape_1=("<=", 0.08), mape_2=("<=", 0.08), mape_4=("<=", 0.08), mape_8=("<=", 0.08),
+    mape_16=("<=", 0.08), mape_unseen_gpu=("<=", 0.20), choice_regret=("<=", 0.03),
+    collectives_median_error=("<=", 0.10), proxy_share=(">=", 0.95), tuning_quality=(">=", 0.97),
+    tuning_reduction=(">=", 5), latency_median_error=("<=", 0.05), memory_mape=("<=", 0.15),
+    oom_accuracy=(">=", 0.95), cells_s=("<=", 0.5),
+)  # fmt: skip
+def estimator(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of Arena's measurements; else beside the repository."),
+    ] = None,
+    sections: Annotated[str, typer.Option(help=f"Some of {', '.join(SECTIONS)}, by commas.")] = ALL,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits into calibration and test rows.")] = 5,
+    rows: Annotated[bool, typer.Option(help="List the rows behind the figures, too.")] = False,
+) -> Report:
+    """Judge the estimator on the measurements of Arena's artifact.
+
+    Each section's protocol, with its calibration and test rows and baselines, is in the docstring of its
+    module in ``benchmarks/estimator/``. Bounds are this project's aims, not results that were published.
+    """
+    folder = _folder(data)
+    chosen = _chosen(sections)
+    found: list[Section] = []
+    for i in steps(len(chosen), "estimator"):
+        found.append(SECTIONS[chosen[i]](folder, range(seeds)))
+    figures: dict[str, Figure] = {}
+    for part in found:
+        figures |= part.figures
+    table = [row for part in found for row in part.rows] if rows else []
+    return Report(seed=0, figures=figures, table=table)
+
+
+def _folder(given: Path | None) -> Path:
+    if given is not None:
+        if not given.is_dir():
+            raise InvalidInput("data", f"{given} is not a folder; give the one that holds comm.csv")
+        return given
+    beside = data_dir()
+    if beside is None or not (beside / "arena" / "comm.csv").is_file():
+        raise MissingData(
+            "needs the measurements of Arena's artifact; give their folder with --data"
+        )
+    return beside / "arena"
+
+
+def _chosen(sections: str) -> list[str]:
+    names = [name.strip() for name in sections.split(",")]
+    if sections == ALL:
+        names = [name for name in SECTIONS if name not in UNASKED]
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise InvalidInput(
+            "sections", f"does not know {', '.join(unknown)}; there are {', '.join(SECTIONS)}"
+        )
+    return names

@@ -1,0 +1,291 @@
+"""How well iteration times of Alpa's plans are predicted from few measurements.
+
+Data: the rows of ``arena/alpa_optimal.csv`` that ran. For each seed at most three of them for each model
+family and GPU type calibrate, and rows of all other (model, size, batch) are judged
+(:func:`benchmarks.estimator.alpa.split`). Figures pool the judged rows of all seeds: ``mape_N`` is the
+mean of abs(estimate / measured - 1) at N GPUs, ``rows_N`` the number of different rows behind it.
+``mape_unseen_gpu``: for each GPU type in turn its calibration rows are taken away, and its judged rows
+are predicted from those of the other types. ``accuracy`` is 1 - abs(Te - Td) / Td as in Crius and Arena:
+the mean, the lowest mean of a family on a GPU type, and the lowest of a row.
+
+The plan is not told: the model makes it as Alpa would (``estimator/equal_stages.py``).
+
+**What saw the data.** That kernels are a sum of four parts, that Alpa's plans are of equal stages and
+how much its search counts exchanges of gradients, and the standard deviations of priors and residuals
+were settled with all rows in view: there is no second data set. No constant was fitted to judged rows;
+rates come from other records (``history/cell_modules.csv``). Seeds change the calibration rows, not
+these choices.
+
+``consistent_mape_N`` leaves out rows that contradict their neighbours: of the same workload, GPU type
+and GPUs a node, a row on more GPUs that is no faster than one on fewer, and a row on fewer GPUs that one
+on more beats by more than 1.15 times the ratio of GPUs. That depends on measured times alone.
+``all_rows_mape_N`` is what is left when every row of other workloads calibrates (workloads in thirds):
+what more measurements would bring.
+
+Baselines, judged on the same rows: ``linear`` is Sia's scaling (time times GPUs is constant) from the
+fewest GPUs on which the *same* workload was measured on that type, a measurement that ours does not
+have; ``flops`` FLOPs over peak times a utilisation, the median of the family's calibration rows on the
+type; ``authors`` the best plan in ``estimates.csv`` (without v100); ``uncalibrated`` our model with no
+measurement. ``ours_on_X`` are our errors on the rows that X has an answer for.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.estimator.alpa import (
+    COUNTS,
+    HARDWARE,
+    Cell,
+    Row,
+    Split,
+    cell_key,
+    rows_of,
+    split,
+    times_of,
+)
+from benchmarks.estimator.section import Section
+from estimator.architectures.published import find
+from estimator.calibration import Calibration, Estimate, TimeModel
+from simulator.figures import Figure
+
+SUPERLINEAR: Final = 1.15
+FOLDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A row, and what was predicted."""
+
+    row: Row
+    seconds: float
+    sd: float = 0.0  # of the logarithm
+
+    @property
+    def error(self) -> float:
+        """Return how far the prediction is off, relative to the measurement."""
+        return abs(self.seconds / self.row.seconds - 1)
+
+
+def section(data: Path, seeds: Sequence[int]) -> Section:
+    """Return figures and rows of the protocol above. ``data`` is the folder of ``alpa_optimal.csv``."""
+    rows, model = rows_of(data), times_of(data)
+    splits = [split(rows, model, seed) for seed in seeds]
+    judged = [one for each in splits for one in predicted(model, each.calibration, each.test)]
+    contradicting = {row.cell for row in contradictions(rows)}
+    clear = [one for one in judged if one.row.cell not in contradicting]
+    figures = {
+        **_by_count("mape", judged), "mape": _mape(judged),
+        **_by_count("median", judged, np.median), "median": _median(judged),
+        **{f"rows_{n}": len({j.row.cell for j in judged if j.row.cell.gpus == n}) for n in COUNTS},
+        "mape_unseen_gpu": _mape(_unseen(model, splits)),
+        **_accuracies(judged), **_coverage(judged),
+        **_by_count("consistent_mape", clear), "contradicting_rows": len(contradicting),
+        **_by_count("all_rows_mape", _from_all_others(model, rows)),
+        **_baselines(data, model, rows, splits, judged),
+        "calibration_rows": float(np.mean([len(each.calibration) for each in splits])),
+        "seeds": len(seeds),
+    }  # fmt: skip
+    return Section(figures=figures, rows=_table(judged))
+
+
+def predicted(model: TimeModel, calibration: Iterable[Row], test: Sequence[Row]) -> list[Judged]:
+    """Return the test rows that the model has a plan for, predicted."""
+    learned = Calibration(model, [row.measurement for row in calibration])
+    found = learned.estimates([row.cell for row in test])
+    return [_judged(row, one) for row, one in zip(test, found, strict=True) if one is not None]
+
+
+def _judged(row: Row, estimate: Estimate) -> Judged:
+    return Judged(row=row, seconds=estimate.iter_time_s, sd=estimate.sd)
+
+
+def contradictions(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that another one of the same workload, type and GPUs a node contradicts."""
+    alike: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[(*row.cell.workload, row.cell.gpu_type, row.cell.gpus_per_node)].append(row)
+    found: dict[Cell, Row] = {}
+    for group in alike.values():
+        group.sort(key=lambda row: row.cell.gpus)
+        for few, many in itertools.combinations(group, 2):
+            gain, most = few.seconds / many.seconds, many.cell.gpus / few.cell.gpus
+            if gain <= 1:
+                found[many.cell] = many
+            elif gain > SUPERLINEAR * most:
+                found[few.cell] = few
+    return list(found.values())
+
+
+def _unseen(model: TimeModel, splits: Iterable[Split]) -> list[Judged]:
+    return [
+        one
+        for each in splits
+        for kind in HARDWARE
+        for one in predicted(
+            model,
+            [row for row in each.calibration if row.cell.gpu_type != kind],
+            [row for row in each.test if row.cell.gpu_type == kind],
+        )
+    ]
+
+
+def _from_all_others(model: TimeModel, rows: Sequence[Row]) -> list[Judged]:
+    workloads = sorted({row.cell.workload for row in rows})
+    np.random.default_rng(0).shuffle(workloads)
+    fold = {tuple(workload): i % FOLDS for i, workload in enumerate(workloads)}
+    return [
+        one
+        for i in range(FOLDS)
+        for one in predicted(
+            model,
+            [row for row in rows if fold[row.cell.workload] != i],
+            [row for row in rows if fold[row.cell.workload] == i],
+        )
+    ]
+
+
+def _baselines(
+    data: Path, model: TimeModel, rows: Sequence[Row], splits: Sequence[Split], ours: list[Judged]
+) -> dict[str, Figure]:
+    anchors, authors = anchors_of(rows), _authors(data / "estimates.csv")
+    found = {
+        "linear": [one for s in splits for one in _answers(s.test, _linear(anchors))],
+        "flops": [one for s in splits for one in _answers(s.test, _flops(s.calibration))],
+        "authors": [one for s in splits for one in _answers(s.test, authors)],
+        "uncalibrated": [one for s in splits for one in predicted(model, [], s.test)],
+    }
+    figures: dict[str, Figure] = {}
+    for name, judged in found.items():
+        answered = {one.row.cell for one in judged}
+        same = [one for one in ours if one.row.cell in answered]
+        figures |= {f"mape_{name}": _mape(judged), f"median_{name}": _median(judged)}
+        figures |= _by_count(f"mape_{name}", judged)
+        figures |= {f"mape_ours_on_{name}": _mape(same), f"rows_{name}": len(answered)}
+    return figures
+
+
+def _answers(test: Iterable[Row], seconds_of: Callable[[Cell], float | None]) -> list[Judged]:
+    answers = [(row, seconds_of(row.cell)) for row in test]
+    return [Judged(row=row, seconds=seconds) for row, seconds in answers if seconds is not None]
+
+
+def anchors_of(rows: Iterable[Row]) -> dict[tuple[object, ...], Row]:
+    """Return the row of each workload and type on the fewest GPUs, then the fewest nodes."""
+    anchors: dict[tuple[object, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: (row.cell.gpus, row.cell.nodes)):
+        anchors.setdefault((*row.cell.workload, row.cell.gpu_type), row)
+    return anchors
+
+
+def _linear(anchors: Mapping[tuple[object, ...], Row]) -> Callable[[Cell], float | None]:
+    def seconds_of(cell: Cell) -> float | None:
+        anchor = anchors[(*cell.workload, cell.gpu_type)]
+        if anchor.cell == cell:
+            return None
+        return anchor.seconds * anchor.cell.gpus / cell.gpus
+
+    return seconds_of
+
+
+def _flops(calibration: Iterable[Row]) -> Callable[[Cell], float | None]:
+    used: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in calibration:
+        at_peak_s = _at_peak_s(row.cell)
+        used[row.cell.family, row.cell.gpu_type].append(at_peak_s / row.seconds)
+
+    def seconds_of(cell: Cell) -> float | None:
+        known = used.get((cell.family, cell.gpu_type))
+        return _at_peak_s(cell) / float(np.median(known)) if known else None
+
+    return seconds_of
+
+
+def _at_peak_s(cell: Cell) -> float:
+    """Return seconds of the passes' FLOPs at the GPUs' peak."""
+    graph = find(cell.family, cell.params).graph
+    training = find(cell.family, cell.params).at(cell.global_batch)
+    passes = training.forwards + 2
+    peak = HARDWARE[cell.gpu_type].flops(graph.dtype) * cell.gpus
+    return float(passes * graph.flops.sum()) * cell.global_batch / peak
+
+
+def _authors(path: Path) -> Callable[[Cell], float | None]:
+    best: dict[tuple[str, str, int, str, int, int], float] = {}
+    with path.open(newline="") as lines:
+        for line in csv.DictReader(lines):
+            if line["status"] == "ok":
+                key, seconds = cell_key(line), float(line["iter_time_s"])
+                best[key] = min(seconds, best.get(key, seconds))
+
+    def seconds_of(cell: Cell) -> float | None:
+        return best.get((*cell.workload, cell.gpu_type, cell.nodes, cell.gpus_per_node))
+
+    return seconds_of
+
+
+def _mape(judged: Iterable[Judged]) -> float:
+    return float(np.mean([one.error for one in judged]))
+
+
+def _median(judged: Iterable[Judged]) -> float:
+    return float(np.median([one.error for one in judged]))
+
+
+def _by_count(
+    name: str, judged: Sequence[Judged], middle: Callable[[list[float]], np.floating] = np.mean
+) -> dict[str, Figure]:
+    found = {n: [one.error for one in judged if one.row.cell.gpus == n] for n in COUNTS}
+    return {f"{name}_{n}": float(middle(some)) for n, some in found.items() if some}
+
+
+def _accuracies(judged: Sequence[Judged]) -> dict[str, Figure]:
+    pairs = _grouped(judged, lambda cell: (cell.family, cell.gpu_type))
+    return {
+        "accuracy": 1 - _mape(judged),
+        "accuracy_worst_pair": min(1 - _mape(some) for some in pairs.values()),
+        "accuracy_worst_row": min(1 - one.error for one in judged),
+    }
+
+
+def _coverage(judged: Sequence[Judged]) -> dict[str, Figure]:
+    """Return the shares of rows within one and two of the standard deviations that were claimed."""
+    distance = np.array([abs(np.log(one.seconds / one.row.seconds)) / one.sd for one in judged])
+    return {
+        "within_1_sd": float((distance <= 1).mean()),
+        "within_2_sd": float((distance <= 2).mean()),
+    }
+
+
+def _grouped(
+    judged: Iterable[Judged], key: Callable[[Cell], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[Judged]]:
+    groups: dict[tuple[str, ...], list[Judged]] = defaultdict(list)
+    for one in judged:
+        groups[key(one.row.cell)].append(one)
+    return groups
+
+
+def _table(judged: Sequence[Judged]) -> list[dict[str, Figure | str]]:
+    keys: dict[str, Callable[[Cell], tuple[str, ...]]] = {
+        "family, type": lambda cell: (cell.family, cell.gpu_type),
+        "type, shape": lambda cell: (cell.gpu_type, f"{cell.nodes}x{cell.gpus_per_node}"),
+    }
+    return [
+        {
+            "section": "iteration", "by": by, "of": " ".join(group),
+            "rows": len({one.row.cell for one in some}), "mape": _mape(some),
+            "median": _median(some),
+            "bias": float(np.mean([np.log(one.seconds / one.row.seconds) for one in some])),
+        }
+        for by, key in keys.items()
+        for group, some in sorted(_grouped(judged, key).items())
+    ]  # fmt: skip

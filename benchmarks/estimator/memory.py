@@ -1,0 +1,404 @@
+"""How well the memory of plans is predicted: pure data parallelism, and the plans that Alpa chose.
+
+Data: ``arena/dp_memory.csv`` (peak memory a GPU by data-parallel degree) and
+``arena/history/alpa_search.csv`` (peak memory of the fullest GPU under a plan of stages, degrees and coarse
+layers). The model is :mod:`estimator.memory` with ZeRO 1 (Alpa divides optimizer states among replicas),
+1F1B and 16 micro-batches; graphs are those of :mod:`estimator.architectures`, merged to as many coarse
+layers as the plan has.
+
+**Which rows are truth.** For memory: all that were measured. For running out: those, as fitting, and the
+rows without a measurement, as not, but for three kinds of ``infeasible`` in ``dp_memory.csv``:
+
+* *untried*: no degree, batch or plan of that model and size was measured: it may never have been tried;
+* *above a fit*: a smaller degree of the same model, size and batch fits, and memory falls with the degree;
+* *ran elsewhere*: degree 1, and ``alpa_search.csv`` has the job running on one GPU.
+
+A plan of ``alpa_search.csv`` that did not run counts as out of memory, though the file gives no reason.
+``oom_accuracy_all_rows`` counts every row of both files, ``oom_accuracy_with_elsewhere`` the third kind too.
+
+**Limit.** XLA was given 0.8 of what the device shows, which with error correction on is 15/16 of GDDR6.
+
+**Calibration.** How many copies XLA holds of a layer's activations, of a stage's and of gradients
+(:class:`estimator.memory.Copies`) is fitted for each model family and granularity of layers: *coarse* (fewer
+than 16), *fine* (16, the artifact's default), *inside* (more than the model has blocks, so that cuts run
+through blocks). For each seed a third of the (model, size, batch) calibrates and the rest judges; a group
+without calibration rows has the defaults. The constants see calibration rows alone; that there are these
+three, the granularities and the third kind of rows above were settled with all rows in view. A stage with
+``free`` sharding whose replicas do not fit whole is predicted with divided weights (ZeRO 3), which Alpa may
+choose there.
+
+Baselines: 16 bytes a parameter; the artifact's gate (1.2 x memory under data parallelism over all GPUs
+must not exceed 0.8 of the GPU's), on the rows of ``alpa_search.csv`` for which it can be asked.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from benchmarks.estimator.section import Section
+from estimator.architectures.published import find
+from estimator.costs import stage_costs
+from estimator.graph import Graph, merged
+from estimator.hardware import A10, A40, GIB, Hardware
+from estimator.memory import Copies, States, in_flight
+from estimator.plans import Candidates, Groups, Primitive, Schedule, Shape, Training
+from estimator.rooflines import RooflineCompute
+from formulation.tables import Bools, Floats
+from simulator.figures import Figure
+
+CALIBRATION_SHARE: Final = 1 / 3
+ECC: Final = 15 / 16
+"""GDDR6 gives a sixteenth to error correction: the artifact's A40 shows 45,487 MiB of 48 GiB."""
+LIMIT_GIB: Final = {h.name: 0.8 * ECC * h.memory_bytes / GIB for h in (A40, A10)}
+FINE_LAYERS: Final = 16
+DIVIDED: Final = (States(zero=1), States(zero=3))
+UNITS: Final = (
+    Copies(layer=0.0, gradients=0.0),
+    Copies(layer=1.0, gradients=0.0),
+    Copies(layer=0.0, stage=1.0, gradients=0.0),
+    Copies(layer=0.0, gradients=1.0),
+)
+DEFAULT: Final = np.array([Copies().layer, Copies().stage, Copies().gradients])
+LEAST_ROWS: Final = 4
+"""Rows from which three constants are fitted."""
+
+UNTRIED: Final = "untried"
+ABOVE: Final = "above a fit"
+ELSEWHERE: Final = "ran elsewhere"
+
+Job: TypeAlias = tuple[str, str, int]  # model, size, batch
+Group: TypeAlias = tuple[str, str]  # family, granularity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A plan that was tried. ``parts`` are GiB of each stage: what is needed whatever the copies, then of
+    one copy of each; shape (2, S, 4), first by ZeRO 1, then by ZeRO 3."""
+
+    source: str
+    job: Job
+    hardware: Hardware
+    gpus: int
+    group: Group
+    parts: Floats
+    free: Bools  # (S,)
+    parameters_gib: float  # 16 bytes each, of the fullest stage
+    measured_gib: float | None
+    left_out: str = ""
+
+    @property
+    def limit_gib(self) -> float:
+        """Return what a GPU's memory is good for."""
+        return LIMIT_GIB[self.hardware.name]
+
+    def stage(self, copies: Floats) -> Floats:
+        """Return the parts of the fullest stage, shape (4,); ``copies`` has shape (3,)."""
+        whole, divided = self.parts[:, :, 0] + self.parts[:, :, 1:] @ copies
+        splits = self.free & (whole > self.limit_gib)
+        fullest = int(np.where(splits, divided, whole).argmax())
+        return np.asarray(self.parts[int(splits[fullest]), fullest])
+
+    def predicted_gib(self, copies: Floats) -> float:
+        """Return the memory of the fullest stage."""
+        parts = self.stage(copies)
+        return float(parts[0] + parts[1:] @ copies)
+
+
+class _NoNetwork:
+    """Memory does not depend on how fast collectives are."""
+
+    def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
+        return np.zeros(len(payload_bytes))
+
+
+def section(data: Path, seeds: Sequence[int]) -> Section:
+    """Return figures and rows of the protocol above. ``data`` is the folder of ``dp_memory.csv``."""
+    searched = _searched(data / "history" / "alpa_search.csv")
+    parallel = _data_parallel(data / "dp_memory.csv", searched)
+    runs = [*parallel, *searched]
+    trials = [_judged(runs, seed) for seed in seeds]
+    tests = [(run, gib) for trial in trials for run, gib in trial]
+    figures: dict[str, Figure] = {
+        "memory_mape": _mape(tests),
+        "memory_median_error": float(np.median(_errors(tests))),
+        "memory_rows": sum(r.measured_gib is not None for r in runs),
+        "memory_mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in runs]),
+        "memory_mape_parameters": _mape([(r, r.parameters_gib) for r in runs]),
+        "oom_accuracy": _accuracy(tests),
+        "oom_accuracy_all_rows": _accuracy(tests, kinds=(UNTRIED, ABOVE, ELSEWHERE)),
+        "oom_accuracy_with_elsewhere": _accuracy(tests, kinds=(ELSEWHERE,)),
+        "oom_accuracy_uncalibrated": _accuracy([(r, r.predicted_gib(DEFAULT)) for r in runs]),
+        "oom_accuracy_parameters": _accuracy([(r, r.parameters_gib) for r in runs]),
+        **_confusion(tests, len(seeds)),
+        **_gate(data / "dp_memory.csv", searched, tests),
+        "oom_rows": sum(not r.left_out for r in runs),
+    }
+    for reason, count in sorted(Counter(r.left_out for r in runs if r.left_out).items()):
+        figures[f"left_out_{reason.replace(' ', '_')}"] = count
+    return Section(figures=figures, rows=_rows(runs, tests))
+
+
+def _judged(runs: Sequence[Run], seed: int) -> list[tuple[Run, float]]:
+    """Return the runs of jobs that do not calibrate, with predictions."""
+    jobs = sorted({run.job for run in runs})
+    drawn = np.random.default_rng(seed).permutation(len(jobs))
+    calibrating = {jobs[i] for i in drawn[: round(CALIBRATION_SHARE * len(jobs))]}
+    groups: dict[Group, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.job in calibrating and run.measured_gib is not None:
+            groups[run.group].append(run)
+    copies = {g: fitted(members) for g, members in groups.items() if len(members) >= LEAST_ROWS}
+    return [
+        (run, run.predicted_gib(copies.get(run.group, DEFAULT)))
+        for run in runs
+        if run.job not in calibrating
+    ]
+
+
+def fitted(runs: Sequence[Run], rounds: int = 8) -> Floats:
+    """Return copies of least mean relative error, none negative, shape (3,).
+
+    Which stage is fullest depends on the copies: fit and choice of stages alternate, half a step at a time.
+    """
+    copies = DEFAULT.copy()
+    measured = np.array([run.measured_gib for run in runs], dtype=np.float64)
+    for _ in range(rounds):
+        parts = np.stack([run.stage(copies) for run in runs]) / measured[:, None]
+        copies = (copies + _least_absolute(parts[:, 1:], 1.0 - parts[:, 0])) / 2
+    return copies
+
+
+def _least_absolute(columns: Floats, target: Floats, rounds: int = 20) -> Floats:
+    """Return x >= 0, shape (C,), of about least sum of abs(columns x - target).
+
+    By least squares, each row weighted by 1 over its error, not less than 2 % (iteratively reweighted).
+    """
+    weight = np.ones(len(target))
+    found = np.zeros(columns.shape[1])
+    for _ in range(rounds):
+        found = _least_squares(columns * weight[:, None], target * weight)
+        weight = 1 / np.sqrt(np.maximum(np.abs(columns @ found - target), 0.02))
+    return found
+
+
+def _least_squares(columns: Floats, target: Floats) -> Floats:
+    """Return x >= 0 of least squares: the best of the sets of positive entries (there are few)."""
+    count = columns.shape[1]
+    best, least = np.zeros(count), float(target @ target)
+    for size in range(1, count + 1):
+        for chosen in itertools.combinations(range(count), size):
+            x, *_ = np.linalg.lstsq(columns[:, chosen], target, rcond=None)
+            error = columns[:, chosen] @ x - target
+            if (x >= 0).all() and float(error @ error) < least:
+                best, least = np.zeros(count), float(error @ error)
+                best[list(chosen)] = x
+    return best
+
+
+def _errors(predictions: Sequence[tuple[Run, float]]) -> Floats:
+    """Return relative errors of the runs that were measured."""
+    pairs = [(run.measured_gib, gib) for run, gib in predictions if run.measured_gib is not None]
+    measured, predicted = np.array(pairs).T
+    return np.asarray(np.abs(predicted / measured - 1), dtype=np.float64)
+
+
+def _mape(predictions: Sequence[tuple[Run, float]]) -> float:
+    return float(_errors(predictions).mean())
+
+
+def _accuracy(predictions: Sequence[tuple[Run, float]], *, kinds: Sequence[str] = ()) -> float:
+    """Return the share of runs called right: fits, or runs out of memory. ``kinds`` are not left out."""
+    right = [
+        (gib > run.limit_gib) == (run.measured_gib is None)
+        for run, gib in predictions
+        if not run.left_out or run.left_out in kinds
+    ]
+    return float(np.mean(right))
+
+
+def _confusion(predictions: Sequence[tuple[Run, float]], seeds: int) -> dict[str, Figure]:
+    """Return how many runs a seed were called wrong, each way."""
+    kept = [(run, gib > run.limit_gib) for run, gib in predictions if not run.left_out]
+    missed = sum(run.measured_gib is None and not out for run, out in kept)
+    refused = sum(run.measured_gib is not None and out for run, out in kept)
+    return {
+        "oom_missed_rows": missed / seeds,
+        "oom_refused_rows": refused / seeds,
+        "oom_judged_rows": len(kept) / seeds,
+    }
+
+
+def _gate(
+    path: Path, searched: Sequence[Run], tests: Sequence[tuple[Run, float]]
+) -> dict[str, Figure]:
+    """Return the accuracy of the artifact's gate on searched plans, and ours on the same runs."""
+    known = {
+        (row["model"], row["params"], int(row["global_batch"]), int(row["dp_degree"])): (
+            float(row["mem_per_gpu_gib"] or np.inf)
+        )
+        for row in _lines(path)
+    }
+    asked = [r for r in searched if (*r.job, r.gpus) in known]
+    right = [
+        (1.2 * known[*r.job, r.gpus] > 0.8 * r.hardware.memory_bytes / GIB)
+        == (r.measured_gib is None)
+        for r in asked
+    ]
+    same = {id(run) for run in asked}
+    return {
+        "oom_accuracy_gate": float(np.mean(right)),
+        "oom_gate_rows": len(asked),
+        "oom_accuracy_on_gate_rows": _accuracy([(r, g) for r, g in tests if id(r) in same]),
+    }
+
+
+def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[str, Figure | str]]:
+    """Return errors by source, family and granularity, with the copies fitted to all of a group's rows."""
+    groups: dict[tuple[str, Group], list[tuple[Run, float]]] = defaultdict(list)
+    for run, gib in tests:
+        groups[run.source, run.group].append((run, gib))
+    found: list[dict[str, Figure | str]] = []
+    for (source, group), predictions in sorted(groups.items()):
+        members = [r for r in runs if r.group == group]
+        measured = [r for r in members if r.measured_gib is not None]
+        copies = fitted(measured)
+        of_source = [r for r in members if r.source == source]
+        found.append({
+            "section": "memory", "source": source, "model": group[0], "layers": group[1],
+            "rows": sum(r.measured_gib is not None for r in of_source),
+            "mape": _mape(predictions),
+            "mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in of_source]),
+            "copies_layer": float(copies[0]), "copies_stage": float(copies[1]),
+            "copies_gradients": float(copies[2]),
+        })  # fmt: skip
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _data_parallel(path: Path, searched: Sequence[Run]) -> list[Run]:
+    """Return one run a row, on an A40: degree 1 takes what the same plan takes there in the other file."""
+    lines = _lines(path)
+    tried = {(r["model"], r["params"]) for r in lines if r["status"] == "ok"}
+    ran = {r.job for r in searched if r.gpus == 1 and r.measured_gib is not None}
+    fits: dict[Job, int] = {}
+    for r in lines:
+        if r["status"] == "ok":
+            degree, job = int(r["dp_degree"]), _job(r)
+            fits[job] = min(degree, fits.get(job, degree))
+    found = []
+    for r in lines:
+        degree, job = int(r["dp_degree"]), _job(r)
+        reason = ""
+        if r["status"] != "ok":
+            if (r["model"], r["params"]) not in tried:
+                reason = UNTRIED
+            elif degree > fits.get(job, degree):
+                reason = ABOVE
+            elif degree == 1 and job in ran:
+                reason = ELSEWHERE
+        plan = Plan(layers=((0, FINE_LAYERS),), degrees=((degree, 1),), free=(False,))
+        measured = float(r["mem_per_gpu_gib"]) if r["status"] == "ok" else None
+        found.append(_run("dp_memory", job, A40, plan, measured, reason))
+    return found
+
+
+def _searched(path: Path) -> list[Run]:
+    by_name = {"a40": A40, "a10": A10}
+    return [
+        _run(
+            "alpa_search", _job(r), by_name[r["gpu_type"]],
+            Plan(
+                layers=tuple(_layers(text) for text in r["stage_layers"].split("|")),
+                degrees=tuple(_degrees(text) for text in r["stage_logical_shapes"].split("|")),
+                free=tuple(text == "free" for text in r["stage_sharding"].split("|")),
+            ),
+            float(r["mem_per_gpu_gib"]) if r["mem_per_gpu_gib"] else None,
+        )
+        for r in _lines(path)
+    ]  # fmt: skip
+
+
+def _job(row: dict[str, str]) -> Job:
+    return row["model"], row["params"], int(row["global_batch"])
+
+
+def _layers(text: str) -> tuple[int, int]:
+    first, last = text.split("-")
+    return int(first), int(last) + 1
+
+
+def _degrees(text: str) -> tuple[int, int]:
+    data, tensor = text.split("x")
+    return int(data), int(tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages in order: coarse layers (start, end), degrees (data, tensor), whether sharding was free."""
+
+    layers: tuple[tuple[int, int], ...]
+    degrees: tuple[tuple[int, int], ...]
+    free: tuple[bool, ...]
+
+
+def _run(
+    source: str, job: Job, hardware: Hardware, plan: Plan, measured: float | None, reason: str = ""
+) -> Run:
+    model, params, batch = job
+    published = find(model, params)
+    count = plan.layers[-1][1]
+    graph = merged(published.graph, count)
+    stages = _candidates(plan, len(graph), divides_experts=bool(graph.expert_weights.any()))
+    inside = (
+        count > len(published.graph) - 2
+    )  # all layers but embedding or stem, and head, are blocks
+    granularity = "inside" if inside else "fine" if count >= FINE_LAYERS else "coarse"
+    return Run(
+        source=source, job=job, hardware=hardware,
+        gpus=sum(d * t for d, t in plan.degrees), group=(model, granularity),
+        parts=_parts(graph, published.at(batch), stages), free=np.array(plan.free),
+        parameters_gib=_parameters_gib(graph, stages), measured_gib=measured, left_out=reason,
+    )  # fmt: skip
+
+
+def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates:
+    """Return the stages; a plan's tensor parts divide experts, where there are any."""
+    start, end = np.minimum(np.array(plan.layers, dtype=np.int64), layers).T
+    data, tensor = np.array(plan.degrees, dtype=np.int64).T
+    return Candidates(
+        start=start, end=end, dp=data, tp=tensor,
+        ep=tensor if divides_experts else np.ones_like(tensor), sp=np.zeros(len(start), dtype=bool),
+    )  # fmt: skip
+
+
+def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
+    """Return GiB as :class:`Run` has them, shape (2, S, 4)."""
+    flights = in_flight(Schedule.ONE_F_ONE_B, len(stages), training.micro_batches)
+    found = np.zeros((len(DIVIDED), len(stages), len(UNITS)))
+    for i, states in enumerate(DIVIDED):
+        for j, copies in enumerate(UNITS):
+            costs = stage_costs(
+                graph, training, A40, Shape(nodes=1, gpus_per_node=1), stages,
+                RooflineCompute(hardware=A40), _NoNetwork(), states=states, copies=copies,
+            )  # fmt: skip
+            whole = costs.state_bytes + flights * costs.flight_bytes + costs.working_bytes
+            found[i, :, j] = whole / GIB - (found[i, :, 0] if j else 0.0)
+    return found
+
+
+def _parameters_gib(graph: Graph, stages: Candidates) -> float:
+    parameters = graph.weights + graph.expert_weights + graph.shared_weights
+    total = np.concatenate([[0.0], np.cumsum(parameters)])
+    return float((16 * (total[stages.end] - total[stages.start]) / stages.tp).max() / GIB)

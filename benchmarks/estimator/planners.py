@@ -1,0 +1,153 @@
+"""What the papers' ways of planning reach of the exact search's plans, under our own cost model.
+
+``DRAWN`` settings are drawn without replacement, by the seeds, from Arena's published models at their
+batches, the four GPU types of the papers' simulated cluster and ``COUNTS`` GPUs on the fewest nodes; data
+sheets' links and kernels, nothing measured. In each, every usual pipeline degree is a Cell, planned by
+
+* the exact search (least latency of all plans that fit),
+* Arena's proxy (section 3.3): least computation bias, then least communication load, within memory,
+* Crius' cut and assembly (sections 4.2 and 5.1): cut without regard to memory, each stage data or tensor
+  parallel alone.
+
+``planner_share_X`` is exact latency / X's latency, the mean over Cells that both have a plan for, in the
+published measurements' 16 micro-batches; ``_worst`` the least of them; ``_best_degree`` compares the fastest
+degree of each, the mean over settings; ``_own`` is ``planner_share_X`` where both plan in the paper's own
+micro-batches: as many as stages (Arena), four times as many (Crius). ``planner_missed_X`` is the part of the
+exact search's Cells for which X finds no plan that fits. ``planner_seconds_X``: processor time of a
+setting's Cells, pricing of candidates included.
+
+So this says what the rules cost where the cost model is right, not what plans reach on GPUs; for that see
+``choice_of_plan``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.estimator.section import Section
+from benchmarks.estimator.speed import setting_of
+from estimator.architectures.published import Published
+from estimator.cells import MicroBatches, Planner, Setting, cells
+from estimator.hardware import ALL, Hardware
+from estimator.plans import Plan
+from estimator.samples import sampled
+from simulator.figures import Figure
+
+COUNTS: Final = (2, 4, 8, 16, 32)
+DRAWN: Final = 100
+OWN: Final[Mapping[Planner, MicroBatches]] = {
+    Planner.ARENA: MicroBatches.STAGES,
+    Planner.CRIUS: MicroBatches.FOUR_STAGES,
+}
+"""The planners that are judged, and the micro-batches of their papers."""
+
+Drawn = tuple[Published, int, Hardware, int]
+"""Model, batch, GPU type, GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A planner beside the exact search in one setting. Shares: exact latency / the planner's."""
+
+    shares: tuple[float, ...]  # of degrees that both have
+    missed: int  # degrees that the exact search alone has
+    best: float | None  # of the fastest degrees; None: the planner has none
+
+
+def judged(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> Judged:
+    """Return what a planner's Cells are worth beside the exact ones, by degree."""
+    both = sorted(exact.keys() & other.keys())
+    fastest = [min((p.iter_time_s for p in x.values()), default=None) for x in (exact, other)]
+    return Judged(
+        shares=tuple(exact[d].iter_time_s / other[d].iter_time_s for d in both),
+        missed=len(exact.keys() - other.keys()),
+        best=None if fastest[0] is None or fastest[1] is None else fastest[0] / fastest[1],
+    )
+
+
+def section(data: Path | None, seeds: Sequence[int]) -> Section:
+    """Return figures and rows of the protocol above; no data are read."""
+    del data
+    every = [(drawn, *_compared(setting_of(*drawn))) for drawn in draw(seeds)]
+    figures: dict[str, Figure] = {"planner_settings": len(every)}
+    for planner in OWN:
+        figures |= _figures(
+            str(planner),
+            [given[planner] for _, given, _, _ in every],
+            [own[planner] for _, _, own, _ in every],
+        )
+    for planner in Planner:
+        mean_s = np.mean([seconds[planner] for _, _, _, seconds in every])
+        figures[f"planner_seconds_{planner}"] = float(mean_s)
+    return Section(figures=figures, rows=[_row(drawn, given) for drawn, given, _, _ in every])
+
+
+def draw(seeds: Sequence[int], count: int = DRAWN) -> list[Drawn]:
+    """Return so many different settings."""
+    jobs = [(model, batch) for model in sampled() for batch in model.batches]
+    every = [(*job, hardware, gpus) for job, hardware, gpus in product(jobs, ALL, COUNTS)]
+    at = np.random.default_rng(list(seeds)).choice(len(every), size=count, replace=False)
+    return [every[i] for i in at]
+
+
+def _compared(
+    setting: Setting,
+) -> tuple[dict[Planner, Judged], dict[Planner, Judged], dict[Planner, float]]:
+    """Return each planner judged in the given and in its own micro-batches, and seconds with the former."""
+    found: dict[Planner, dict[int, Plan]] = {}
+    seconds: dict[Planner, float] = {}
+    for planner in Planner:
+        start_s = time.process_time()
+        found[planner] = cells(setting, planner=planner)
+        seconds[planner] = time.process_time() - start_s
+    given = {planner: judged(found[Planner.EXACT], found[planner]) for planner in OWN}
+    own = {
+        planner: judged(
+            cells(setting, micro_batches=rule),
+            cells(setting, micro_batches=rule, planner=planner),
+        )
+        for planner, rule in OWN.items()
+    }
+    return given, own, seconds
+
+
+def _figures(name: str, given: Sequence[Judged], own: Sequence[Judged]) -> dict[str, Figure]:
+    shares = _shares(given)
+    best = [each.best for each in given if each.best is not None]
+    return {
+        f"planner_share_{name}": float(np.mean(shares)),
+        f"planner_share_{name}_worst": min(shares),
+        f"planner_share_{name}_best_degree": float(np.mean(best)),
+        f"planner_share_{name}_own": float(np.mean(_shares(own))),
+        f"planner_missed_{name}": _missed(given),
+        f"planner_missed_{name}_own": _missed(own),
+    }
+
+
+def _shares(every: Sequence[Judged]) -> list[float]:
+    return [share for each in every for share in each.shares]
+
+
+def _missed(every: Sequence[Judged]) -> float:
+    missed = sum(each.missed for each in every)
+    return missed / (missed + len(_shares(every)))
+
+
+def _row(drawn: Drawn, given: Mapping[Planner, Judged]) -> dict[str, Figure | str]:
+    model, batch, hardware, gpus = drawn
+    row: dict[str, Figure | str] = {
+        "section": "planners", "model": f"{model.model} {model.params}", "batch": batch,
+        "gpu_type": hardware.name, "gpus": gpus,
+    }  # fmt: skip
+    for planner, each in given.items():
+        row[f"missed_{planner}"] = each.missed
+        if each.shares:
+            row[f"share_{planner}"] = float(np.mean(each.shares))
+    return row

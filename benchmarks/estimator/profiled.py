@@ -1,0 +1,93 @@
+"""Profiled layers against directly measured steps on the device that is there: error, and device time saved.
+
+The only section that measures: on a CPU small models, on an accelerator the smallest sizes of the papers. It
+runs in a process of its own, which holds the device no longer than it needs and keeps JAX out of this one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.estimator.section import Section
+from formulation.errors import Unavailable
+from formulation.release import install_hint
+
+NAME = "profiled"
+
+
+def section(
+    data: Path, seeds: Sequence[int], *, models: Sequence[Any] = (), date: str = "",
+    records: Path | None = None,
+) -> Section:  # fmt: skip
+    """Return errors of sums of profiled layers, and seconds of the device that both ways took.
+
+    Nothing is read from ``data``, and times depend on no seed. ``models`` as in
+    ``estimator.profiling.compare``; ``records`` is a file to which the profile is appended.
+
+    Raises:
+        Unavailable: the measuring process failed.
+    """
+    if find_spec("jax") is None:
+        reason = f"JAX is not installed; install it with {install_hint('estimator')}"
+        return Section(figures={}, rows=[{"section": NAME, "skipped": reason}])
+    request = {"models": list(models), "date": date, "records": str(records) if records else ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "estimator.profiling.compare"],
+        input=json.dumps(request), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Unavailable(f"measuring failed: {last}")
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    if "error" in report:
+        raise Unavailable(f"measuring failed: {report['error']}")
+    return summary(report)
+
+
+def summary(report: Mapping[str, Any]) -> Section:
+    """Return the section of a report of ``estimator.profiling.compare``.
+
+    ``profiled_error``: of forward and backward; ``profiled_step_error``: with the update of the weights;
+    ``profiled_saving``: device seconds of measuring whole steps over those of profiling layers.
+    """
+    found = report["comparisons"]
+    columns = {
+        name: np.array([c[name] for c in found], dtype=np.float64)
+        for name in (
+            "summed_s",
+            "passes_s",
+            "update_s",
+            "step_s",
+            "profile_device_s",
+            "direct_device_s",
+        )
+    }
+    passes = columns["summed_s"] / columns["passes_s"] - 1
+    steps = (columns["summed_s"] + columns["update_s"]) / columns["step_s"] - 1
+    profile_s, direct_s = columns["profile_device_s"].sum(), columns["direct_device_s"].sum()
+    rows = [
+        {
+            "section": NAME, "device": report["device"], **c,
+            "error": float(passes[n]), "step_error": float(steps[n]),
+        }
+        for n, c in enumerate(found)
+    ]  # fmt: skip
+    return Section(
+        figures={
+            "profiled_error": float(np.abs(passes).mean()),
+            "profiled_step_error": float(np.abs(steps).mean()),
+            "profiled_worst_error": float(np.abs(steps).max()),
+            "profile_device_s": float(profile_s),
+            "direct_device_s": float(direct_s),
+            "profiled_saving": float(direct_s / profile_s),
+        },
+        rows=rows,
+    )

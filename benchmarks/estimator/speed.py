@@ -1,0 +1,67 @@
+"""How long the Cells of one job take.
+
+All four GPU types of the papers' simulated cluster, five counts, every pipeline degree up to the GPUs, with
+the published models and data sheets' links; seconds of processor time of one thread, the median of
+``REPEATS`` runs after one that is not counted. ``cells_s`` is the slowest of three models, one a family.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.estimator.section import Section
+from estimator.architectures.published import Published, find
+from estimator.cells import Setting, cells, on_sheets
+from estimator.hardware import ALL, Hardware
+from estimator.memory import States
+from estimator.plans import shape_of
+
+MODELS: Final = (("bert", "1.3B"), ("moe", "2.4B"), ("wide_resnet", "2B"))
+COUNTS: Final = (2, 4, 8, 16, 32)
+BATCH: Final = 256
+REPEATS: Final = 3
+
+
+def section(data: Path | None, seeds: Sequence[int]) -> Section:
+    """Return figures and rows of the protocol above; nothing is drawn or read."""
+    del data, seeds
+    rows = [_timed(find(model, params)) for model, params in MODELS]
+    return Section(
+        figures={
+            "cells_s": max(float(row["seconds"]) for row in rows),
+            "cells_plans": sum(int(row["plans"]) for row in rows),
+        },
+        rows=[dict(row) for row in rows],
+    )
+
+
+def _timed(published: Published) -> dict[str, float | int | str]:
+    taken, plans = [], 0
+    for _ in range(1 + REPEATS):
+        start_s = time.process_time()
+        plans = sum(_plans(published, hardware, count) for hardware in ALL for count in COUNTS)
+        taken.append(time.process_time() - start_s)
+    name = f"{published.model} {published.params}"
+    return {
+        "section": "cells",
+        "model": name,
+        "seconds": float(np.median(taken[1:])),
+        "plans": plans,
+    }
+
+
+def _plans(published: Published, hardware: Hardware, gpus: int) -> int:
+    """Return how many pipeline degrees have a plan."""
+    return len(cells(setting_of(published, BATCH, hardware, gpus)))
+
+
+def setting_of(published: Published, batch: int, hardware: Hardware, gpus: int) -> Setting:
+    """Return a model on this many GPUs on the fewest nodes, by data sheets."""
+    shape = shape_of(gpus, hardware.gpus_per_node)
+    states = States(zero=published.zero)
+    return on_sheets(published.graph, published.at(batch), hardware, shape, states)

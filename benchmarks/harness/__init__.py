@@ -1,0 +1,1 @@
+"""What every benchmark is made of: the registry, its command, common options, progress."""

@@ -1,0 +1,138 @@
+"""``tessera bench``: run a benchmark, or all of them quickly."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness.cases import find_cases
+from benchmarks.harness.registry import Case, execute
+
+out, err = Console(), Console(stderr=True)
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``bench`` to the command line."""
+    bench = typer.Typer(help="Measure Tessera; every case prints its figures and their bounds.")
+    bench.callback(invoke_without_command=True)(_all)
+    for found in find_cases().values():
+        bench.command(found.name, help=inspect.getdoc(found.run))(_command(found))
+    app.add_typer(bench, name="bench")
+
+
+def _all(
+    context: typer.Context,
+    smoke: Annotated[
+        bool, typer.Option(help="Run every case, small; exit 1 if one breaks.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if not smoke:
+        for found in find_cases().values():
+            summary = (inspect.getdoc(found.run) or "").splitlines()[0]
+            out.print(f"[bold]{found.name}[/]  {summary}", highlight=False)
+        return
+    broken = []
+    for found in find_cases().values():
+        err.print(f"bench {found.name} (smoke)")
+        result = execute(found, found.smoke, ["bench", "--smoke"])
+        result.pop("table", None)
+        bounds = result["bounds"]  # times say nothing at this size
+        result["bounds"] = {k: b for k, b in bounds.items() if not k.endswith("_s")}
+        _show(result)
+        broken += [k for k in result["bounds"] if not _holds(found.name, k, result["figures"][k])]
+    if broken:
+        err.print(f"bounds that do not hold: {', '.join(broken)}", style="red")
+        raise typer.Exit(1)
+
+
+def _command(found: Case) -> Callable[..., None]:
+    """Return a command with the case's own options, ``--json`` and ``--check``."""
+    own = inspect.signature(found.run, eval_str=True)
+    extra = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False,
+            annotation=Annotated[bool, typer.Option(flag, help=text)],
+        )
+        for name, flag, text in (
+            ("as_json", "--json", "Print one JSON object and nothing else."),
+            ("check", "--check", "Exit 1 where a bound does not hold."),
+        )
+    ]  # fmt: skip
+
+    def command(**options: Any) -> None:
+        as_json, check = options.pop("as_json"), options.pop("check")
+        result = execute(found, options, sys.argv[1:])
+        if as_json:
+            sys.stdout.write(json.dumps(result) + "\n")
+        else:
+            _show(result)
+        if check and not result["ok"]:
+            raise typer.Exit(1)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values()]
+    command.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*parameters, *extra], return_annotation=None
+    )
+    command.__annotations__ = {p.name: p.annotation for p in [*parameters, *extra]}
+    return command
+
+
+def _show(result: dict[str, Any]) -> None:
+    if "skipped" in result:
+        out.print(f"{result['bench']}: skipped, {result['skipped']}", highlight=False)
+        return
+    if rows := result.get("table"):
+        for columns in blocks(rows, out.width):
+            table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+            for row in rows:
+                table.add_row(*(_cell(row.get(column, "")) for column in columns))
+            out.print(table)
+    figures = Table(
+        "figure", "value", "bound", "holds", title=f"{result['bench']} at {result['commit']}"
+    )
+    for name, value in result["figures"].items():
+        bound = result["bounds"].get(name)
+        limit = f"{bound['comparison']} {bound['limit']}" if bound else ""
+        holds = "" if not bound else "yes" if _holds(result["bench"], name, value) else "[red]no[/]"
+        figures.add_row(
+            name, f"{value:.5g}" if isinstance(value, float) else str(value), limit, holds
+        )
+    out.print(figures)
+
+
+def blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
+    """Return the columns of the tables that ``rows`` are printed as, each at most ``width`` characters wide.
+
+    Each begins with the first column, which names the row.
+    """
+    first, *others = dict.fromkeys(key for row in rows for key in row)
+
+    def needs(column: str) -> int:
+        return 2 + max(len(column), *(len(_cell(row.get(column, ""))) for row in rows))
+
+    found, left = [[first]], width - needs(first)
+    for column in others:
+        if needs(column) > left and len(found[-1]) > 1:
+            found.append([first])
+            left = width - needs(first)
+        found[-1].append(column)
+        left -= needs(column)
+    return found
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _holds(bench: str, name: str, value: float) -> bool:
+    return find_cases()[bench].bounds[name].holds(value)

@@ -1,0 +1,104 @@
+"""Options that simulation benchmarks share, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from formulation.errors import InvalidInput
+from service.cli.options import with_options
+from simulator.comparison.contestants import INFORMATION, listed
+from simulator.comparison.workload import SYNTHETIC, OnBad, Work, default_trace
+from simulator.figures import Report
+from simulator.sweeps.runner import asked_sweep
+from simulator.workloads.published import NAMES
+
+TraceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--trace", help=f"A CSV, or one of {', '.join((*NAMES, SYNTHETIC))}; else Philly."
+    ),
+]
+ProfilesOption = Annotated[
+    Path | None, typer.Option("--profiles", help="Profiles as CSV; else those of the trace.")
+]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="A cluster of the papers; else the trace's.")
+]
+GpusShareOption = Annotated[
+    float, typer.Option("--gpus-share", help="Share of the cluster's GPUs.")
+]
+JobsShareOption = Annotated[
+    float, typer.Option("--jobs-share", help="Share of the trace's jobs, drawn by seed.")
+]
+RoundsOption = Annotated[
+    int,
+    typer.Option("--rounds", min=1, help="The horizon in rounds of 300 s; jobs arrive before it."),
+]
+JobsOption = Annotated[int, typer.Option("--jobs", help="Synthetic jobs.")]
+LoadOption = Annotated[float, typer.Option("--load", help="Load of synthetic jobs on the GPUs.")]
+OnBadOption = Annotated[
+    OnBad, typer.Option("--on-bad", help="Jobs that cannot run as they were requested.")
+]
+PoliciesOption = Annotated[
+    str,
+    typer.Option("--policies", help="With commas; ilp:OBJECTIVE and greedy:OBJECTIVE are ours."),
+]
+InformationOption = Annotated[
+    str,
+    typer.Option("--information", help=f"What all policies see, one of {', '.join(INFORMATION)}."),
+]
+DpMemoryOption = Annotated[
+    Path | None,
+    typer.Option("--dp-memory", help="Memory of data parallelism as CSV; else Arena's."),
+]
+OverheadsOption = Annotated[
+    str, typer.Option("--overheads", help="What restarts cost; see simulator/overheads.py.")
+]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Runs, each with other jobs.")]
+
+
+def asked_work(
+    *,
+    trace: TraceOption = None,
+    profiles: ProfilesOption = None,
+    cluster: ClusterOption = None,
+    rounds: RoundsOption = 2000,
+    on_bad: OnBadOption = "drop",
+    seed: int = 0,
+) -> Work:
+    """Return the workload that the options say, its sizes left at their defaults."""
+    return Work(
+        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
+        rounds=rounds, on_bad=on_bad, seed=seed,
+    )  # fmt: skip
+
+
+def on_work(run: Callable[..., Report]) -> Callable[..., Report]:
+    """Give a case the options of a workload in the place of its parameter ``work``."""
+    return with_options(run, "work", asked_work)
+
+
+def in_sweep(run: Callable[..., Report]) -> Callable[..., Report]:
+    """Give a case the options of a sweep in the place of its parameter ``sweep``."""
+    return with_options(run, "sweep", asked_sweep)
+
+
+def numbers(
+    where: str, text: str, fits: Callable[[float], bool], what: str
+) -> tuple[float, ...]:  # fmt: skip
+    """Return the numbers of a list with commas, rising, each once.
+
+    Raises:
+        InvalidInput: one is no number, or does not fit; the message says that all must be ``what``.
+    """
+    try:
+        found = sorted({float(part) for part in listed(text)})
+    except ValueError:
+        found = []
+    if not found or not all(fits(one) for one in found):
+        raise InvalidInput(where, f"{text!r} must be {what}, with commas")
+    return tuple(found)

@@ -1,1 +1,0 @@
-"""A throw-away Tessera of real processes, and what drives it."""

@@ -1,0 +1,165 @@
+"""Crux's microbenchmark: paths, priorities and levels of small cases against the optimum of all there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.options import in_sweep
+from benchmarks.harness.registry import case
+from benchmarks.network.micro import FLOORS
+from benchmarks.network.optimum import TOLERANCE
+from simulator.figures import Figure, Report
+from simulator.statistics import mean_interval
+from simulator.sweeps.runner import Sweep
+from simulator.sweeps.tasks import Task
+
+AT_ONCE: Final = 5
+"""Cases of a task."""
+ENOUGH: Final = 100
+"""Cases from which on shares are judged by their bounds."""
+EVERY: Final = 4
+"""One case of so many is also planned on a torus, and in several placements."""
+PARTS: Final = ("paths", "priorities", "compression", "all")
+OUTSIDE: Final = ("cassini",)
+"""Those whose time shifts are none of what was tried."""
+TRIED: Final = (*PARTS, "orders", "crowded")
+
+Found = Sequence[Mapping[str, Any]]
+"""A dictionary for each case, as ``micro.judged_many`` returns it."""
+
+
+@case(
+    "network",
+    smoke={"cases": 2, "workers": 0},
+    violations=("==", 0),
+    above_optimum=("==", 0),
+    paths_share=(">=", 0.99),
+    priorities_share=(">=", 0.99),
+    compression_share=(">=", 0.99),
+    all_share=(">=", 0.99),
+    plain_paths_share=(">=", 0.9769),
+    plain_priorities_share=(">=", 0.9724),
+    plain_compression_share=(">=", 0.9712),
+)
+@in_sweep
+def network(
+    *,
+    cases: Annotated[int, typer.Option(help="Cases; Crux has 1,500.", min=1)] = 200,
+    levels: Annotated[int, typer.Option(help="Levels of priority.", min=1, max=5)] = 3,
+    seed: int = 0,
+    sweep: Sweep,
+) -> Report:
+    """Judge paths, priorities and compression by the best that all paths and levels can do (Crux 6).
+
+    A case: 5 jobs on 2, 3, 4 or 6 whole hosts each (8 A100, four NICs of 200 Gb/s), 20 hosts at most, spread
+    under 2 to 4 ToRs; one cable of 200, 400 or 800 Gb/s from each ToR to each of 2 aggregation switches. Jobs
+    compute 0.25 to 2 s an iteration at 60 to 160 Tflop/s a GPU and send for 0.15 to 1.2 times as long over a
+    cable (both log uniform), from 0.3 to all of compute on. Every job crosses ToRs, and were all to take one
+    switch, the busiest link would be offered 1 or more; else hosts are drawn anew. The paper does not say
+    what its cases are like, so its shares and ours are not of the same cases.
+
+    All of a job's traffic takes one aggregation switch, so there are 32 choices of paths. With each of them
+    all ways to order 5 jobs, equals allowed, are played: that covers the 120 orders and all their levels.
+    Windows are doubled until 99 % of the work found changes by 0.2 % at most; ``unsettled`` counts cases
+    where 1,600 iterations of the slowest job were not enough.
+
+    Each part is judged with the others at their best. ``paths_share``: the best levels on these paths.
+    ``priorities_share``: the best levels that invert none of this order, on the best paths;
+    ``orders_share`` is harder, a level for each job, on the best paths for that. ``compression_share``:
+    these levels of the best order on the best paths; ``crowded_share`` is harder, all jobs on one switch,
+    beside the best levels there. ``all_share``: whole plans. ``*_p5``: the 5th percentile. Ours are the
+    default options, ``plain`` is Crux as the paper has it, ``swaps`` tries orders on the engine and not
+    paths; ``crux-pa`` and ``crux-ps-pa`` have 5 levels and are judged by the best at any. The shifts of
+    ``cassini`` are made once and never again.
+
+    Bounds: 97.69, 97.24 and 97.12 % are the paper's for ``plain``, 99 % was set as the aim for what is
+    tried on the engine. Shares of fewer than 100 cases, or at other levels than 3, are not judged.
+    ``above_optimum`` counts shares above 1 of what was among all that was tried: there can be none.
+    ``violations`` are what the checker of plans finds, baselines' included.
+
+    Also in the table: plans where each iteration's compute varies by 5 % (beside what is best without); k by
+    3 reference jobs (``references``); on one case of four, placement chosen of 3 together with
+    paths (beside the best of all three), and the same jobs on a torus of as many hosts, where flows choose
+    paths one by one and shares are of the best found; and what a fairness floor costs.
+    """
+    tasks = [
+        Task(
+            name=f"cases {first} to {min(first + AT_ONCE, cases) - 1}",
+            function="benchmarks.network.micro:judged_many",
+            options={
+                "seed": seed, "first": first, "count": min(AT_ONCE, cases - first),
+                "levels": levels, "torus_every": EVERY, "placements_every": EVERY,
+            },
+        )
+        for first in range(0, cases, AT_ONCE)
+    ]  # fmt: skip
+    found = [each for result in sweep.run(tasks).values() for each in result["cases"]]
+    bounded = [f"{who}{part}_share" for part in PARTS for who in ("", "plain_")]
+    return Report(
+        seed=seed, figures=_figures(found), table=_table(found),
+        waived=frozenset(bounded if cases < ENOUGH or levels != 3 else ()),
+    )  # fmt: skip
+
+
+def _figures(found: Found) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    for part in TRIED:
+        for who in found[0]["shares"][part]:
+            share, name = _shares(found, part, who), who.replace("*", "").replace(" ", "_")
+            before = part if who == "ours" else f"{name.replace('-', '_')}_{part}"
+            figures |= {
+                f"{before}_share": float(share.mean()),
+                f"{before}_p5": float(np.quantile(share, 0.05)),
+            }
+    placed = {who: _shares(found, "placement", who) for who in found[0]["shares"]["placement"]}
+    above = [
+        share > 1 + 1e-9
+        for each in found
+        for part in TRIED
+        for who, share in each["shares"][part].items()
+        if who not in OUTSIDE
+    ]
+    return figures | {
+        "references_gain": figures["references_all_share"] - figures["plain_all_share"],
+        "plain_joint_gain": float((placed["plain, joint"] / placed["plain, first"] - 1).mean()),
+        "joint_gain": float((placed["ours, joint"] / placed["plain, first"] - 1).mean()),
+        "above_optimum": sum(above),
+        "violations": int(sum(each["facts"]["violations"] for each in found)),
+        "unsettled": sum(each["facts"]["drift"] > TOLERANCE for each in found),
+        "cases": len(found),
+    }
+
+
+def _table(found: Found) -> list[dict[str, Figure | str]]:
+    table: list[dict[str, Figure | str]] = []
+    parts = dict.fromkeys(part for each in found for part in each["shares"])
+    for part in parts:
+        names = next(each["shares"][part] for each in found if part in each["shares"])
+        for who in names:
+            share = _shares(found, part, who)
+            sure = mean_interval(share)
+            table.append(_row(part, who, share) | {"low": sure.low, "high": sure.high})
+    floors = np.array([each["floors"] for each in found])
+    for at, floor in enumerate(FLOORS):
+        for column, what in enumerate(("lost", "least rate", "kept"), start=1):
+            table.append(_row(f"floor {floor:.1f}", what, floors[:, at, column]))
+    for fact in found[0]["facts"]:
+        table.append(_row("cases", fact, np.array([each["facts"][fact] for each in found])))
+    return table
+
+
+def _shares(found: Found, part: str, who: str) -> np.ndarray:
+    return np.array([each["shares"][part][who] for each in found if part in each["shares"]])
+
+
+def _row(part: str, who: str, values: np.ndarray) -> dict[str, Figure | str]:
+    tails = np.quantile(values, [0.05, 0.95])
+    return {
+        "part": part, "who": who, "cases": len(values), "mean": float(values.mean()),
+        "p5": float(tails[0]), "p95": float(tails[1]), "least": float(values.min()),
+        "most": float(values.max()),
+    }  # fmt: skip

@@ -1,0 +1,216 @@
+"""What a network plan sends to agents, beside what jobs send each other."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.registry import case
+from benchmarks.network.fabrics import two_layer
+from benchmarks.network.workload import DAY_S, GPU, Workload, jobs_of
+from estimator.families import family_traffic
+from formulation.lifecycle import JobState
+from formulation.network.contention import demand_of
+from formulation.network.facts import Traffics
+from formulation.network.flows import NetworkJob, contention
+from formulation.network.outcome import NetworkDecision
+from formulation.network.running import Running, running_now
+from formulation.network.traffic import CellTraffic
+from formulation.placement import Gang
+from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
+from formulation.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    GpuType,
+    Hold,
+    Jobs,
+    Nodes,
+    Snapshot,
+)
+from formulation.snapshot import Workload as Trained
+from formulation.topologies import document
+from formulation.topologies.topology import Tier, Topology
+from service.rpc.convert.agents import of_desired
+from simulator.figures import Report
+from solvers.network.fluid import simulate
+from solvers.network.jobs.placers import Occupancy, first_fit
+from solvers.rounds.network import plan_network
+from solvers.rounds.options import RoundOptions
+from tessera.v1 import agents_pb2
+
+FRAMES_BYTES: Final = 5 + 9
+"""Around a message: gRPC's prefix and the header of an HTTP/2 data frame."""
+WINDOW_S: Final = 60.0
+EVENTS_A_JOB: Final = 2
+"""Its start and its end."""
+
+
+@case("network-control", smoke={"hosts": 24}, control_share=("<=", 1e-4))
+def network_control(
+    hosts: Annotated[int, typer.Option(help="Of 8 GPUs, an agent each.", min=2)] = 250,
+    jobs_a_day: Annotated[float, typer.Option(help="That start, and end.", min=1.0)] = 360.0,
+    seed: int = 0,
+) -> Report:
+    """Measure the messages of a re-plan against the traffic of the jobs that it is about.
+
+    Jobs of the trace's workload (``benchmarks/network/workload.py``) fill a two-layer Clos, first come
+    first served. The network is planned for them all, then without the last: what agents are sent then is a
+    re-plan's. Its bytes are every agent's whole desired state, as its revision is another, and every agent's
+    answer, with the frames around each; a job of a user carries no command here. Jobs' traffic is what
+    leaves their hosts by NICs, at the rates that the fluid engine gives them under this plan.
+
+    ``control_share`` (at most 0.01 %, as in Crux 5) is of bytes a second, with a re-plan at each start and
+    each end. ``each_second_share``: were there one each second. ``network_bytes`` is what of a re-plan's
+    messages the network's part adds.
+    """
+    topology = two_layer(hosts)
+    gangs, sends = fill_cluster(topology, seed)
+    snapshot = snapshot_of(topology, gangs, sends)
+    running = running_now(snapshot)
+    began_s = time.perf_counter()
+    outcome = plan_network(snapshot, running[:-1], RoundOptions())
+    took_s = time.perf_counter() - began_s
+    parts = {d.job: d for d in outcome.decisions}
+    sent, plain = (
+        sum(map(_bytes, _messages(topology, snapshot, running[:-1], found, outcome.levels)))
+        for found in (parts, None)
+    )
+    traffic = _sent_bytes_per_s(topology, gangs, sends, parts)
+    share = sent / traffic
+    return Report(
+        seed=seed,
+        figures={
+            "control_share": share * EVENTS_A_JOB * jobs_a_day / DAY_S, "each_second_share": share,
+            "replan_bytes": sent, "network_bytes": sent - plain, "agents": hosts,
+            "jobs": len(parts), "traffic_bytes_per_s": traffic, "plan_s": took_s,
+        },
+    )  # fmt: skip
+
+
+def fill_cluster(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[str, CellTraffic]]:
+    """Return the gangs of jobs that came until one found no place, and what they send."""
+    book = Occupancy(topology, first_fit)
+    gangs: dict[str, Gang] = {}
+    sends: dict[str, CellTraffic] = {}
+    for job in jobs_of(Workload(gpus=8 * len(topology.hosts), seed=seed)):
+        gang = book.allocate(job.name, job.gpus)
+        if gang is None:
+            break
+        gangs[job.name] = gang
+        sends[job.name] = family_traffic(job.name.rpartition("-")[0], GPU, job.gpus)
+    return gangs, sends
+
+
+def snapshot_of(
+    topology: Topology, gangs: Mapping[str, Gang], sends: Mapping[str, CellTraffic]
+) -> Snapshot:
+    """Return a cluster on which these jobs run, each of a workload of its own."""
+    names, numbers = tuple(gangs), np.arange(len(gangs))
+    gpus = np.array([gang.gpus for gang in gangs.values()], dtype=np.int64)
+    zeros, ones = np.zeros(len(gangs), np.int64), np.ones(len(gangs), np.int64)
+    return Snapshot(
+        cluster="bench", epoch=1, round_number=1, now_s=1e9,
+        gpu_types=(GpuType(name=GPU, memory_bytes=80 << 30),),
+        nodes=Nodes.from_rows([
+            {"name": host, "gpu_type": 0, "gpus": 8, "rack": "", "schedulable": True, "version": 1}
+            for host in topology.hosts
+        ]),
+        workloads=tuple(Trained(model=name, params="", global_batch=256) for name in names),
+        plans=("",), estimates=Estimates.from_rows([]),
+        allocations=Allocations.from_rows([
+            {"job": job, "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": 1}
+            for job, gang in enumerate(gangs.values()) for node, held in gang.members for gpu in held
+        ]),
+        jobs=Jobs.from_rows([_row(name, k, gang) for k, (name, gang) in enumerate(gangs.items())]),
+        topology=json.dumps(document.write(topology)),
+        traffic=Traffics(
+            workload=numbers, gpu_type=zeros, gpus=gpus, pipeline_degree=ones, plan=zeros,
+            nodes=np.array([gang.nodes for gang in gangs.values()], dtype=np.int64),
+            document=tuple(sends[name].to_json() for name in names),
+        ),
+    )  # fmt: skip
+
+
+def _row(name: str, number: int, gang: Gang) -> dict[str, Any]:
+    return {
+        "name": name, "version": 1, "state": STATE_CODE[JobState.RUNNING], "workload": number,
+        "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": gang.gpus,
+        "requested_type": -1, "pinned_type": False, "tenant": "", "queue": 1, "weight": 1.0,
+        "guaranteed": False, "movable": True, "deadline_s": math.inf, "admitted": False,
+        "opportunistic": False, "submit_s": 0.0, "queued_s": 0.0, "since_s": 0.0,
+        "service_gpu_s": 0.0, "restart_s": 60.0, "generation": 1, "current_type": 0,
+        "current_gpus": gang.gpus, "current_degree": 1, "current_plan": 0,
+    }  # fmt: skip
+
+
+def _messages(
+    topology: Topology, snapshot: Snapshot, running: Sequence[Running],
+    parts: Mapping[str, NetworkDecision] | None, levels: int,
+) -> list[agents_pb2.ServerMessage | agents_pb2.AgentMessage]:  # fmt: skip
+    """Return what the servers say to each agent, and what it answers; ``parts`` None: no network."""
+    here: list[list[DesiredGang]] = [[] for _ in topology.hosts]
+    for r in running:
+        name = snapshot.jobs.name[r.job]
+        gang = DesiredGang(
+            spec=JobSpec(
+                name=name, workload=snapshot.workloads[r.job], iterations=10**6,
+                requested_gpus=r.gang.gpus,
+            ),
+            generation=r.generation, iterations_done=1e5, network=parts[name] if parts else None,
+            allocation=AllocationRecord(
+                gpu_type=GPU, gpus=r.gang.gpus, pipeline_degree=1, plan="", rate=100.0, generation=1,
+                shares=tuple((topology.hosts[node], gpus) for node, gpus in r.gang.members),
+            ),
+        )  # fmt: skip
+        for node, _ in r.gang.members:
+            here[node].append(gang)
+    found: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
+    for host, gangs in zip(topology.hosts, here, strict=True):
+        state = Desired(revision=10**6, gangs=tuple(gangs), network_levels=levels if parts else 0)
+        found.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
+        seen = [
+            agents_pb2.ObservedGang(
+                job=gang.spec.name, generation=1, node=host, phase=agents_pb2.ObservedGang.RUNNING,
+                iterations_done=1e5, iter_time_s=1.0,
+            )
+            for gang in gangs
+        ]  # fmt: skip
+        found.append(
+            agents_pb2.AgentMessage(
+                observed=agents_pb2.Observed(gangs=seen, revision=10**6), said_s=1e6
+            )
+        )
+    return found
+
+
+def _bytes(message: agents_pb2.ServerMessage | agents_pb2.AgentMessage) -> int:
+    return message.ByteSize() + FRAMES_BYTES
+
+
+def _sent_bytes_per_s(
+    topology: Topology, gangs: Mapping[str, Gang], sends: Mapping[str, CellTraffic],
+    parts: Mapping[str, NetworkDecision],
+) -> float:  # fmt: skip
+    """Return what leaves hosts by NICs, by first paths: these do not change how much it is."""
+    jobs = [
+        NetworkJob(
+            name=name, traffic=sends[name].traffic(),
+            gang=tuple((topology.hosts[node], gpus) for node, gpus in gangs[name].members),
+        )
+        for name in parts
+    ]  # fmt: skip
+    c, _ = contention(topology, jobs)
+    demand = demand_of(c, np.zeros(len(c.bundle_bytes), dtype=np.int64))
+    level = np.array([parts[name].level for name in c.jobs], dtype=np.int64)
+    rate = simulate(demand, level, horizon_s=WINDOW_S, warm_s=WINDOW_S).iterations
+    tier, e = topology.vertices.tier, topology.links
+    outward = (tier[e.source] == Tier.NIC) & (tier[e.target] == Tier.TOR)
+    each = demand.busy_s * e.bytes_per_s[demand.link] * outward[demand.link]
+    return float(each @ rate[demand.job])

@@ -1,0 +1,160 @@
+"""Priorities of thousands of jobs brought down to eight levels, and whole re-plans of the network, timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+import numpy as np
+import typer
+
+from benchmarks.harness.progress import steps
+from benchmarks.harness.registry import case
+from benchmarks.network import crowds
+from formulation.network.check import network_violations
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.tables import Ints
+from simulator.figures import Figure, Report
+from solvers.network.compression import compression_of, sampled
+from solvers.network.compression.cuts import cut_of
+from solvers.network.compression.dag import Dag, dag_of
+from solvers.network.priorities import order_of
+from solvers.network.replan import Options, replan
+
+NETWORKS: Final = {
+    "packed": crowds.packed, "scattered": crowds.scattered, "crossing": crowds.crossing,
+}  # fmt: skip
+DENSE: Final = {"half": crowds.half, "one-link": crowds.one_link}
+FEW: Final = 20
+"""Jobs that all is run on once before the clock starts, so that what is compiled is there."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all rows share."""
+
+    jobs: int
+    levels: int
+    samples: int
+    repeats: int
+    seed: int
+
+
+@case(
+    "network-scale",
+    smoke={"jobs": 150, "repeats": 1},
+    compress_s=("<=", 1.0),
+    replan_s=("<=", 10.0),
+    unproven=("==", 0),
+    differ=("==", 0),
+    violations=("==", 0),
+)
+def network_scale(
+    jobs: Annotated[int, typer.Option(help="Jobs that train at once.", min=2)] = 5_000,
+    levels: Annotated[int, typer.Option(help="Levels to compress to.", min=1, max=8)] = 8,
+    samples: Annotated[int, typer.Option(help="Topological orders that are cut.", min=1)] = 10,
+    repeats: Annotated[int, typer.Option(help="Times each is done; medians count.", min=1)] = 3,
+    seed: int = 0,
+) -> Report:
+    """Time the compression of priorities, and whole re-plans, of jobs on a two-layer Clos.
+
+    Hosts are those of Crux's testbed (8 A100, four NICs of 200 Gb/s), 32 to a ToR; each ToR is joined to each
+    of 16 aggregation switches by 800 Gb/s; there are as many ToRs as the jobs need. Jobs reduce gradients in
+    rings over hosts, one for each GPU of a host. In ``packed`` and ``scattered`` two thirds of the jobs fit a
+    host, and hosts of a job lie side by side, or anywhere; in ``crossing`` no job fits a host and hosts lie
+    anywhere. ``half`` and ``one-link`` are no networks, but graphs denser than theirs: half of all pairs of
+    jobs meet, and all on one link.
+
+    ``compress_s`` (at most 1) is the longest of the three networks', from demands on the paths of a re-plan
+    to levels: the graph, the dynamic program on each of m orders, minimum cuts from the best of them.
+    ``dense_s`` is ``half``'s. ``replan_s`` (at most 10) is the longest whole re-plan, by its default options;
+    ``violations`` are what the checker finds in these plans. ``plain_ratio``: how many times longer the
+    O(n^2 K) program takes than ours for the same cut of ``crossing``; ``differ`` counts graphs where the two
+    do not cut alike. ``unproven`` counts the networks whose levels are not proven to lose least.
+
+    In the table, ``vertices`` are jobs that meet others, and ``degree`` is how many each of them meets;
+    ``*_lost`` is the share of the intensity at stake that stays inside levels: of the best cut of the order
+    of urgency alone, of the best of m orders, and of the levels returned. Times at other options than the
+    defaults have no bounds; ``*_cpu_s`` are the processor's, which other programs disturb less.
+    """
+    s = Settings(jobs=jobs, levels=levels, samples=samples, repeats=repeats, seed=seed)
+    _row("warm", crowds.crossing(FEW, seed), s)
+    table = []
+    for at in steps(len(NETWORKS) + len(DENSE), "graphs"):
+        name = [*NETWORKS, *DENSE][at]
+        make: Callable[[int, int], Contention | Demand] = (NETWORKS | DENSE)[name]
+        table.append(_row(name, make(jobs, seed), s))
+    rows = {str(row["graph"]): row for row in table}
+    networks = [rows[name] for name in NETWORKS]
+    clocks = "compress_s", "compress_cpu_s", "replan_s", "replan_cpu_s"
+    figures: dict[str, Figure] = {
+        **{clock: max(float(row[clock]) for row in networks) for clock in clocks},
+        "dense_s": float(rows["half"]["compress_s"]),
+        "plain_ratio": float(rows["crossing"]["plain_ratio"]),
+        "differ": sum(not row["alike"] for row in table),
+        "unproven": sum(not row["proven"] for row in networks),
+        "violations": sum(int(row["violations"]) for row in networks), "jobs": jobs,
+    }  # fmt: skip
+    usual = (jobs, levels, samples) == (5_000, 8, 10)
+    return Report(
+        seed=seed, figures=figures, table=table,
+        waived=frozenset() if usual else frozenset({"compress_s", "replan_s"}),
+    )  # fmt: skip
+
+
+def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure | str]:
+    """Return what is found on one graph; a network is planned first."""
+    row: dict[str, Figure | str] = {"graph": name}
+    if isinstance(graph, Contention):
+        network = graph
+        options = Options(samples=s.samples, seed=s.seed)
+        plan, row["replan_s"], row["replan_cpu_s"] = _timed(
+            lambda: replan(network, levels=s.levels, options=options), s.repeats
+        )
+        row["violations"] = len(network_violations(network, plan))
+        demand, order = demand_of(network, plan.chosen), plan.order
+    else:
+        demand, order = graph, order_of(graph.intensity)
+    found, row["compress_s"], row["compress_cpu_s"] = _timed(
+        lambda: compression_of(demand, order, s.levels, samples=s.samples, seed=s.seed), s.repeats
+    )
+    dag, row["dag_s"], _ = _timed(lambda: dag_of(demand, order), s.repeats)
+    best, row["cuts_s"], _ = _timed(lambda: sampled(dag, s.levels, s.samples, s.seed), s.repeats)
+    one = sampled(dag, s.levels, 1, s.seed)
+    largest = np.diff(dag.part_start).max(initial=0)
+    stake = dag.at_stake or 1.0
+    return row | {
+        "gpus": int(graph.gpus.sum()) if isinstance(graph, Contention) else 0,
+        "vertices": len(dag.job), "edges": dag.edges,
+        "degree": 2 * dag.edges / max(len(dag.job), 1), "parts": dag.parts, "largest": int(largest),
+        "urgency_lost": dag.lost(one.level) / stake, "orders_lost": dag.lost(best.level) / stake,
+        "lost": found.lost / stake, "proven": found.proven,
+        **_beside_plain(dag, s.levels, s.repeats),
+    }  # fmt: skip
+
+
+def _beside_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str]:
+    """Return how the plain program does beside ours on the largest part, in the order of urgency."""
+    if not dag.parts:
+        return {"plain_ratio": 1.0, "alike": True}
+    part = dag.part(int(np.argmax(np.diff(dag.part_start))))
+    order: Ints = np.arange(len(part.job), dtype=np.int64)
+    ours, _, took_s = _timed(lambda: cut_of(part, order, levels), repeats)
+    plain, _, plain_s = _timed(lambda: cut_of(part, order, levels, plainly=True), repeats)
+    return {"plain_ratio": plain_s / took_s, "alike": ours.level.tolist() == plain.level.tolist()}
+
+
+def _timed(work: Callable[[], Found], repeats: int) -> tuple[Found, float, float]:
+    """Return what the work comes to, and the medians of its wall and processor seconds."""
+    wall_s, cpu_s = [], []
+    for _ in range(repeats):
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        found = work()
+        wall_s.append(time.perf_counter() - began_s)
+        cpu_s.append(time.process_time() - began_cpu_s)
+    return found, statistics.median(wall_s), statistics.median(cpu_s)

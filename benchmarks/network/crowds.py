@@ -1,0 +1,125 @@
+"""Thousands of jobs that train at once on a two-layer Clos, by seed, and graphs denser than any network's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from benchmarks.network.fabrics import host_names
+from benchmarks.network.workload import SIZES
+from formulation.network.contention import Contention, Demand
+from formulation.network.flows import NetworkJob, contention
+from formulation.network.traffic import Exchange, Pattern, Traffic
+from formulation.tables import Floats, Ints
+from formulation.topologies.builders import clos
+from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+
+MIXED: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
+"""Shares of jobs by GPUs, made up to be near what Crux (6) says of its trace: a tenth have 128 GPUs or more,
+the largest 512, and a third share links with others."""
+CROSSING: Final = (0.0, 0.0, 0.0, 0.0, 0.45, 0.30, 0.15, 0.07, 0.02, 0.01)
+"""No job fits a host."""
+HOSTS_A_TOR: Final = 32
+AGGREGATIONS: Final = 16
+TOR_BYTES_PER_S: Final = 800 * GBIT_BYTES
+HOST_GPUS: Final = A100_HOST.gpus
+SPARE: Final = 1.1
+"""Hosts of the cluster, as a multiple of those that jobs hold."""
+
+
+def packed(jobs: int, seed: int) -> Contention:
+    """Return jobs of mixed sizes whose hosts lie side by side."""
+    return _crowd(jobs, MIXED, False, seed)
+
+
+def scattered(jobs: int, seed: int) -> Contention:
+    """Return jobs of mixed sizes on hosts anywhere."""
+    return _crowd(jobs, MIXED, True, seed)
+
+
+def crossing(jobs: int, seed: int) -> Contention:
+    """Return jobs on two hosts or more, anywhere."""
+    return _crowd(jobs, CROSSING, True, seed)
+
+
+def half(jobs: int, seed: int) -> Demand:
+    """Return jobs of which half of all pairs meet: each loads 8 of 100 links."""
+    rng = np.random.default_rng(seed)
+    links = np.sort(rng.permuted(np.tile(np.arange(100), (jobs, 1)), axis=1)[:, :8], axis=1)
+    return _drawn(links.astype(np.int64), rng)
+
+
+def one_link(jobs: int, seed: int) -> Demand:
+    """Return jobs that all share one link."""
+    return _drawn(np.zeros((jobs, 1), np.int64), np.random.default_rng(seed))
+
+
+def _drawn(links: Ints, rng: np.random.Generator) -> Demand:
+    jobs, each = len(links), links.shape[1]
+    work_flop: Floats = rng.lognormal(0.0, 1.5, jobs)
+    ones: Floats = np.ones(jobs)
+    return Demand(
+        work_flop=work_flop, compute_s=ones, start_s=ones,
+        delay_s=np.zeros(jobs), link_start=np.arange(jobs + 1) * each, link=links.ravel(),
+        busy_s=np.ones(jobs * each), links=int(links.max(initial=0)) + 1,
+    )  # fmt: skip
+
+
+def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> Contention:
+    rng = np.random.default_rng(seed)
+    gpus = rng.choice(SIZES, jobs, p=shares)
+    rooms = _rooms(gpus)
+    names = host_names(int(SPARE * (max(map(max, rooms)) + 1)) + 1)
+    place = rng.permutation(len(names)) if anywhere else np.arange(len(names))
+    topology = clos(
+        names, A100_HOST, tors=-(-len(names) // HOSTS_A_TOR), aggregations=AGGREGATIONS,
+        tor_bytes_per_s=TOR_BYTES_PER_S,
+    )  # fmt: skip
+    taken = np.zeros(len(names), np.int64)
+    found = []
+    for number, (size, room) in enumerate(zip(gpus.tolist(), rooms, strict=True)):
+        each = min(size, HOST_GPUS)
+        gang = []
+        for host in place[room].tolist():
+            gang.append((names[host], tuple(range(taken[host], taken[host] + each))))
+            taken[host] += each
+        found.append(
+            NetworkJob(name=f"job-{number}", gang=tuple(gang), traffic=_traffic(size, rng))
+        )
+    return contention(topology, found)[0]
+
+
+def _rooms(gpus: Ints) -> list[list[int]]:
+    """Return each job's hosts, from 0: small jobs share hosts as they come, larger ones have theirs alone."""
+    following, shared, free = 0, 0, 0
+    found: list[list[int]] = []
+    for size in gpus.tolist():
+        if size < HOST_GPUS:
+            if free < size:
+                shared, free, following = following, HOST_GPUS, following + 1
+            free -= size
+            found.append([shared])
+        else:
+            count = size // HOST_GPUS
+            found.append(list(range(following, following + count)))
+            following += count
+    return found
+
+
+def _traffic(gpus: int, rng: np.random.Generator) -> Traffic:
+    """Return an iteration: 0.2 to 4 s of compute at 60 to 160 Tflop/s a GPU, and gradients of 1 to 26 GB (log
+    uniform), reduced in one ring over hosts for each GPU of a host; it begins half-way or later."""
+    compute_s = float(np.exp(rng.uniform(np.log(0.2), np.log(4.0))))
+    gradient_bytes = float(np.exp(rng.uniform(np.log(1e9), np.log(26e9))))
+    rate, begins = rng.uniform(60e12, 160e12), rng.uniform(0.5, 1.0)
+    exchanges: tuple[Exchange, ...] = ()
+    rings = min(gpus, HOST_GPUS)
+    if (hosts := gpus // rings) > 1:
+        members = np.arange(gpus, dtype=np.int64).reshape(hosts, rings).T
+        sent_bytes = 2 * gradient_bytes / rings * (hosts - 1) / hosts
+        exchanges = (Exchange(pattern=Pattern.RING, members=members, sent_bytes=sent_bytes),)
+    return Traffic(
+        work_flop=gpus * compute_s * float(rate), compute_s=compute_s,
+        start_s=compute_s * float(begins), exchanges=exchanges,
+    )  # fmt: skip

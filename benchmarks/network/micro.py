@@ -1,0 +1,323 @@
+"""Each part of Crux against the optimum of a small case, and baselines in its place.
+
+A part is judged with the others at their best (Crux 6): paths under the best levels for them; an order on the
+best paths, under the best levels that invert none of it; levels from the best order on the best paths. Shares
+are of the work of the best paths with the best levels, so none of what is judged here can pass 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.network.optimum import (
+    Space,
+    dense,
+    space_of,
+    weak_orders,
+    without_inversion,
+    works_of,
+)
+from benchmarks.network.small import Small, drawn, on_clos, on_torus
+from formulation.network.check import network_violations
+from formulation.network.contention import Contention, Demand, demand_of
+from formulation.network.plan import NetworkPlan
+from formulation.tables import Bools, Floats, Ints
+from solvers.network.baselines.ecmp import hashed
+from solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
+from solvers.network.baselines.sincronia import bssi
+from solvers.network.baselines.varys import sebf
+from solvers.network.compression import compressed, sampled
+from solvers.network.compression.dag import dag_of
+from solvers.network.factors import factors
+from solvers.network.floor import floored
+from solvers.network.fluid import simulate
+from solvers.network.mechanisms import baselines, mechanism
+from solvers.network.priorities import assigned, order_of
+from solvers.network.replan import Options, joint, replan
+from solvers.network.swaps import releveled, swapped
+
+PLAIN: Final = Options(swap_jobs=0, trials=0, margin=0.0)
+"""Crux as the paper has it."""
+OURS: Final = Options()
+REFERENCES: Final = 3
+WHOLE: Final[Mapping[str, Options]] = {
+    "ours": OURS,
+    "swaps": Options(trials=0),
+    "plain": PLAIN,
+    "references": replace(PLAIN, references=REFERENCES),
+}
+"""Ways to plan with Crux. Swaps: orders are tried on the engine, paths are not."""
+FLOORS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+NOISE: Final = 0.05
+"""Standard deviation of the logarithm of each iteration's compute, for the row of noise."""
+EVEN: Final = 1e-9
+
+Shares = dict[str, dict[str, float]]
+"""Part -> who -> share of the optimum's work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A case, as JSON can hold it."""
+
+    shares: Shares
+    facts: dict[str, float]
+    floors: list[list[float]]  # floor, share of work lost, least share of a rate alone, kept
+
+
+def judged(
+    seed: int, number: int, levels: int, *, with_torus: bool, with_placements: bool
+) -> Judged:
+    """Return what is found on case ``number`` of a seed."""
+    case = drawn(seed, number)
+    c = on_clos(case)
+    space = space_of(c)
+    judge = Judge(space, levels)
+    plans = _plans(c, levels, number)
+    shares = {
+        "paths": judge.paths(plans, number), "priorities": judge.priorities(),
+        "orders": judge.orders(), "compression": judge.compression(), "all": judge.whole(plans),
+        "crowded": judge.compression_on(0), "noise": judge.noisy(plans, number),
+    }  # fmt: skip
+    if with_placements:
+        shares["placement"] = _placements(case, judge, levels)
+    if with_torus:
+        shares |= _on_torus(on_torus(case), judge, levels, number)
+    return Judged(
+        shares=shares,
+        facts=judge.facts()
+        | {"violations": sum(len(network_violations(c, plan)) for plan in plans.values())},
+        floors=judge.floors(plans["ours"]),
+    )  # fmt: skip
+
+
+def judged_many(
+    seed: int, first: int, count: int, levels: int, torus_every: int, placements_every: int
+) -> dict[str, Any]:
+    """Return what is found on ``count`` cases from ``first`` on: a task of a sweep."""
+    found = [
+        judged(
+            seed, number, levels, with_torus=number % torus_every == 0,
+            with_placements=number % placements_every == 0,
+        )
+        for number in range(first, first + count)
+    ]  # fmt: skip
+    return {
+        "cases": [
+            {"shares": each.shares, "facts": each.facts, "floors": each.floors} for each in found
+        ]
+    }
+
+
+class Judge:
+    """Judges what is decided about one case by what the enumeration found."""
+
+    def __init__(self, space: Space, levels: int) -> None:
+        self.space, self.levels = space, levels
+        self.few = space.within(levels)
+        self.path, self.assignment = space.best(self.few)
+        self.most = float(space.work[self.path, self.assignment])
+        self.demand = demand_of(space.contention, space.chosen[self.path])
+
+    def paths(self, plans: Mapping[str, NetworkPlan], number: int) -> dict[str, float]:
+        """Return shares of choices of paths, each under the best levels for it."""
+        chosen = {name: plans[name].chosen for name in ("ours", "plain", "taccl*")}
+        chosen["ecmp"] = hashed(self.space.contention, number)
+        rows = {name: self.space.work[self.space.path(at)] for name, at in chosen.items()}
+        found = {name: float(row[self.few].max()) / self.most for name, row in rows.items()}
+        every = self.space.work[:, self.few].max(axis=1) / self.most
+        return found | {"mean of all": float(every.mean())}
+
+    def priorities(self) -> dict[str, float]:
+        """Return shares of orders on the best paths, under the best levels that invert none of it."""
+        work = self.space.work[self.path]
+        found = {}
+        for name, order in orders_of(self.demand).items():
+            allowed = self.few & without_inversion(self.demand, order, self.space.level)
+            found[name] = float(work[allowed].max()) / self.most
+        return found
+
+    def orders(self) -> dict[str, float]:
+        """Return shares of orders with a level for each job, of the best such order's work, on its paths."""
+        strict = self.space.strict()
+        path, best = self.space.best(strict)
+        most = float(self.space.work[path, best])
+        demand = demand_of(self.space.contention, self.space.chosen[path])
+        return {
+            name: float(self.space.work[path, self.space.assignment(_own_levels(order))]) / most
+            for name, order in orders_of(demand).items()
+        }
+
+    def compression(self) -> dict[str, float]:
+        """Return shares of levels made of the best order on the best paths."""
+        return self.compression_on(self.path)
+
+    def compression_on(self, path: int) -> dict[str, float]:
+        """Return the work of levels made of the best order on given paths, as a share of the best there."""
+        work, order = self.space.work[path], self.best_order(path)
+        demand = demand_of(self.space.contention, self.space.chosen[path])
+        most = float(work[self.few].max())
+        return {
+            name: float(work[self.space.assignment(level)]) / most
+            for name, level in levels_of(demand, order, self.levels).items()
+        }
+
+    def whole(self, plans: Mapping[str, NetworkPlan]) -> dict[str, float]:
+        """Return shares of whole plans; those with a level for each job against the best at any levels.
+
+        Time shifts are played, not looked up: they are not among what was tried, so such a plan could pass 1.
+        """
+        found = {}
+        for name, plan in plans.items():
+            most = self.most if plan.levels <= self.levels else float(self.space.work.max())
+            found[name] = self.played(plan) / most
+        return found
+
+    def played(self, plan: NetworkPlan, *, noise: float = 0.0, seed: int = 0) -> float:
+        """Return the work of a plan, flop a second, looked up where it can be."""
+        if plan.offset_s is None and noise == 0.0:
+            return self.space.of(plan)
+        demand = demand_of(self.space.contention, plan.chosen)
+        run = simulate(
+            demand, plan.level, horizon_s=self.space.span.horizon_s,
+            warm_s=self.space.span.warm_s, offset_s=plan.offset_s, noise=noise, seed=seed,
+        )  # fmt: skip
+        return run.work_per_s(demand)
+
+    def noisy(self, plans: Mapping[str, NetworkPlan], seed: int) -> dict[str, float]:
+        """Return the work of plans where compute varies, as a share of what the optimum then does.
+
+        The optimum is that of no noise, so this can pass 1.
+        """
+        best = NetworkPlan(
+            chosen=self.space.chosen[self.path], level=self.space.level[self.assignment],
+            priority=np.zeros(self.demand.jobs), order=self.best_order(self.path), levels=self.levels,
+        )  # fmt: skip
+        most = self.played(best, noise=NOISE, seed=seed)
+        return {
+            name: self.played(plans[name], noise=NOISE, seed=seed) / most
+            for name in ("ours", "plain")
+        }
+
+    def best_order(self, path: int) -> Ints:
+        """Return of the orders that the best levels on given paths can come from that which does most work
+        uncompressed."""
+        demand = demand_of(self.space.contention, self.space.chosen[path])
+        work, level, strict = self.space.work[path], self.space.level, self.space.strict()
+        best = level[self.few & (work >= work[self.few].max() * (1 - EVEN))]
+        orders = np.argsort(-level[strict], axis=1, kind="stable")
+        fits = np.array([bool(without_inversion(demand, order, best).any()) for order in orders])
+        found: Ints = orders[int(np.argmax(np.where(fits, work[strict], -np.inf)))]
+        return found
+
+    def floors(self, plan: NetworkPlan) -> list[list[float]]:
+        """Return for each floor what it costs and gives on top of a plan."""
+        demand, span = demand_of(self.space.contention, plan.chosen), self.space.span
+        without = self.space.of(plan)
+        rows = []
+        for floor in FLOORS:
+            found = floored(demand, plan.level, plan.order, self.levels, floor)
+            run = simulate(demand, found.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
+            least = float((run.iterations * demand.alone_s).min())
+            lost = 1 - float(self.space.work[
+                self.space.path(plan.chosen), self.space.assignment(found.level)
+            ]) / without  # fmt: skip
+            rows.append([floor, lost, least, float(found.met)])
+        return rows
+
+    def facts(self) -> dict[str, float]:
+        """Return how much is at stake in the case."""
+        space = self.space
+        one_switch = demand_of(space.contention, np.zeros_like(space.chosen[0]))
+        alone = float((self.demand.work_flop / self.demand.alone_s).sum())
+        return {
+            "load_one_switch": float(one_switch.offered.max()),
+            "load_best_paths": float(self.demand.offered.max()),
+            "best_of_alone": self.most / alone,
+            "worst_of_best": float(space.work[:, self.few].min()) / self.most,
+            "more_levels": float(space.work.max()) / self.most - 1,
+            "periods": space.span.horizon_s / float(self.demand.alone_s.max()),
+            "drift": space.drift,
+        }
+
+
+def orders_of(demand: Demand) -> dict[str, Ints]:
+    """Return each way's order on given paths, the most urgent first."""
+    plain = order_of(assigned(demand, factors(demand)))
+    several = order_of(assigned(demand, factors(demand, references=REFERENCES)))
+    return {
+        "ours": swapped(demand, plain), "plain": plain,
+        "references": several, "intensity": order_of(demand.intensity),
+        "sincronia": bssi(demand), "varys": sebf(demand),
+    }  # fmt: skip
+
+
+def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
+    """Return each way's levels from one order."""
+    priority = np.zeros(demand.jobs)  # the order says all
+    exact = compressed(demand, priority, order, levels)
+    dag = dag_of(demand, order)
+    cut = np.zeros(demand.jobs, np.int64)
+    cut[dag.job] = sampled(dag, levels, PLAIN.samples, PLAIN.seed).level
+    first, ranked = contended_first(demand, order)
+    tried = releveled(demand, exact, levels, least_jobs=levels + 1, most_jobs=OURS.swap_jobs)
+    return {
+        "ours": tried, "plain": cut, "exact": exact,
+        "sincronia": alone_then_rest(first, ranked, levels), "varys": blocks(first, ranked, levels),
+    }  # fmt: skip
+
+
+def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
+    """Return all whole plans of a case by name."""
+    found = {name: replan(c, levels=levels, options=each) for name, each in WHOLE.items()}
+    for name in (*baselines(), "crux-pa", "crux-ps-pa"):
+        found[name] = mechanism(name).plan(c, levels=levels, seed=seed)
+    return found
+
+
+def _placements(case: Small, judge: Judge, levels: int) -> dict[str, float]:
+    """Return what a search of placements with paths gives, as shares of the best of all placements."""
+    candidates = [on_clos(case, at) for at in range(len(case.placements))]
+    judges = [judge, *(Judge(space_of(each), levels) for each in candidates[1:])]
+    most = max(each.most for each in judges)
+    found = {}
+    for name, options in (("plain", PLAIN), ("ours", OURS)):
+        first = replan(candidates[0], levels=levels, options=options)
+        found[f"{name}, first"] = judge.played(first) / most
+        at, plan = joint(candidates, levels=levels, options=options)
+        found[f"{name}, joint"] = judges[at].played(plan) / most
+    return found
+
+
+def _on_torus(c: Contention, judge: Judge, levels: int, seed: int) -> Shares:
+    """Return whole plans and orders on a torus, as shares of the best found: paths cannot all be tried."""
+    plans = _plans(c, levels, seed)
+    level = weak_orders(len(c.jobs))
+    few: Bools = level.max(axis=1) < levels
+    by_paths: dict[bytes, Floats] = {}
+    for plan in plans.values():
+        if plan.chosen.tobytes() not in by_paths:
+            by_paths[plan.chosen.tobytes()] = works_of(demand_of(c, plan.chosen), judge.space.span)
+    at = {code.tobytes(): number for number, code in enumerate(level)}
+    shares, most = {}, max(float(work[few].max()) for work in by_paths.values())
+    for name, plan in plans.items():
+        if plan.levels <= levels and plan.offset_s is None:
+            row = by_paths[plan.chosen.tobytes()]
+            shares[name] = float(row[at[dense(plan.level[None])[0].tobytes()]]) / most
+    demand = demand_of(c, plans["ours"].chosen)
+    work = by_paths[plans["ours"].chosen.tobytes()]
+    orders = {}
+    for name, order in orders_of(demand).items():
+        allowed = few & without_inversion(demand, order, level)
+        orders[name] = float(work[allowed].max()) / float(work[few].max())
+    return {"torus: all": shares, "torus: priorities": orders}
+
+
+def _own_levels(order: Ints) -> Ints:
+    level = np.empty(len(order), np.int64)
+    level[order] = np.arange(len(order) - 1, -1, -1)
+    return level

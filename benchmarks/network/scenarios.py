@@ -1,0 +1,126 @@
+"""Crux's testbed scenarios: jobs with their GPUs on 12 hosts of 8 A100, 6 ToRs and 8 aggregation switches.
+
+What we have of the paper names models and GPU counts, neither sizes, batches nor hosts; those are ours. GPUs
+are a host and indices on it; hosts 2 i and 2 i + 1 are on ToR i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.network.fabrics import TOR_BYTES_PER_S, host_names
+from benchmarks.network.workload import GPU
+from estimator.families import family_traffic, gpt_traffic
+from estimator.hardware import CATALOGUE
+from formulation.network.flows import NetworkJob
+from formulation.network.traffic import Traffic
+from formulation.topologies.builders import clos, testbed
+from formulation.topologies.shapes import PCIE_HOST
+from formulation.topologies.topology import Topology
+
+WHOLE: Final = tuple(range(8))
+LOW, HIGH = WHOLE[:4], WHOLE[4:]
+EVEN, ODD = WHOLE[::2], WHOLE[1::2]
+"""One GPU of each pair that shares a PCIe switch and a NIC."""
+
+Gang = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Jobs on the testbed, and what the paper measured of Crux over plain ECMP, in words."""
+
+    name: str
+    jobs: tuple[tuple[str, str, Gang], ...]  # name, family, GPUs
+    paper: str
+    nvlink: bool = True  # else hosts of formulation.topologies.shapes.PCIE_HOST
+
+    def topology(self) -> Topology:
+        """Return the testbed, its hosts with or without NVLink."""
+        if self.nvlink:
+            return testbed()
+        return clos(
+            host_names(12), PCIE_HOST, tors=6, aggregations=8, tor_bytes_per_s=TOR_BYTES_PER_S
+        )
+
+    def network_jobs(self, gpt_batch: float | None = None, hidden: bool = True) -> list[NetworkJob]:
+        """Return the jobs; ``gpt_batch``: sequences a GPU of GPTs instead of the source's 16.
+
+        Without ``hidden`` no communication begins before compute has ended.
+        """
+        found = []
+        for name, family, gang in self.jobs:
+            traffic = _traffic(family, sum(len(at) for _, at in gang), gpt_batch)
+            if not hidden:
+                traffic = replace(traffic, start_s=traffic.compute_s)
+            named = tuple((f"host-{h}", at) for h, at in gang)
+            found.append(NetworkJob(name=name, gang=named, traffic=traffic))
+        return found
+
+
+def _traffic(family: str, gpus: int, gpt_batch: float | None) -> Traffic:
+    if family != "gpt":
+        return family_traffic(family, GPU, gpus).traffic()
+    hardware = next(h for h in CATALOGUE if h.name == GPU)
+    return gpt_traffic(hardware, gpus, gpt_batch).traffic()
+
+
+def _whole(*hosts: int) -> Gang:
+    return tuple((host, WHOLE) for host in hosts)
+
+
+def _part(indices: tuple[int, ...], *hosts: int) -> Gang:
+    return tuple((host, indices) for host in hosts)
+
+
+_GPT: Final = ("gpt", "gpt", _whole(0, 2, 4, 6))
+_BERTS: Final = (
+    ("bert-1", "bert", _part(LOW, 1, 3)), ("bert-2", "bert", _part(LOW, 5, 7)),
+    ("bert-3", "bert", _part(HIGH, 1, 3)), ("bert-4", "bert", _part(HIGH, 5, 7)),
+)  # fmt: skip
+_PATHS: Final = "utilisation +8.3 to +12.9 %; GPT JCT -11 to -25 %; BERT JCT 0 to +3 %"
+_PCIE: Final = "utilisation +9.5 to +14.8 %; BERT JCT -7 to -33 %; ResNet JCT +1 to +3 %"
+
+
+def _pcie(name: str, family: str, *, nvlink: bool = True) -> Scenario:
+    """Return a BERT and a ResNet on one GPU each of every pair of two hosts under one ToR: only PCIe switches
+    and NICs are shared."""
+    return Scenario(
+        name=name, paper=_PCIE, nvlink=nvlink,
+        jobs=(("bert", "bert", _part(EVEN, 0, 1)), ("resnet", family, _part(ODD, 0, 1))),
+    )  # fmt: skip
+
+
+SCENARIOS: Final = (
+    *(
+        Scenario(name=f"paths, {n} BERT", jobs=(_GPT, *_BERTS[:n]), paper=_PATHS)
+        for n in range(1, 5)
+    ),
+    Scenario(
+        name="four-job mix",
+        jobs=(
+            ("gpt", "gpt", _whole(0, 2, 4, 6, 8, 10)),
+            ("bert-1", "bert", _whole(1, 3)), ("bert-2", "bert", _whole(5, 7)),
+            ("resnet-1", "resnet", _part(LOW, 9, 11)), ("resnet-2", "resnet", _part(HIGH, 9, 11)),
+        ),
+        paper="utilisation +13.9 %; GPT JCT -18 %; BERT JCT -15 %; ResNet JCT +2 %",
+    ),
+    _pcie("PCIe, ResNet-50", "resnet"), _pcie("PCIe, ResNet-152", "resnet-152"),
+    _pcie("PCIe without NVLink, ResNet-50", "resnet", nvlink=False),
+    _pcie("PCIe without NVLink, ResNet-152", "resnet-152", nvlink=False),
+    Scenario(
+        name="PCIe and paths",
+        jobs=(
+            ("bert", "bert", _part(EVEN, 0, 2, 4, 6)),
+            ("resnet-1", "resnet", _part(ODD, 0, 2)), ("resnet-2", "resnet", _part(ODD, 4, 6)),
+        ),
+        paper=_PCIE,
+    ),
+    Scenario(
+        name="co-located", jobs=(_GPT, ("bert", "bert", _whole(1, 3))),
+        paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s beside BERT; BERT's throughput -7.7 %;"
+        " utilisation -9.5 %",
+    ),
+)  # fmt: skip
+"""The paper's, several with as many BERTs or as deep ResNets as it leaves open."""

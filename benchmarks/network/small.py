@@ -1,0 +1,216 @@
+"""Five jobs on at most 20 hosts, by seed: cases so small that all paths and levels can be tried.
+
+Crux (6) says how large its 1,500 cases are and no more: at most 20 hosts of 8 GPUs, a two-layer Clos of 2
+to 4 ToRs and 2 aggregation switches, 5 jobs, 3 levels. What jobs are like is made up here, see ``Ranges``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from benchmarks.network.fabrics import host_names
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention
+from formulation.network.flows import NetworkJob, contention
+from formulation.network.traffic import Exchange, Pattern, Traffic
+from formulation.tables import Floats, Ints, starts
+from formulation.topologies.builders import clos, torus
+from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from formulation.topologies.topology import Tier, Topology
+
+JOBS: Final = 5
+AGGREGATIONS: Final = 2
+MOST_HOSTS: Final = 20
+TORI: Final = ((3, 3), (3, 4), (3, 5), (4, 4), (3, 6), (4, 5))
+"""Tori by rising size; a case takes the first that holds its jobs."""
+PLACEMENTS: Final = 3
+TRIES: Final = 10_000
+
+
+Placement = tuple[tuple[int, ...], ...]
+"""The hosts of each job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """What cases are drawn from; a pair is a range."""
+
+    tors: tuple[int, ...] = (2, 3, 4)
+    hosts: tuple[int, ...] = (2, 3, 4, 6)  # of a job, whole ones
+    cable_gbit: tuple[int, ...] = (200, 400, 800)  # ToR to aggregation; a host's NICs have 800
+    compute_s: tuple[float, float] = (0.25, 2.0)  # log uniform
+    comm_share: tuple[float, float] = (0.15, 1.2)  # t over compute_s, log uniform
+    begins: tuple[float, float] = (0.3, 1.0)  # start_s over compute_s; 1: no overlap
+    gpu_flop_per_s: tuple[float, float] = (60e12, 160e12)
+    least_load: float = 1.0  # of the busiest link, were all jobs to take one aggregation switch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """What a job does in one iteration, wherever it runs."""
+
+    hosts: int
+    compute_s: float
+    start_s: float
+    comm_s: float  # over one cable from a ToR
+    work_flop: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Small:
+    """A case: its jobs, and where they run; hosts of a job rise, and are whole."""
+
+    tors: int
+    hosts: int
+    cable_bytes_per_s: float
+    jobs: tuple[Job, ...]
+    placements: tuple[Placement, ...]  # ``PLACEMENTS`` of them on the Clos
+    torus_sizes: tuple[int, int]
+    torus_placement: Placement
+
+
+def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
+    """Return case ``number`` of a seed, every one of whose jobs crosses ToRs in each placement.
+
+    Hosts of a placement are drawn anew until that is so and the busiest link is offered ``least_load`` were
+    all jobs to take one aggregation switch: otherwise little would be decided.
+
+    Raises:
+        InvalidInput: no such case was found.
+    """
+    r, rng = ranges or Ranges(), np.random.default_rng((seed, number))
+    for _ in range(TRIES):
+        tors = int(rng.choice(r.tors))
+        counts = rng.choice(r.hosts, JOBS)
+        if counts.sum() > MOST_HOSTS:
+            continue
+        hosts = int(rng.integers(counts.sum(), MOST_HOSTS + 1))
+        speed = float(rng.choice(r.cable_gbit)) * GBIT_BYTES
+        jobs = tuple(_job(count, r, rng) for count in counts.tolist())
+        tried = [_placed(counts, rng.permutation(hosts)) for _ in range(10 * PLACEMENTS)]
+        fit = [one for one in tried if _meets(jobs, one, tors, hosts, r.least_load)]
+        if len(fit) >= PLACEMENTS:
+            sizes = next(s for s in TORI if s[0] * s[1] >= counts.sum())
+            return Small(
+                tors=tors, hosts=hosts, cable_bytes_per_s=speed, jobs=jobs,
+                placements=tuple(fit[:PLACEMENTS]), torus_sizes=sizes,
+                torus_placement=_placed(counts, rng.permutation(sizes[0] * sizes[1])),
+            )  # fmt: skip
+    raise InvalidInput("ranges", f"gave no case in {TRIES} draws; ask for less load")
+
+
+def on_clos(case: Small, placement: int = 0) -> Contention:
+    """Return the jobs on the two-layer Clos; all of a job's traffic takes one aggregation switch.
+
+    Each reduces gradients in rings over its hosts, one for each GPU of a host. Hosts of a ring are in order,
+    so each ring enters and leaves each of the job's ToRs once.
+    """
+    topology = clos(
+        host_names(case.hosts), A100_HOST, tors=case.tors, aggregations=AGGREGATIONS,
+        tor_bytes_per_s=case.cable_bytes_per_s,
+    )  # fmt: skip
+    found, _ = contention(topology, _jobs(case, case.placements[placement]))
+    return one_choice(topology, found)
+
+
+def on_torus(case: Small) -> Contention:
+    """Return the same jobs on hosts of a torus with such cables; each flow chooses its path."""
+    topology = torus(
+        host_names(case.torus_sizes[0] * case.torus_sizes[1]), A100_HOST, sizes=case.torus_sizes,
+        link_bytes_per_s=case.cable_bytes_per_s,
+    )  # fmt: skip
+    return contention(topology, _jobs(case, case.torus_placement))[0]
+
+
+def one_choice(topology: Topology, found: Contention) -> Contention:
+    """Return the same with one bundle for each job that has any: it goes by one aggregation switch.
+
+    Raises:
+        InvalidInput: links of a job would carry different bytes by then, so that it is no bundle.
+    """
+    c = found
+    through = _switch_of(topology)
+    bytes_of: list[float] = []
+    links_of: list[Ints] = []
+    owner: list[int] = []
+    for job in range(len(c.jobs)):
+        bundles = range(*c.bundle_start[job : job + 2].tolist())
+        if not bundles:
+            continue
+        sent: dict[int, Floats] = {}
+        for bundle in bundles:
+            for path in c.candidate[slice(*c.candidate_start[bundle : bundle + 2])].tolist():
+                links = c.path_link[slice(*c.path_start[path : path + 2])]
+                switch = int(through[links].max())
+                load = sent.setdefault(switch, np.zeros(len(c.link_bytes_per_s)))
+                load[links] += c.bundle_bytes[bundle]
+        amounts = {float(x) for load in sent.values() for x in load[load > 0]}
+        if max(amounts) > min(amounts) * (1 + 1e-9):
+            raise InvalidInput("placement", f"{c.jobs[job]} loads its links differently")
+        owner.append(job)
+        bytes_of.append(min(amounts))
+        links_of += [np.flatnonzero(sent[switch]) for switch in sorted(sent)]
+    many = len(links_of) // max(len(owner), 1)
+    return replace(
+        c, bundle_start=np.searchsorted(owner, np.arange(len(c.jobs) + 1)),
+        bundle_bytes=np.array(bytes_of), bundle_messages=np.ones(len(owner), np.int64),
+        candidate_start=np.arange(len(owner) + 1) * many, candidate=np.arange(len(links_of)),
+        path_start=starts(np.array([len(links) for links in links_of], np.int64)),
+        path_link=np.concatenate([*links_of, np.zeros(0, np.int64)]),
+        path_delay_s=np.zeros(len(links_of)), bundle_source=np.zeros(0, np.int64),
+        bundle_target=np.zeros(0, np.int64),
+    )  # fmt: skip
+
+
+def _job(hosts: int, r: Ranges, rng: np.random.Generator) -> Job:
+    compute_s = float(np.exp(rng.uniform(*np.log(r.compute_s))))
+    comm_s = compute_s * float(np.exp(rng.uniform(*np.log(r.comm_share))))
+    rate = float(rng.uniform(*r.gpu_flop_per_s))
+    return Job(
+        hosts=hosts, compute_s=compute_s, start_s=compute_s * float(rng.uniform(*r.begins)),
+        comm_s=comm_s, work_flop=hosts * A100_HOST.gpus * compute_s * rate,
+    )  # fmt: skip
+
+
+def _placed(counts: Ints, hosts: Ints) -> Placement:
+    ends = np.cumsum(counts)
+    return tuple(
+        tuple(sorted(hosts[end - count : end].tolist()))
+        for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def _meets(jobs: tuple[Job, ...], placed: Placement, tors: int, hosts: int, least: float) -> bool:
+    """Return whether each job crosses ToRs and the busiest would offer its cable enough."""
+    load = np.zeros(tors)
+    for job, at in zip(jobs, placed, strict=True):
+        mine = {host * tors // hosts for host in at}
+        if len(mine) < 2:
+            return False
+        load[list(mine)] += job.comm_s / max(job.compute_s, job.start_s + job.comm_s)
+    return bool(load.max() >= least)
+
+
+def _jobs(case: Small, placed: Placement) -> list[NetworkJob]:
+    gpus = A100_HOST.gpus
+    found = []
+    for number, (job, hosts) in enumerate(zip(case.jobs, placed, strict=True)):
+        members = np.arange(len(hosts) * gpus, dtype=np.int64).reshape(len(hosts), gpus).T
+        sent_bytes = job.comm_s * case.cable_bytes_per_s / gpus
+        ring = Exchange(pattern=Pattern.RING, members=members, sent_bytes=sent_bytes)
+        traffic = Traffic(
+            work_flop=job.work_flop, compute_s=job.compute_s, start_s=job.start_s, exchanges=(ring,)
+        )
+        gang = tuple((f"host-{host}", tuple(range(gpus))) for host in hosts)
+        found.append(NetworkJob(name=f"job-{number}", gang=gang, traffic=traffic))
+    return found
+
+
+def _switch_of(topology: Topology) -> Ints:
+    """Return the aggregation switch that each link begins or ends at; -1: none."""
+    tier, e = topology.vertices.tier, topology.links
+    found = np.where(tier[e.source] == Tier.AGGREGATION, e.source, -1)
+    return np.where(tier[e.target] == Tier.AGGREGATION, e.target, found).astype(np.int64)

@@ -1,0 +1,202 @@
+"""One trace on one network under one mechanism and one job scheduler: a task of a sweep, and its outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+
+from benchmarks.network.fabrics import FABRICS
+from benchmarks.network.sharing import MuriPlaces
+from benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, statistics
+from formulation.errors import InvalidInput
+from formulation.network.contention import Contention
+from formulation.network.flows import NetworkJob, contention
+from formulation.network.plan import NetworkPlan
+from formulation.network.traffic import Traffic
+from formulation.placement import Gang
+from formulation.tables import Floats
+from formulation.topologies.routes import Routes
+from formulation.topologies.shapes import A100_HOST
+from formulation.topologies.topology import NOWHERE, Topology
+from simulator.network.rates import Rates, Window
+from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
+from simulator.sweeps.tasks import Task
+from solvers.network.jobs.hived import HiveD
+from solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
+from solvers.network.mechanisms import mechanism
+
+SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What is played: a workload on a network, and who decides.
+
+    ``beside``: mechanisms that are judged on the same jobs at the same times. ``noises``: so is the mechanism
+    itself where it is told traffic that is off by a factor that each job keeps all its life, with this
+    standard deviation of its logarithm. ``speed``: of links between switches, as a share of the speeds of
+    ``fabrics``. ``background``: the share of links beyond hosts that storage takes, known to planners.
+    ``window``: for how many iterations of their longest jobs that meet are played for their rates.
+    """
+
+    fabric: str
+    mechanism: str
+    scheduler: str = "first-fit"
+    levels: int = 8
+    speed: float = 1.0
+    beside: tuple[str, ...] = ()
+    noises: tuple[float, ...] = ()
+    background: float = 0.0
+    window: float = 20.0
+    workload: Workload = field(default_factory=Workload)
+
+    @property
+    def name(self) -> str:
+        """Return what it is called among the runs of a sweep."""
+        return f"{self.fabric}, {self.scheduler}, {self.mechanism}"
+
+    def task(self) -> Task:
+        """Return it as a task."""
+        return Task(
+            name=self.name, function="benchmarks.network.traces:played", options=asdict(self)
+        )
+
+
+def played(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Run the trace of ``Played``'s options to the end of its days; return what it came to."""
+    asked = Played(**options, workload=Workload(**workload))
+    jobs = jobs_of(asked.workload)
+    result, owner = ran(asked, jobs)
+    return summary(asked.workload, jobs, result, owner)
+
+
+def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[str, str]]:
+    """Run jobs over the days of the workload; return also on whose GPUs those sat that shared."""
+    w = asked.workload
+    topology = FABRICS[asked.fabric](-(-w.gpus // A100_HOST.gpus), asked.speed)
+    network = Network(topology, asked.background)
+    book = Occupancy(topology, _placer(asked.scheduler, topology, w.seed))
+    traffic = {job.name: job.traffic for job in jobs}
+    muri = None
+    if asked.scheduler == "muri":
+        muri = MuriPlaces(book, lambda name, gang: network.part(name, traffic[name], gang))
+
+    def planner(name: str, noise: float = 0.0) -> Callable[[Contention], NetworkPlan]:
+        plan = mechanism(name).plan
+        return lambda seen: plan(mismeasured(seen, noise, w.seed), levels=asked.levels, seed=w.seed)
+
+    beside = {name: planner(name) for name in asked.beside}
+    beside |= {noisy(noise): planner(asked.mechanism, noise) for noise in asked.noises}
+    cluster = Cluster(
+        gpus=w.gpus if muri is None else 2 * w.gpus, places=book if muri is None else muri,
+        met=lambda job, gang: network.part(job.name, job.traffic, gang),
+        plan=planner(asked.mechanism), clock=time.perf_counter,
+        changed=None if muri is None else muri.changed, beside=beside,
+    )  # fmt: skip
+    rates = Rates(Window(iterations=asked.window))
+    result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
+    return result, {} if muri is None else muri.owner
+
+
+def noisy(noise: float) -> str:
+    """Return what a plan on mismeasured traffic is called among those beside."""
+    return f"noise {noise:g}"
+
+
+def _placer(scheduler: str, topology: Topology, seed: int) -> Placer:
+    match scheduler:
+        case "first-fit" | "muri":
+            return first_fit
+        case "random":
+            return RandomSpread(seed)
+        case "hived":
+            return HiveD(topology)
+    raise InvalidInput("scheduler", f"unknown {scheduler!r}; choose one of {', '.join(SCHEDULERS)}")
+
+
+class Network:
+    """A topology on which parts of a contention are made, one job at a time."""
+
+    def __init__(self, topology: Topology, background: float = 0.0) -> None:
+        v, e = topology.vertices, topology.links
+        outside = (v.host[e.source] == NOWHERE) | (v.host[e.target] == NOWHERE)
+        self._topology, self._routes = topology, Routes(topology)
+        self._background: Floats = np.where(outside, background, 0.0)
+
+    def part(self, name: str, traffic: Traffic, gang: Gang) -> Contention:
+        """Return the job's part: what it loads and may choose, on what storage leaves of the links."""
+        hosts = self._topology.hosts
+        placed = NetworkJob(
+            name=name, gang=tuple((hosts[h], at) for h, at in gang.members), traffic=traffic
+        )
+        found, _ = contention(self._topology, [placed], routes=self._routes)
+        return found.with_background(self._background) if self._background.any() else found
+
+
+def mismeasured(c: Contention, noise: float, seed: int) -> Contention:
+    """Return what a planner sees whose measurement of t is off by a factor, of mean 1, that a job keeps."""
+    if noise == 0:
+        return c
+    factor = np.array([_factor(name, noise, seed) for name in c.jobs])
+    return replace(
+        c, fixed_bytes=c.fixed_bytes * np.repeat(factor, np.diff(c.fixed_start)),
+        bundle_bytes=c.bundle_bytes * factor[c.bundle_job],
+    )  # fmt: skip
+
+
+def _factor(name: str, noise: float, seed: int) -> float:
+    rng = np.random.default_rng([crc32(name.encode()), seed])
+    return float(rng.lognormal(-(noise**2) / 2, noise))
+
+
+def summary(
+    w: Workload, jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what a run came to as JSON can hold it; ``ends_s`` has None for jobs that have not ended."""
+    total_gpu_s = w.gpus * result.ended_s
+    held_gpu_s = held_once(jobs, result, owner)
+    peak = result.flop / PEAK_FLOP_PER_S
+    ended = np.isfinite(result.end_s)
+    ran_s = result.end_s[ended] - result.start_s[ended]
+    slowdown = ran_s / result.alone_s[ended]
+    used = result.link_use[result.link_use > 0]
+    return {
+        "flop": result.flop, "beside_flop": result.beside_flop, "of_all": peak / total_gpu_s,
+        "of_held": peak / held_gpu_s,
+        "computing_of_all": result.computing_gpu_s / total_gpu_s,
+        "computing_of_held": result.computing_gpu_s / held_gpu_s,
+        "held_share": held_gpu_s / total_gpu_s, "ended": int(ended.sum()),
+        "slowdown": float(slowdown.mean()) if len(slowdown) else 1.0,
+        "worst_slowdown": float(slowdown.max(initial=1.0)),
+        "link_use": float(used.mean()) if len(used) else 0.0,
+        "busiest_link_use": float(used.max(initial=0.0)),
+        "shared": sum(job != first for job, first in owner.items()),
+        "plans": result.plans, "plan_s": result.plan_s, "slowest_plan_s": result.slowest_plan_s,
+        "statistics": statistics(jobs, result),
+        "jct_s": [jct if np.isfinite(jct) else None for jct in result.jct_s.tolist()],
+    }  # fmt: skip
+
+
+def held_once(jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]) -> float:
+    """Return seconds in which GPUs were held, those that two jobs share counted once.
+
+    Company follows company on the same GPUs without a gap, so what it held is from its first start to its
+    last end.
+    """
+    begin: dict[str, float] = {}
+    last: dict[str, float] = {}
+    total = 0.0
+    for at, job in enumerate(jobs):
+        if np.isfinite(result.start_s[at]):
+            first = owner.get(job.name, job.name)
+            begin[first] = min(begin.get(first, np.inf), float(result.start_s[at]))
+            last[first] = max(last.get(first, 0.0), min(float(result.end_s[at]), result.ended_s))
+    for job in jobs:
+        if job.name in begin:
+            total += job.gpus * (last[job.name] - begin[job.name])
+    return total

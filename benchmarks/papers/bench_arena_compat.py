@@ -1,0 +1,281 @@
+"""Arena's artifact reproduced: its simulator's semantics, its stored results beside ours."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.progress import steps
+from benchmarks.harness.registry import case
+from benchmarks.papers.arena.arena import CompatResult, run
+from benchmarks.papers.arena.oddities import (
+    ARENA,
+    PRUNED,
+    ROUND_S,
+    UNPRUNED,
+    LaunchCost,
+    Oddities,
+    of_policy,
+    without,
+)
+from benchmarks.papers.arena.rigid import Rigid
+from formulation.errors import InvalidInput
+from formulation.information import Information, data_parallel, optimum, single_gpu
+from formulation.snapshot import Snapshot
+from simulator.clusters import arena_table1
+from simulator.comparison.information import read_dp_memory
+from simulator.data import MissingData, data_dir
+from simulator.figures import Figure, Report
+from simulator.run import Decider
+from simulator.scenario import Scenario
+from simulator.traces.profiles import read_profiles
+from simulator.traces.trace import Arrival, read_trace
+from solvers.rounds.options import RoundOptions
+from solvers.schedulers.arena import Arena
+from solvers.schedulers.base import Published
+from solvers.schedulers.elasticflow import ElasticFlow
+from solvers.schedulers.fcfs import Fcfs
+from solvers.schedulers.gandiva import Gandiva
+from solvers.schedulers.gavel import Gavel
+from solvers.schedulers.sia import Sia
+
+QUIET: Final = 100.0
+"""Rounds below so many samples/s are left out of the artifact's mean."""
+PADDED_JOBS: Final = 828
+PADDED_S: Final = 569_700.0
+"""The artifact pads every policy to its own number of finished jobs with the longest time under any."""
+JOBS: Final = 986
+ROUNDS: Final = 2000
+"""What the stored results are of: the Philly jobs that arrive within so many rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A policy's results on Philly as the artifact's authors stored them."""
+
+    finished: int
+    mean_jct_s: float
+    padded_jct_s: float
+    mean_throughput: float
+    peak_throughput: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """A policy as the artifact runs it. ``gate``: it sees the optimum behind the memory gate."""
+
+    policy: Callable[[], Published]
+    stored: Stored
+    rigid: Rigid | None = None  # what comes near the artifact's loop, where that is another policy
+    gate: bool = False
+    single: bool = False  # it sees a single GPU's throughput times the count
+    launch: LaunchCost = UNPRUNED
+
+
+def _stored(finished: int, jct: float, padded: float, mean: float, peak: float) -> Stored:
+    return Stored(
+        finished=finished, mean_jct_s=jct, padded_jct_s=padded, mean_throughput=mean,
+        peak_throughput=peak,
+    )  # fmt: skip
+
+
+CONTESTANTS: Final = {
+    "fcfs": Contestant(policy=Fcfs, stored=_stored(590, 83_192, 223_034, 4384.8, 6952.5)),
+    "gandiva": Contestant(
+        policy=lambda: Gandiva(slice_s=math.inf),
+        rigid=Rigid(name="gandiva-rigid"),
+        stored=_stored(608, 78_455, 208_979, 4630.8, 7573.1),
+    ),
+    "gavel": Contestant(
+        policy=lambda: Gavel(raw=True, max_changes=3), gate=True,
+        rigid=Rigid(name="gavel-rigid", any_type=True),
+        stored=_stored(642, 64_879, 178_280, 5049.4, 8738.3),
+    ),
+    "elasticflow-ls": Contestant(
+        policy=lambda: ElasticFlow(loosened=True), gate=True,
+        stored=_stored(573, 55_515, 213_869, 4629.7, 9588.5),
+    ),
+    "sia-arena": Contestant(
+        policy=lambda: Sia(fairness=0.5), gate=True, single=True,
+        rigid=Rigid(name="sia-rigid", any_type=True, any_count=True),
+        stored=_stored(633, 44_394, 168_107, 5021.9, 9821.2),
+    ),
+    "arena": Contestant(
+        policy=lambda: Arena(objective="samples"), launch=PRUNED,
+        stored=_stored(828, 41_648, 41_648, 6770.6, 10_994.3),
+    ),
+}  # fmt: skip
+"""The policies that have stored results, at the settings that come nearest to the artifact's."""
+
+
+@case(
+    "arena-compat",
+    smoke={"rounds": 40, "policies": "fcfs"},
+    finished_deviation=("<=", 0.01),
+    mean_jct_deviation=("<=", 0.01),
+    mean_throughput_deviation=("<=", 0.01),
+)
+def arena_compat(
+    trace: Annotated[Path | None, typer.Option(help="Trace as CSV; else Philly's.")] = None,
+    profiles: Annotated[Path | None, typer.Option(help="Profiles as CSV; else Arena's.")] = None,
+    dp_memory: Annotated[
+        Path | None, typer.Option(help="Memory of data parallelism as CSV; else Arena's.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of 300 s.")] = ROUNDS,
+    policies: Annotated[
+        str, typer.Option(help=f"Any of {','.join(CONTESTANTS)}; the figures are the first's.")
+    ] = "fcfs",
+    honest: Annotated[
+        str, typer.Option(help="Oddities to switch off, with commas; all: every one.")
+    ] = "",
+    gate: Annotated[
+        bool, typer.Option(help="The memory gate of data parallelism, where the artifact has it.")
+    ] = True,
+    rigid: Annotated[
+        bool, typer.Option(help="Gavel, Sia and Gandiva by loops as rigid as the artifact's.")
+    ] = False,
+    seed: int = 0,
+) -> Report:
+    """Repeat the runs of Arena's artifact by its own accounting, and put its stored results beside ours.
+
+    ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over rounds above
+    100) are the first policy's; the bounds are on how far first come, first served lies from the artifact's
+    590, 83,192 s and 4,384.8. They are waived for another policy, other jobs, fewer rounds or oddities
+    switched off. The padded times are the artifact's reading: unfinished jobs, up to the 828 that its own
+    policy finishes, count as the longest time seen under any policy.
+    """
+    names = [name.strip() for name in policies.split(",")]
+    if unknown := [name for name in names if name not in CONTESTANTS]:
+        raise InvalidInput("policies", f"no {unknown}; choose from {', '.join(CONTESTANTS)}")
+    oddities = without(ARENA, filter(None, (name.strip() for name in honest.split(","))))
+    scenario = philly(trace, profiles, rounds)
+    memory = gated(dp_memory) if gate and any(CONTESTANTS[n].gate for n in names) else None
+    found, took_s = {}, {}
+    for name in names:
+        began_s = time.perf_counter()
+        found[name] = ran(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
+        took_s[name] = time.perf_counter() - began_s
+    same_work = rounds == ROUNDS and len(scenario.arrivals) == JOBS
+    table = [row(n, r, _padding(found, same_work), same_work) for n, r in found.items()]
+    for line, name in zip(table, names, strict=True):
+        line["seconds"] = took_s[name]
+    figures: dict[str, Figure] = {
+        k: abs(v) if k.endswith("_deviation") else v
+        for k, v in table[0].items()
+        if not isinstance(v, str) and k != "seconds"
+    }
+    figures["jobs"] = len(scenario.arrivals)
+    bound = {f"{k}_deviation" for k in ("finished", "mean_jct", "mean_throughput")}
+    exact = names[0] == "fcfs" and same_work and oddities == ARENA
+    return Report(
+        seed=seed, figures=figures, waived=frozenset() if exact else frozenset(bound), table=table
+    )
+
+
+def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
+    """Return the artifact's cluster with the jobs of the first ``rounds`` rounds. Raises MissingData."""
+    types, nodes = arena_table1()
+    found = [
+        Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))  # they lie on the trace's clock
+        for a in read_trace(_found(trace, "trace_philly.csv"), round_s=None)
+        if a.arrival_s <= rounds * ROUND_S
+    ]
+    return Scenario(
+        gpu_types=types, nodes=nodes, profiles=read_profiles(_found(profiles, "alpa_optimal.csv")),
+        arrivals=found,
+    )  # fmt: skip
+
+
+def gated(dp_memory: Path | None) -> Information:
+    """Return the optimum behind the artifact's memory gate. Raises MissingData."""
+    return data_parallel(read_dp_memory(_found(dp_memory, "dp_memory.csv")))
+
+
+def _found(file: Path | None, name: str) -> Path:
+    folder = data_dir()
+    chosen = file or (folder / "arena" / name if folder else None)
+    if chosen is None or not chosen.is_file():
+        raise MissingData(f"{chosen or name} is absent: pass it, or set TESSERA_DATA")
+    return chosen
+
+
+def sees(contestant: Contestant, gate: Information | None) -> Information:
+    """Return what the artifact lets a policy see; ``gate`` None: no gate for any."""
+    linear = single_gpu()
+
+    def told(snapshot: Snapshot) -> Snapshot:
+        seen = linear(snapshot) if contestant.single else optimum(snapshot)
+        return gate(seen) if gate is not None and contestant.gate else seen
+
+    return told
+
+
+def ran(
+    name: str, scenario: Scenario, oddities: Oddities, rounds: int, gate: Information | None,
+    seed: int, *, rigid: bool = False,
+) -> CompatResult:  # fmt: skip
+    """Run one policy as the artifact does, but for the oddities that are switched off."""
+    one = CONTESTANTS[name]
+    policy = one.rigid if rigid and one.rigid is not None else one.policy()
+    options = RoundOptions(seed=seed, defragment_every_rounds=0, raw_throughput=True)
+    bar = steps(rounds, f"{name}: rounds")
+
+    def progress(_round: int) -> None:
+        next(bar, None)
+
+    return run(
+        scenario, Decider(options, sees(one, gate), policy=policy), rounds=rounds,
+        launch=one.launch, oddities=of_policy(policy.name, oddities), progress=progress,
+    )  # fmt: skip
+
+
+def _padding(found: dict[str, CompatResult], same_work: bool) -> tuple[int, float]:
+    """Return to how many jobs times are padded, and with what."""
+    jobs = max(len(r.jct_s) for r in found.values())
+    longest_s = max(float(r.jct_s.max(initial=0.0)) for r in found.values())
+    return (PADDED_JOBS, PADDED_S) if same_work else (jobs, longest_s)
+
+
+def row(
+    name: str, result: CompatResult, padding: tuple[int, float], same_work: bool
+) -> dict[str, Figure | str]:
+    """Return what a policy came to, the artifact's stored values beside it where the work is the same."""
+    jct_s, samples_s = result.jct_s, result.samples_s
+    busy = samples_s[samples_s > QUIET]
+    missing = max(0, padding[0] - len(jct_s))
+    padded_s = (float(jct_s.sum()) + missing * padding[1]) / max(1, len(jct_s) + missing)
+    entered = np.isfinite(result.entered_s)
+    line: dict[str, Figure | str] = {
+        "policy": name, "finished": len(jct_s), "mean_jct_s": _mean(jct_s),
+        "padded_jct_s": padded_s, "mean_throughput": _mean(busy),
+        "peak_throughput": float(samples_s.max(initial=0.0)),
+        "mean_queue_s": _mean(result.queued_s[entered]),
+        "gains_per_job": _mean(result.gains[result.gains > 0].astype(np.float64)),
+        "refused_rounds": result.refused,
+    }  # fmt: skip
+    if same_work:
+        line |= _beside(line, CONTESTANTS[name].stored)
+    return line
+
+
+def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure | str]:
+    found: dict[str, Figure | str] = {}
+    for ours, theirs in (
+        ("finished", "finished"), ("mean_jct", "mean_jct_s"), ("padded_jct", "padded_jct_s"),
+        ("mean_throughput", "mean_throughput"), ("peak_throughput", "peak_throughput"),
+    ):  # fmt: skip
+        value = float(getattr(stored, theirs))
+        found[f"artifact_{theirs}"] = value
+        found[f"{ours}_deviation"] = float(line[theirs]) / value - 1.0
+    return found
+
+
+def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    return float(values.mean()) if len(values) else math.nan

@@ -1,0 +1,201 @@
+"""The papers' opening cases: their clusters, jobs and rates, and what is decided and seen of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from estimator.hardware import A100, V100
+from formulation.decisions import CHANGES_GPUS
+from formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from formulation.snapshot import GpuType, Snapshot, Workload
+from simulator.comparison.contestants import information_of, options_of
+from simulator.metrics import reference_of
+from simulator.overheads import overheads
+from simulator.run import Decider
+from simulator.scenario import Scenario
+from simulator.traces.speeds import Room, Speeds
+from simulator.traces.trace import Arrival
+from simulator.truth import truth_of
+from simulator.world import World
+
+HOURS: Final = 10.0
+"""How long each job would last at its reference rate; only objectives about time look at it."""
+
+Cell = tuple[str, int]
+"""A GPU type and a number of GPUs; none is ("", 0)."""
+Plan = tuple[Cell, ...]
+NONE: Final[Cell] = ("", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as it was requested, as part of a case."""
+
+    workload: Workload
+    gpus: int
+    gpu_type: str = "a100"
+
+    @property
+    def name(self) -> str:
+        """Return its workload, shortly."""
+        return f"{self.workload.model} {self.workload.params}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A cluster, the jobs that wait for it, in order of arrival, and plans that the papers compare."""
+
+    name: str
+    nodes: tuple[tuple[str, int], ...]  # type and GPUs of each
+    jobs: tuple[Job, ...]
+    plans: tuple[Plan, ...]
+
+
+def _job(model: str, params: str, batch: int, gpus: int = 4, gpu_type: str = "a100") -> Job:
+    workload = Workload(model=model, params=params, global_batch=batch)
+    return Job(workload=workload, gpus=gpus, gpu_type=gpu_type)
+
+
+def _on_a100(*counts: int) -> Plan:
+    return tuple(("a100", n) if n else NONE for n in counts)
+
+
+_WRES, _BERT, _MOE = (
+    _job("wide_resnet", "2B", 256), _job("bert", "1.3B", 256), _job("moe", "1.3B", 256),
+)  # fmt: skip
+OPENINGS: Final = (
+    Opening(
+        name="resized", nodes=(("a100", 4), ("a100", 4)),
+        jobs=(_WRES, _job("moe", "2.4B", 256), _BERT, _MOE),
+        plans=(
+            _on_a100(8, 0, 0, 0), _on_a100(4, 4, 0, 0), _on_a100(4, 2, 2, 0), _on_a100(2, 2, 2, 2),
+        ),
+    ),
+    Opening(
+        name="swapped", nodes=(("a100", 4), ("v100", 4)),
+        jobs=(_job("bert", "2.6B", 256, 4, "v100"), _job("wide_resnet", "2B", 256, 4, "a100")),
+        plans=((("v100", 4), ("a100", 4)), (("a100", 4), ("v100", 4))),
+    ),
+    Opening(
+        name="inverted", nodes=(("a100", 4), ("a100", 4)),
+        jobs=(_WRES, _job("moe", "2.4B", 512), _BERT, _MOE),
+        plans=(_on_a100(4, 4, 0, 0), _on_a100(2, 2, 2, 2)),
+    ),
+    Opening(
+        name="over-allocated", nodes=(("a100", 4),), jobs=(_job("moe", "2.4B", 512), _BERT),
+        plans=(_on_a100(4, 0), _on_a100(2, 2)),
+    ),
+    Opening(
+        name="surplus", nodes=(("a100", 4),), jobs=(_BERT, _MOE),
+        plans=(_on_a100(4, 0), _on_a100(2, 2)),
+    ),
+)  # fmt: skip
+"""Where there are two plans, the second is the one that the papers call the better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """An opening with its rates."""
+
+    scenario: Scenario
+    rates: tuple[Mapping[Cell, float], ...]  # of each job: samples/s on each Cell
+    reference: tuple[float, ...]  # of each job, samples/s
+
+    @classmethod
+    def of(cls, opening: Opening, records: Sequence[EstimateRecord]) -> Scene:
+        """Return the scene, all jobs arriving at once, in order of their names."""
+        nodes = [
+            NodeSpec(name=f"{kind}-{i}", gpu_type=kind, gpus=gpus)
+            for i, (kind, gpus) in enumerate(opening.nodes)
+        ]
+        kinds = {hardware.name: hardware.gpu_type for hardware in (A100, V100)}
+        types: list[GpuType] = [kinds[kind] for kind in dict(opening.nodes)]
+        there = [e for e in records if e.gpu_type in dict(opening.nodes)]
+        speeds = Speeds(there, Room.of(nodes))
+        rates = tuple(rates_of(job.workload, speeds) for job in opening.jobs)
+        best = tuple(
+            max(rate for (_, gpus), rate in of.items() if gpus == job.gpus)
+            for job, of in zip(opening.jobs, rates, strict=True)
+        )
+        arrivals = [
+            Arrival(0.0, JobSpec(
+                name=f"{i}-{job.name}", workload=job.workload, requested_gpus=job.gpus,
+                requested_type=job.gpu_type,
+                iterations=math.ceil(HOURS * 3600 * rate / job.workload.global_batch),
+            ))
+            for i, (job, rate) in enumerate(zip(opening.jobs, best, strict=True))
+        ]  # fmt: skip
+        scenario = Scenario(gpu_types=types, nodes=nodes, profiles=there, arrivals=arrivals)
+        return cls(
+            scenario=scenario, rates=rates, reference=tuple(reference_of(scenario).rate.tolist())
+        )
+
+    def total(self, plan: Plan) -> float:
+        """Return the samples/s of a plan; a Cell on which a job does not run adds nothing."""
+        return sum(of.get(cell, 0.0) for of, cell in zip(self.rates, plan, strict=True))
+
+    def normalised(self, plan: Plan) -> float:
+        """Return the normalised throughput of a plan."""
+        each = zip(self.rates, plan, self.reference, strict=True)
+        return sum(of.get(cell, 0.0) / reference for of, cell, reference in each)
+
+    def plans(self) -> Iterator[Plan]:
+        """Yield every plan that fits the GPUs of each type; powers of two always fit nodes of such."""
+        have = Room.of(self.scenario.nodes).gpus
+        for plan in product(*([NONE, *of] for of in self.rates)):
+            if all(sum(n for t, n in plan if t == kind) <= most for kind, most in have.items()):
+                yield plan
+
+
+def rates_of(workload: Workload, speeds: Speeds) -> dict[Cell, float]:
+    """Return the samples/s of a workload on each Cell that it runs on."""
+    return {cell: workload.global_batch / s for cell, s in speeds.cells(workload).items()}
+
+
+def seen_rates(
+    scene: Scene, opening: Opening, information: str, memory: Path | None
+) -> tuple[dict[Cell, float], ...]:  # fmt: skip
+    """Return what an information says of each job: samples/s on each Cell that it thinks to run."""
+    snapshot = information_of(information, memory)(_snapshot(scene))
+    e, kinds = snapshot.estimates, [kind.name for kind in snapshot.gpu_types]
+    found: list[dict[Cell, float]] = []
+    for job in opening.jobs:
+        mine = e.workload == snapshot.workloads.index(job.workload)
+        cells: dict[Cell, float] = {}
+        each = zip(e.gpu_type[mine], e.gpus[mine], e.iter_time_s[mine], strict=True)
+        for kind, gpus, iter_time_s in each:
+            cell = (kinds[kind], int(gpus))
+            rate = job.workload.global_batch / float(iter_time_s)
+            cells[cell] = max(rate, cells.get(cell, 0.0))
+        found.append(cells)
+    return tuple(found)
+
+
+def decided(
+    scene: Scene, policy: str, information: str, memory: Path | None, seed: int
+) -> Plan:  # fmt: skip
+    """Return the Cell that a policy starts each job on; one on which it does not truly run is none."""
+    snapshot = _snapshot(scene)
+    outcome = Decider(options_of(policy, seed), information_of(information, memory))(snapshot)
+    truth, plan = truth_of(snapshot), [NONE] * len(scene.rates)
+    for one in outcome.decisions:
+        if one.kind in CHANGES_GPUS and one.gang is not None:
+            rate = truth.iterations_per_s(
+                int(snapshot.jobs.workload[one.job]), one.gpu_type, one.gpus, one.pipeline_degree,
+                snapshot.plans[one.plan], len(one.gang.members),
+            )  # fmt: skip
+            job = int(snapshot.jobs.name[one.job].partition("-")[0])
+            plan[job] = (snapshot.gpu_types[one.gpu_type].name, one.gpus) if rate > 0 else NONE
+    return tuple(plan)
+
+
+def _snapshot(scene: Scene) -> Snapshot:
+    """Return what a round looks at when all jobs have just arrived and restarts are free."""
+    world = World(scene.scenario, overheads=overheads("none"))
+    world.advance(0.0)
+    return world.snapshot()

@@ -1,0 +1,304 @@
+"""A campaign of the testbed replayed by the simulator, and how far that is from the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from benchmarks.papers.testbed.records import ROUND_S, Recorded, Run
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec
+from formulation.snapshot import BEST_FOUND, Source, Workload
+from formulation.tables import Floats
+from simulator.clusters import preset
+from simulator.log import Segment
+from simulator.overheads import Overheads
+from simulator.recorded import Hold, Replayed, replay, room_for
+from simulator.scenario import Scenario
+from simulator.traces.trace import Arrival
+from simulator.world import World
+
+CLUSTER: Final = "testbed-a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Campaign:
+    """Jobs that ran under one policy, in order of arrival, with the scenario and holds of a replay."""
+
+    jobs: tuple[Recorded, ...]
+    scenario: Scenario
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """A replay against the record. Errors are relative and signed unless they say otherwise.
+
+    JCT is of the jobs that were done in the record. Throughput is the mean over time until the record's
+    end of the sum of batch / iteration time over jobs that hold GPUs, as Arena's artifact counts it;
+    ``round_error`` is the mean absolute difference of what was trained in each round, over the mean.
+    ``speed_error`` is the mean absolute error of a run's iteration time and ``speed_bias`` the signed one,
+    both weighted by recorded training time; ``active_error``: as ``jct_error``, of the time from the first
+    start on, without the queue before it. ``start_*_s``: mean time held before training, of what trained.
+    """
+
+    jobs: int
+    done: int  # of them in the replay until the record's end
+    runs: int
+    jct_recorded_s: float
+    jct_replayed_s: float
+    jct_job_error: float
+    active_error: float
+    throughput_recorded: float
+    throughput_replayed: float
+    round_error: float
+    speed_bias: float
+    speed_error: float
+    start_recorded_s: float
+    start_charged_s: float
+
+    @property
+    def jct_error(self) -> float:
+        """Return the error of mean JCT."""
+        return self.jct_replayed_s / self.jct_recorded_s - 1.0
+
+    @property
+    def throughput_error(self) -> float:
+        """Return the error of mean throughput."""
+        return self.throughput_replayed / self.throughput_recorded - 1.0
+
+
+def campaign_of(
+    jobs: Sequence[Recorded], arrivals: Mapping[str, tuple[float, JobSpec]],
+    profiles: Sequence[EstimateRecord],
+) -> Campaign:  # fmt: skip
+    """Return the jobs of one campaign and policy, to be replayed at the speeds of ``profiles``.
+
+    ``arrivals``: by name, when a job came on the record's clock, and its request.
+
+    Raises:
+        InvalidInput: a job is not the one of that name in the trace.
+    """
+    for job in jobs:
+        if arrivals[job.name][1].workload != job.workload:
+            raise InvalidInput("trace", f"has another {job.name} than the testbed ran")
+    jobs = sorted(jobs, key=lambda job: (arrivals[job.name][0], job.name))
+    came = [
+        Arrival(
+            arrivals[job.name][0] - job.origin_s,
+            replace(
+                arrivals[job.name][1], name=job.name, iterations=job.iterations, deadline_s=math.inf
+            ),
+        )
+        for job in jobs
+    ]
+    holds = tuple(
+        Hold(
+            job=index, start_s=run.start_s, end_s=math.inf if run.last else run.end_s,
+            gpu_type=run.gpu_type, nodes=run.nodes, gpus_per_node=run.gpus_per_node,
+        )
+        for index, job in enumerate(jobs)
+        for run in job.runs
+    )  # fmt: skip
+    gpu_types, nodes = preset(CLUSTER)
+    room = room_for(holds, {node.gpu_type: node.gpus for node in nodes})
+    scenario = Scenario(gpu_types=gpu_types, nodes=room, profiles=profiles, arrivals=came)
+    return Campaign(jobs=tuple(jobs), scenario=scenario, holds=holds)
+
+
+def speeds(campaign: Campaign) -> list[list[float]]:
+    """Return the simulator's iterations/s of each run of each job; 0 where the profiles price none."""
+    world = World(campaign.scenario, overheads=Overheads())
+    types = {kind.name: i for i, kind in enumerate(campaign.scenario.gpu_types)}
+    of_run: list[list[float]] = [[] for _ in campaign.jobs]
+    for hold in campaign.holds:
+        speed = world.truth.iterations_per_s(
+            int(world.store.workload[hold.job]), types[hold.gpu_type], hold.gpus,
+            hold.pipeline_degree, hold.plan, hold.nodes,
+        )  # fmt: skip
+        of_run[hold.job].append(speed)
+    return of_run
+
+
+def priced(campaign: Campaign) -> list[Recorded]:
+    """Return the jobs of which every run has a speed."""
+    return [j for j, s in zip(campaign.jobs, speeds(campaign), strict=True) if min(s) > 0]
+
+
+Key = tuple[Workload, str, int, int]
+
+
+def _key(job: Recorded, run: Run) -> Key:
+    return job.workload, run.gpu_type, run.gpus, run.nodes
+
+
+def refined(
+    profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]
+) -> list[EstimateRecord]:  # fmt: skip
+    """Return the profiles, with the median of what ``seen`` measured in the place of what they say."""
+    times_s: dict[Key, list[float]] = {}
+    for job in seen:
+        for run in job.runs:
+            if run.iterations:
+                times_s.setdefault(_key(job, run), []).append(run.iter_time_s)
+    kept = [e for e in profiles if (e.workload, e.gpu_type, e.gpus, e.nodes) not in times_s]
+    return kept + [_measured(key, median(found), "") for key, found in times_s.items()]
+
+
+def as_recorded(campaign: Campaign, *, searched: bool = False) -> Campaign:
+    """Return the campaign at each job's own recorded speeds: the mean over its runs on a Cell and shape.
+
+    A run that trained nothing has none; it goes by the job's other runs there, else by the profiles.
+    ``searched``: each run goes by itself and pays a plan search, also where the job was on the Cell before.
+    """
+    spent: dict[tuple[str, Key], tuple[float, int]] = {}
+    for job in campaign.jobs:
+        for index, run in enumerate(job.runs):
+            if run.iterations:
+                at = (_plan(job, index, searched), _key(job, run))
+                time_s, iterations = spent.get(at, (0.0, 0))
+                spent[at] = (time_s + run.iterations * run.iter_time_s, iterations + run.iterations)
+    return _at(campaign, {at: t / n for at, (t, n) in spent.items()}, searched)
+
+
+def each_searched(campaign: Campaign) -> Campaign:
+    """Return the campaign with a plan search in every run, also where the job was on the Cell before."""
+    known = {
+        (_plan(job, index, True), _key(job, run)): 1.0 / speed
+        for job, of_run in zip(campaign.jobs, speeds(campaign), strict=True)
+        for index, (run, speed) in enumerate(zip(job.runs, of_run, strict=True))
+    }
+    return _at(campaign, known, True)
+
+
+def _plan(job: Recorded, run: int, of_run: bool) -> str:
+    return f"{job.name}.{run}" if of_run else job.name
+
+
+def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bool) -> Campaign:
+    """Return the campaign with plans that take so long; holds without one keep the plan of the profiles."""
+    holds, runs = iter(campaign.holds), []
+    for job in campaign.jobs:
+        for index, run in enumerate(job.runs):
+            name = _plan(job, index, of_run)
+            runs.append(
+                replace(next(holds), plan=name if (name, _key(job, run)) in times_s else "")
+            )
+    own = [_measured(key, time_s, plan) for (plan, key), time_s in times_s.items()]
+    profiles = [*campaign.scenario.profiles, *own]
+    return replace(
+        campaign, scenario=replace(campaign.scenario, profiles=profiles), holds=tuple(runs)
+    )
+
+
+def _measured(key: Key, iter_time_s: float, plan: str) -> EstimateRecord:
+    workload, gpu_type, gpus, nodes = key
+    return EstimateRecord(
+        workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=BEST_FOUND,
+        plan=plan, iter_time_s=iter_time_s, source=Source.MEASURED,
+    )  # fmt: skip
+
+
+def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]:
+    """Replay a campaign and return how far that is from the record."""
+    found = replay(campaign.scenario, campaign.holds, overheads)
+    jobs = campaign.jobs
+    arrival_s = np.array([one.arrival_s for one in campaign.scenario.arrivals])
+    done = np.array([job.done for job in jobs])
+    ended_s = np.array([job.runs[-1].end_s for job in jobs])
+    jct_s, replayed_s = (ended_s - arrival_s)[done], (found.end_s - arrival_s)[done]
+    first_s = np.array([job.runs[0].start_s for job in jobs])
+    active = (found.end_s - first_s)[done].mean() / (ended_s - first_s)[done].mean() - 1.0
+    until_s = float(ended_s.max())
+    recorded, replayed = recorded_rates(jobs), replayed_rates(campaign, found)
+    trained = [course(t, until_s) for t in (recorded.trained, replayed.trained)]
+    bias, error = _speed_errors(campaign)
+    runs = [run for job in jobs for run in job.runs]
+    return Errors(
+        jobs=int(done.sum()), done=int((found.end_s[done] <= until_s).sum()), runs=len(runs),
+        jct_recorded_s=float(jct_s.mean()),
+        jct_replayed_s=float(replayed_s.mean()),
+        jct_job_error=float(np.abs(replayed_s / jct_s - 1.0).mean()), active_error=float(active),
+        throughput_recorded=float(course(recorded.held, until_s).mean()),
+        throughput_replayed=float(course(replayed.held, until_s).mean()),
+        round_error=float(np.abs(trained[1] - trained[0]).mean() / trained[0].mean()),
+        speed_bias=bias, speed_error=error,
+        start_recorded_s=float(np.mean([r.launch_s + r.search_s for r in runs if r.iterations])),
+        start_charged_s=_charged(found),
+    ), found  # fmt: skip
+
+
+Steps = tuple[Floats, Floats, Floats]
+"""Starts and ends in seconds, and samples/s between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rates:
+    """Samples/s of jobs: while they hold GPUs (if they train there at all), and while they train."""
+
+    held: Steps
+    trained: Steps
+
+
+def recorded_rates(jobs: Sequence[Recorded]) -> Rates:
+    """Return the rates of the runs that trained, as recorded."""
+    rows = [
+        (r.start_s, r.end_s, r.end_s - r.iterations * r.iter_time_s, j.workload.global_batch / r.iter_time_s)
+        for j in jobs
+        for r in j.runs
+        if r.iterations
+    ]  # fmt: skip
+    start_s, end_s, ready_s, rate = np.array(rows).T
+    return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
+
+
+def replayed_rates(campaign: Campaign, found: Replayed) -> Rates:
+    """Return the rates of the segments that trained."""
+    batch = [job.workload.global_batch for job in campaign.jobs]
+    start_s, end_s, rate = held_steps(found.segments, batch)
+    ready_s = np.array([s.ready_s for s in found.segments if s.iterations > 0])
+    return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
+
+
+def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> Steps:
+    """Return the rates of segments that trained, while their GPUs were held; ``batch`` is by job."""
+    rows = [
+        (s.start_s, s.end_s, s.iterations * batch[s.job] / (s.end_s - s.ready_s))
+        for s in segments
+        if s.iterations > 0
+    ]
+    start_s, end_s, rate = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    return start_s, end_s, rate
+
+
+def course(steps: Steps, until_s: float) -> Floats:
+    """Return the mean of the sum of steps in each round, until the end, float64[rounds]."""
+    start_s, end_s, rate = steps
+    edges = ROUND_S * np.arange(math.ceil(until_s / ROUND_S) + 1)
+    inside = np.minimum(end_s[:, None], edges[None, 1:]) - np.maximum(
+        start_s[:, None], edges[None, :-1]
+    )
+    total: Floats = (rate[:, None] * np.maximum(inside, 0.0)).sum(axis=0) / ROUND_S
+    return total
+
+
+def _speed_errors(campaign: Campaign) -> tuple[float, float]:
+    ratio, weight = [], []
+    for job, of_run in zip(campaign.jobs, speeds(campaign), strict=True):
+        for run, speed in zip(job.runs, of_run, strict=True):
+            if run.iterations:
+                ratio.append(1.0 / (speed * run.iter_time_s))
+                weight.append(run.iterations * run.iter_time_s)
+    off = np.array(ratio) - 1.0
+    return float(np.average(off, weights=weight)), float(np.average(np.abs(off), weights=weight))
+
+
+def _charged(found: Replayed) -> float:
+    """Return the mean seconds until a hold trained, of those that did."""
+    charged = [s.ready_s - s.start_s for s in found.segments if s.iterations > 0]
+    return float(np.mean(charged))

@@ -1,0 +1,320 @@
+"""A solver against random problems, goals in order and rounds that nobody would state."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.registry import case
+from benchmarks.rounds.fuzzed_budgets import budget_of, draw_gap, draw_work
+from benchmarks.rounds.fuzzed_goals import draw_statement, every_answer, goal_faults, same_answer
+from benchmarks.rounds.fuzzed_rounds import draw_round
+from benchmarks.rounds.fuzzing import TooLarge, a_problem, optimum, some_prices
+from benchmarks.rounds.instances import FAMILIES, instance
+from formulation.check import violations
+from formulation.policy import LOOKS_AHEAD, Policy
+from formulation.problem import Problem
+from formulation.solution import Solution, SolveStatus
+from formulation.statement import Statement, build_problem, state
+from simulator.figures import Report
+from simulator.sweeps.runner import ResultsFolder, Workers, run_tasks
+from simulator.sweeps.tasks import Task
+from solvers.answers import is_answer, objective_of, trivial_bound
+from solvers.base import Budget, Solver
+from solvers.goals import solve_goals, surrogate
+from solvers.lookahead import admit
+from solvers.registry import DEFAULT
+from solvers.registry import solver as make_solver
+from solvers.rounds.plan import plan_round
+from solvers.rounds.promises import keep_promises
+
+logger = logging.getLogger(__name__)
+
+SHORT_S: Final = (0.005, 0.01, 0.02, 0.05)
+"""Budgets from which there must be an answer, for up to 300 jobs."""
+LONG_S: Final = 10.0
+"""Budget of a problem that is to be solved."""
+INTERRUPTED: Final = 0.2
+"""Share of the problems whose budget ends at once or within two milliseconds."""
+FEW_JOBS: Final = 300
+LARGE: Final = 0.2
+"""Share of the short rounds that have more jobs, and the time that greedy takes."""
+CASES_PER_TASK: Final = 250
+"""Cases that one process runs before it reports."""
+GOALS: Final = 0.3
+"""Share of the cases that are goals in order on a random problem."""
+ROUNDS: Final = 0.15
+"""Share of the cases that are whole rounds."""
+REPEATED: Final = 0.25
+"""Share of the goals in order that are solved again with the work that was recorded."""
+
+MANY_COLUMNS: Final = 30
+"""Columns from which a statement gets a limit of wall seconds."""
+
+FAULTS: Final = (
+    "violations", "wrong_bounds", "wrong_proofs", "crashes", "below_greedy", "not_repeated",
+)  # fmt: skip
+COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
+
+
+@case(
+    "fuzz",
+    smoke={"cases": 200, "short": 6, "workers": 0},
+    **{name: ("==", 0) for name in FAULTS},
+)
+def fuzz(
+    cases: Annotated[int, typer.Option(help="Random problems, goals in order and rounds.")] = 2_000,
+    short: Annotated[int, typer.Option(help="Rounds given 5 to 50 ms, or greedy's time.")] = 100,
+    solver: Annotated[str, typer.Option(help="Solver to try.")] = DEFAULT,
+    first: Annotated[int, typer.Option(help="Number of the first case, to repeat one.")] = 0,
+    seed: int = 0,
+    workers: Workers = None,
+    results: ResultsFolder = None,
+) -> Report:
+    """Solve random problems, goals in order and rounds, and compare the answers with their optimum.
+
+    The problems are degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from a dynamic
+    program over what is used, or from CP-SAT where that would be too large; ``unjudged`` are those that
+    neither solves. Each is asked with a gap of 0 or of 1e-9 to 1e-2, with no hint or one that has a greedy
+    answer, or nonsense, and any prices. Half have some record of work, which names solvers with amounts of 0,
+    tiny and large ones; a fifth has next to no time. Three in ten cases are up to four goals in order (sums
+    and levels, with and without tolerances), judged by listing every answer; a quarter of these is solved
+    again with the work that was recorded. Three in twenty are whole rounds with objectives of up to three
+    stages, promises and limits.
+
+    ``violations`` are those of the checker, and what an answer takes from a goal beyond its tolerance.
+    ``wrong_bounds`` are below the optimum, or an objective is above it. ``wrong_proofs`` are "optimal", or a
+    gap of 0, that is not, and "infeasible" where there is an answer. ``crashes`` count anything raised, and
+    ``not_repeated`` answers that the same record of work does not give again. ``below_greedy`` are answers
+    that stand below greedy's: among them rounds of up to 300 jobs given 5 to 50 ms, or of up to 3,000 given
+    the time that greedy takes. ``worst_overrun_s`` is by how much the slowest of these missed its time.
+    The table lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
+    """
+    options = {"solver": solver, "seed": seed}
+    tasks = [
+        Task(
+            name=f"{what} {begin} to {end - 1}", function=f"benchmarks.rounds.bench_fuzz:{function}",
+            options={**options, "first": begin, "count": end - begin},
+        )
+        for what, function, count in (
+            ("cases", "judge_cases", cases), ("short rounds", "hurry_rounds", short),
+        )
+        for begin, end in _spans(first, first + count)
+    ]  # fmt: skip
+    found = list(run_tasks(tasks, folder=results, workers=workers).values())
+    tally = sum((Counter(part["tally"]) for part in found), Counter[str]())
+    return Report(
+        seed=seed,
+        figures={
+            "cases": cases,
+            "short": short,
+            **{name: tally[name] for name in (*FAULTS, *COUNTS)},
+            "worst_overrun_s": max((part["overrun_s"] for part in found), default=0.0),
+        },
+        table=[fault for part in found for fault in part["faulty"]],
+    )
+
+
+def _spans(begin: int, end: int) -> list[tuple[int, int]]:
+    return [(k, min(end, k + CASES_PER_TASK)) for k in range(begin, end, CASES_PER_TASK)]
+
+
+class _Tally:
+    """What was counted of some cases, and which of them are faulty."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.faulty: list[dict[str, int | str]] = []
+
+    def report(self, what: str, number: int, faults: list[str]) -> None:
+        """Count the faults of a case."""
+        self.count.update(faults)
+        for fault in faults:
+            logger.error("%s %d: %s", what, number, fault, extra={"action": "fuzz-fault"})
+            self.faulty.append({"case": number, "what": what, "fault": fault})
+
+    def result(self, overrun_s: float = 0.0) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"tally": dict(self.count), "faulty": self.faulty, "overrun_s": overrun_s}
+
+
+def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
+    """Judge the cases ``first`` to ``first + count - 1``: problems, goals in order and rounds."""
+    by, tally = make_solver(solver), _Tally()
+    for k in range(first, first + count):
+        rng = np.random.default_rng([seed, k])
+        kind = rng.random()
+        try:
+            if kind < GOALS:
+                _judge_goals(draw_statement(rng), by, rng, tally, k)
+            elif kind < GOALS + ROUNDS:
+                _judge_round(by, rng, tally, k)
+            else:
+                _judge(a_problem(rng), by, rng, tally, k)
+        except Exception:
+            logger.exception("case %d: %s raised", k, by.name)
+            tally.report("case", k, ["crashes"])
+    return tally.result()
+
+
+def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
+    """Judge short rounds ``first`` to ``first + count - 1``."""
+    by, tally, overrun_s = make_solver(solver), _Tally(), 0.0
+    for k in range(first, first + count):
+        rng = np.random.default_rng([seed, k, 1])
+        overrun_s = max(overrun_s, _hurry(by, rng, tally, k))
+    return tally.result(overrun_s)
+
+
+def _judge_goals(
+    statement: Statement, by: Solver, rng: np.random.Generator, tally: _Tally, k: int
+) -> None:
+    """Reach goals in order and count what is wrong with the answer."""
+    columns = len(statement.problem.cell)
+    ends = columns > MANY_COLUMNS or rng.random() < INTERRUPTED
+    limit_s = LONG_S if columns > MANY_COLUMNS else float(rng.uniform(0, 0.003))
+    budget = budget_of(
+        limit_s if ends else math.inf, gap=draw_gap(rng), seed=k, work=draw_work(rng, calls=True)
+    )
+    greedy = make_solver("greedy").solve(surrogate(statement), budget)
+    solved = solve_goals(statement, by, budget, greedy)
+    tally.count[str(solved.solution.status)] += 1
+    tally.report("goals", k, goal_faults(statement, solved, greedy, _all(statement, tally)))
+    if not ends and rng.random() < REPEATED:
+        work = dict(solved.solution.work)
+        again = budget_of(math.inf, gap=budget.gap, seed=k, work=work)
+        if not same_answer(solved, solve_goals(statement, by, again, greedy)):
+            tally.report("goals", k, ["not_repeated"])
+
+
+def _all(statement: Statement, tally: _Tally) -> Any:
+    """Return every answer of the statement; None, and counted, where there are too many."""
+    try:
+        return every_answer(statement.problem)
+    except TooLarge:
+        tally.count["unjudged"] += 1
+        return None
+
+
+def _judge_round(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
+    """Decide a whole round, and judge the answer to its goals before it is placed."""
+    snapshot, policy = draw_round(rng)
+    ends = rng.random() < INTERRUPTED
+    work = draw_work(rng, calls=True)
+
+    def budget() -> Budget:
+        return budget_of(LONG_S if ends else math.inf, gap=gap, seed=k, work=work)
+
+    gap = draw_gap(rng)
+    looks_ahead = policy.deadline_mode in LOOKS_AHEAD
+    admission = admit(snapshot, policy, budget()) if looks_ahead else None
+    statement = state(snapshot, policy, admission)
+    statement, _, greedy = keep_promises(snapshot, policy, admission, statement, budget())
+    solved = solve_goals(statement, by, budget(), greedy)
+    tally.count[str(solved.solution.status)] += 1
+    faults = goal_faults(statement, solved, greedy, _all(statement, tally))
+    outcome = plan_round(snapshot, policy, by, budget())
+    faults += ["violations"] if outcome.violations else []
+    if not ends and repr(outcome.goals) != repr(solved.results):
+        faults.append("not_repeated")
+    tally.report("round", k, faults)
+
+
+def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
+    """Solve one problem and count what is wrong with the answer."""
+    limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
+    hint = _hint(problem, rng)
+    budget = budget_of(limit_s, gap=draw_gap(rng), seed=k, work=draw_work(rng))
+    found = by.solve(problem, budget, hint)
+    tally.count[str(found.status)] += 1
+    tally.report("problem", k, faults(problem, found, _best(problem, tally)))
+
+
+def faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
+    """Return what is wrong with an answer, given the optimum; None: there is none, NaN: not known."""
+    wrong = []
+    if (found.has_answer and violations(problem, found)) or len(found.choice) != len(problem.jobs):
+        wrong.append("violations")
+    if best is None:
+        if found.has_answer:
+            wrong.append("wrong_proofs")
+        return wrong
+    if math.isnan(best):
+        return wrong
+    if not found.bound >= best or (found.has_answer and found.objective > best):
+        wrong.append("wrong_bounds")
+    untrue = found.status is SolveStatus.OPTIMAL and found.objective != best
+    if untrue or found.status is SolveStatus.INFEASIBLE:
+        wrong.append("wrong_proofs")
+    return wrong
+
+
+def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
+    """Draw no hint, or one with any prices and greedy's answer or nonsense."""
+    if rng.random() < 0.5:
+        return None
+    prices = some_prices(rng, problem) if rng.random() < 0.7 else np.zeros(0)
+    choice = rng.integers(-1, max(1, len(problem.cell)), len(problem.jobs))
+    if rng.random() < 0.7:
+        choice = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf)).choice
+    fits = is_answer(problem, choice)
+    return Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, solver="hint", prices=prices,
+        objective=objective_of(problem, choice) if fits else 0, bound=trivial_bound(problem),
+    )  # fmt: skip
+
+
+def _best(problem: Problem, tally: _Tally) -> int | float | None:
+    """Return the optimum; None: there is no answer; NaN, counted, where it is not known."""
+    try:
+        return optimum(problem)
+    except TooLarge:
+        end_s = time.perf_counter() + LONG_S
+        budget = Budget(remaining_s=lambda: end_s - time.perf_counter(), gap=0.0)
+        exact = make_solver("stock-cp-sat").solve(problem, budget)
+        if exact.status is SolveStatus.INFEASIBLE:
+            return None
+        if exact.status is not SolveStatus.OPTIMAL:
+            tally.count["unjudged"] += 1
+            return math.nan
+        return exact.objective
+
+
+def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float:
+    """Solve a round within milliseconds; count an answer that is missing, broken or below greedy's.
+
+    Returns the seconds by which it was late.
+    """
+    large = rng.random() < LARGE
+    jobs = int(rng.integers(FEW_JOBS + 1, 3_000) if large else rng.integers(1, FEW_JOBS + 1))
+    types = int(rng.integers(1, 11))
+    snapshot = instance(
+        jobs, max(types, int(jobs * rng.uniform(0.2, 3.0))), types, k,
+        family=str(rng.choice(FAMILIES)), running=float(rng.choice([0.0, 0.5, 1.0])),
+    )  # fmt: skip
+    problem = build_problem(snapshot, Policy())
+    began_s = time.perf_counter()
+    greedy = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf))
+    now_s = time.perf_counter()
+    end_s = now_s + (now_s - began_s if large else float(rng.choice(SHORT_S)))
+    budget = Budget(remaining_s=lambda: end_s - time.perf_counter())
+    try:
+        found = by.solve(problem, budget)
+    except Exception:
+        logger.exception("short round %d: %s raised", k, by.name)
+        tally.report("short round", k, ["crashes"])
+        return 0.0
+    late_s = max(0.0, time.perf_counter() - end_s)
+    wrong = ["violations"] if violations(problem, found) else []
+    if found.bound < greedy.objective:
+        wrong.append("wrong_bounds")
+    if not found.has_answer or found.objective < greedy.objective:
+        wrong.append("below_greedy")
+    tally.report("short round", k, wrong)
+    return late_s

@@ -1,0 +1,140 @@
+"""Greedy and Arena's search beside the proven optimum, round by round on a production trace."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.harness.registry import case
+from benchmarks.rounds.philly import driven, philly
+from formulation.check import placement_violations, score, violations
+from formulation.policy import Policy
+from formulation.problem import Problem
+from formulation.snapshot import Snapshot
+from formulation.solution import Solution
+from formulation.statement import state
+from service.cli.demo.drive import snapshot_of
+from service.cli.demo.stack import running
+from simulator.clusters import arena_table1
+from simulator.figures import Report
+from solvers.answers import answer, trivial_bound
+from solvers.base import Budget
+from solvers.goals import solve_goals
+from solvers.placement import place
+from solvers.registry import solver
+from solvers.schedulers.arena import Arena
+from solvers.schedulers.base import carried, seen
+
+BASELINES = ("greedy", "arena")
+
+
+@case(
+    "greedy-gap",
+    smoke={"jobs": 30, "rounds": 3},
+    worst_gap=("<=", 1e-3),
+    violations=("==", 0),
+)
+def greedy_gap(
+    trace: Annotated[Path | None, typer.Option(help="Trace CSV.")] = None,
+    profiles: Annotated[Path | None, typer.Option(help="Profiles CSV.")] = None,
+    jobs: Annotated[int, typer.Option(help="The trace's first jobs.")] = 300,
+    rounds: Annotated[int, typer.Option(help="Rounds with an event (an arrival or an end).")] = 100,
+    gpus_share: Annotated[
+        float, typer.Option(help="Share of the 1,280 GPUs, in each type the same.")
+    ] = 0.25,
+    depth: Annotated[int, typer.Option(help="Arena's search depth.")] = 3,
+    max_upgrades: Annotated[int, typer.Option(help="Arena's scalings up a round.")] = 10,
+    deadline_s: Annotated[float, typer.Option(help="Deadline of each call.")] = 10.0,
+    seed: int = 0,
+) -> Report:
+    """Compare greedy and Arena's search with the optimum of each round; the ILP's decisions drive.
+
+    All three see the same snapshot and objective (normalised throughput less restarts). A share is a value
+    over the ILP's, as stated and, in ``*_placed_*``, as placed on free GPUs. ``contended`` counts the rounds
+    in which not every job can have its best Cell; ``*_contended_share`` is the mean over those. ``load`` is
+    the mean of GPUs requested over GPUs there. In the first 100 such rounds jobs request a fifth of the
+    1,280 GPUs, which decides little; on a quarter of them (the default) the load is near 1. The whole
+    cluster is ``--gpus-share 1``. Each round starts from what the ILP decided before, so a share says what
+    one round of greedy or of Arena gives away, not what a month of them would.
+    """
+    work = philly(trace, profiles, jobs)
+    arena = Arena(depth=depth, max_upgrades=max_upgrades)
+    table: list[dict[str, float | int | bool | str]] = []
+    with running() as stack:
+        for record, now_s in driven(
+            stack, arena_table1(gpus_share), work, rounds=rounds, deadline_s=deadline_s, seed=seed
+        ):
+            row = compared(snapshot_of(stack, record.name), arena, seed)
+            table.append({"round": record.name.rpartition("/")[2], "hours": now_s / 3600, **row})
+    return Report(seed=seed, figures=_figures(table), table=table)
+
+
+def compared(
+    snapshot: Snapshot, arena: Arena, seed: int = 0
+) -> dict[str, float | int | bool | str]:
+    """Return the optimum of a round, and what greedy and ``arena`` reach of it."""
+    policy, budget = Policy(), Budget(remaining_s=lambda: math.inf, seed=seed)
+    statement = state(snapshot, policy)
+    problem = statement.problem
+    greedy = solver("greedy").solve(problem, budget)
+    ilp = solve_goals(statement, solver(), budget, greedy).solution
+    # a column for each Cell, dominated ones too, at the same values: Arena may choose any
+    every, view = state(snapshot, policy, published=True).problem, seen(snapshot, policy, seed)
+    choice = carried(view.draft, every, arena.choose(view))
+    search = answer(every, choice, bound=trivial_bound(every), solver=arena.name, seed=seed)
+    best, broken = _measured(snapshot, problem, ilp)
+    row: dict[str, float | int | bool | str] = {
+        "ilp": best[0], "placed": best[1], "gap": ilp.gap, "solver": ilp.solver,
+        "load": float(view.draft.has_columns @ snapshot.jobs.requested_gpus) / view.capacity.sum(),
+        "contended": trivial_bound(problem) > ilp.bound + 0.5,
+        "waiting": int((ilp.choice < 0).sum()),
+    }  # fmt: skip
+    for name, stated, found in (("greedy", problem, greedy), ("arena", every, search)):
+        reached, more = _measured(snapshot, stated, found)
+        broken += more
+        row[name], row[f"{name}_placed"] = reached
+        row[f"{name}_waiting"] = int((found.choice < 0).sum())
+    return {**row, "violations": broken}
+
+
+def _measured(
+    snapshot: Snapshot, problem: Problem, solution: Solution
+) -> tuple[tuple[float, float], int]:
+    """Return what ``solution`` is worth as stated and as placed, and how many rules it breaks."""
+    placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
+    broken = len(violations(problem, solution)) + len(
+        placement_violations(snapshot, problem, placed.solution, placed.placement)
+    )
+    worth = score(problem, solution), score(problem, placed.solution, placed.placement)
+    return worth, broken
+
+
+def _figures(table: list[dict[str, float | int | bool | str]]) -> dict[str, float | int | bool]:
+    figures: dict[str, float | int | bool] = {
+        "rounds": len(table),
+        "contended": sum(bool(row["contended"]) for row in table),
+        "load": statistics.mean(float(row["load"]) for row in table),
+        "worst_gap": max(float(row["gap"]) for row in table),
+        "violations": sum(int(row["violations"]) for row in table),
+    }
+    for name in BASELINES:
+        shares = [_share(row, name, "ilp") for row in table]
+        placed = [_share(row, f"{name}_placed", "placed") for row in table]
+        tight = [_share(row, name, "ilp") for row in table if row["contended"]]
+        figures |= {
+            f"{name}_mean_share": statistics.mean(shares),
+            f"{name}_worst_share": min(shares),
+            f"{name}_contended_share": statistics.mean(tight) if tight else math.nan,
+            f"{name}_placed_mean_share": statistics.mean(placed),
+            f"{name}_placed_worst_share": min(placed),
+        }
+    return figures
+
+
+def _share(row: dict[str, float | int | bool | str], name: str, of: str) -> float:
+    """Return a share of the optimum; of nothing, all."""
+    return float(row[name]) / float(row[of]) if row[of] else 1.0

@@ -1,0 +1,232 @@
+"""Every objective against an oracle on small rounds, and two solvers against each other on larger ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.progress import steps
+from benchmarks.harness.registry import case
+from benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
+from benchmarks.rounds.small_rounds import draw_snapshot
+from formulation.check import violations
+from formulation.policy import Policy
+from formulation.snapshot import (
+    Snapshot,
+)
+from formulation.solution import Solution
+from formulation.statement import Statement, state
+from simulator.figures import Report
+from solvers.base import Budget
+from solvers.goals import Solved, solve_goals, surrogate
+from solvers.greedy import Greedy
+from solvers.registry import DEFAULT, solver
+
+THROUGHPUT: Final = Asked(terms=(("throughput", 1.0),))
+OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
+    "throughput": (THROUGHPUT,),
+    "deadline": (THROUGHPUT,),
+    "jct": (Asked(terms=(("jct", 1.0),)),),
+    "balanced": (Asked(terms=(("balanced", 1.0),)),),
+    "cost": (Asked(terms=(("running", 1.0),)), Asked(terms=(("cost", 1.0),))),
+    "finish-time-fairness": (Asked(levels="finish-time-fairness"), THROUGHPUT),
+    "max-min": (Asked(levels="max-min"), THROUGHPUT),
+    "makespan": (Asked(levels="makespan"), THROUGHPUT),
+    "0.7*throughput + 0.3*jct": (Asked(terms=(("throughput", 0.7), ("jct", 0.3))),),
+    "throughput within 5% then jct": (
+        Asked(terms=(("throughput", 1.0),), tolerance=0.05), Asked(terms=(("jct", 1.0),)),
+    ),
+}  # fmt: skip
+"""Objectives as written, and what the oracle is to make of them."""
+
+ROUNDING: Final = 1e-4
+"""Solvers see values in millionths: sums of a dozen of them, and what such a difference may decide."""
+AGREE: Final = 1e-4
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the solvers came to for one objective."""
+
+    mismatches: int = 0
+    disagreements: int = 0
+    violations: int = 0
+    solve_s: list[float] = field(default_factory=list)
+
+
+@case(
+    "objectives",
+    smoke={"snapshots": 10, "large": 1, "large_jobs": 60},
+    brute_force_mismatches=("==", 0),
+    solver_disagreements=("==", 0),
+    violations=("==", 0),
+)
+def objectives(
+    snapshots: Annotated[
+        int, typer.Option(help="Small snapshots an objective: half of 6 jobs, half of 12.")
+    ] = 1000,
+    large: Annotated[int, typer.Option(help="Larger snapshots an objective.")] = 20,
+    large_jobs: Annotated[int, typer.Option(help="Jobs of a larger snapshot.")] = 300,
+    first: Annotated[
+        str, typer.Option(help="Solver of all but half of the small snapshots.")
+    ] = "cp-sat",
+    second: Annotated[str, typer.Option(help="Solver whose opinion is asked.")] = "cvxpy",
+    seed: int = 0,
+) -> Report:
+    """Solve random snapshots for each objective: by trying all answers, by dynamic program, by two solvers.
+
+    Half of the small snapshots have 6 jobs of 5 Cells, and every assignment is tried; half have 12,
+    judged by a dynamic program over GPUs in use. The answer of the default solver, or on half of each of
+    the first one, is measured by the oracle's own equations (``brute_force_mismatches``: it does not fit,
+    or a goal is off by more than the rounding of values to millionths explains). On larger snapshots two
+    solvers' goals may differ by a relative 1e-4 (``solver_disagreements``). ``violations`` are those of
+    the checker.
+    """
+    tallies = {name: _Tally() for name in OBJECTIVES}
+    for k in steps(snapshots, "small snapshots"):
+        jobs = 6 if k % 2 == 0 else 12
+        snapshot = draw_snapshot(np.random.default_rng([seed, k]), jobs)
+        for name, tally in tallies.items():
+            _judge(snapshot, name, tally, DEFAULT if k % 4 < 2 else first, enumerate_all=jobs == 6)
+    for k in steps(large, "larger snapshots"):
+        snapshot = draw_snapshot(np.random.default_rng([seed, k, 1]), large_jobs, gpus=large_jobs)
+        for name, tally in tallies.items():
+            _compare(snapshot, name, tally, (first, second))
+    return Report(
+        seed=seed,
+        figures={
+            "brute_force_mismatches": sum(t.mismatches for t in tallies.values()),
+            "solver_disagreements": sum(t.disagreements for t in tallies.values()),
+            "violations": sum(t.violations for t in tallies.values()),
+            "objectives": len(tallies), "snapshots": snapshots, "larger_snapshots": large,
+        },
+        table=[
+            {"objective": name, "mismatches": t.mismatches, "disagreements": t.disagreements,
+             "violations": t.violations,
+             "large_solve_p50_s": float(np.median(t.solve_s)) if t.solve_s else math.nan}
+            for name, t in tallies.items()
+        ],
+    )  # fmt: skip
+
+
+def policy_of(name: str, jobs: int) -> Policy:
+    """Return the policy of an objective; levels of small rounds are settled to the last job."""
+    depth = jobs if jobs <= 12 else Policy().fairness_levels
+    return Policy(
+        objective=name, fairness_levels=depth, deadlines="myopic" if name == "deadline" else ""
+    )
+
+
+def _solved(statement: Statement, name: str, gap: float) -> Solved:
+    budget = Budget(remaining_s=lambda: math.inf, gap=gap)
+    greedy = Greedy().solve(surrogate(statement), budget)
+    return solve_goals(statement, solver(name), budget, greedy)
+
+
+def _judge(
+    snapshot: Snapshot, name: str, tally: _Tally, which: str, *, enumerate_all: bool
+) -> None:
+    policy = policy_of(name, len(snapshot.jobs))
+    statement = state(snapshot, policy)
+    solution = _solved(statement, which, gap=0.0).solution
+    tally.violations += len(violations(statement.problem, solution))
+    oracle = Oracle(snapshot, policy, OBJECTIVES[name])
+    best = oracle.best_by_enumeration if enumerate_all else oracle.best_by_dynamic_program
+    lenient = strict = best(-ROUNDING)
+    if any(goal.tolerance for goal in oracle.goals):
+        strict = best(ROUNDING)
+    chosen = [_option(statement, oracle, j, c) for j, c in enumerate(solution.choice.tolist())]
+    tally.mismatches += not (
+        solution.has_answer and oracle.fits(chosen) and _reached(oracle, chosen, strict, lenient)
+    )
+
+
+def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Option | None:
+    """Return the oracle's option for a column of the problem."""
+    if column < 0:
+        return None
+    cells, cell = statement.problem.cells, int(statement.problem.cell[column])
+    key = (int(cells.gpu_type[cell]), int(cells.gpus[cell]), int(cells.pipeline_degree[cell]))
+    found = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
+    return found[0] if found else Option(*key, 0.0, False)  # not one of the job's: it does not fit
+
+
+def _reached(
+    oracle: Oracle,
+    choice: Choice,
+    strict: list[tuple[float, ...]],
+    lenient: list[tuple[float, ...]],
+) -> bool:
+    """Return whether every goal is what it can be at most; see ``ROUNDING``."""
+    mine = oracle.worth(choice)
+    for goal, got, low, high in zip(oracle.goals, mine, strict, lenient, strict=True):
+        if goal.levels:
+            if not np.allclose(got, high, rtol=1e-9, atol=0):
+                return False
+        elif goal.tolerance:
+            if got[0] < high[0] * (1 - goal.tolerance) - ROUNDING:
+                return False
+        elif not low[0] - ROUNDING <= got[0] <= high[0] + ROUNDING:
+            return False
+    return True
+
+
+def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str]) -> None:
+    policy = policy_of(name, len(snapshot.jobs))
+    statement = state(snapshot, policy)
+    found = []
+    for which in names:
+        started_s = time.perf_counter()
+        with _standard_output_is_error():
+            solved = _solved(statement, which, gap=AGREE / 10)
+        if which == names[0]:
+            tally.solve_s.append(time.perf_counter() - started_s)
+        tally.violations += len(violations(statement.problem, solved.solution))
+        found.append(solved)
+    tally.disagreements += not _agree(statement, *(s.solution for s in found))
+
+
+@contextmanager
+def _standard_output_is_error() -> Iterator[None]:
+    """Send what solver libraries print of themselves (HiGHS does) to standard error."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _agree(statement: Statement, one: Solution, other: Solution) -> bool:
+    """Return whether two answers reach the same in every place of every goal, within a relative 1e-4.
+
+    Of a goal with a tolerance later goals take what they need, so it may differ by that.
+    """
+    if not (one.has_answer and other.has_answer):
+        return False
+    for goal in statement.goals:
+        a, b = (_measured(statement, goal, s) for s in (one, other))
+        near = AGREE + goal.tolerance
+        if not np.allclose(a, b, rtol=near, atol=near * 1e-6):
+            return False
+    return True
+
+
+def _measured(statement: Statement, goal: Any, solution: Solution) -> np.ndarray:
+    choice, start = solution.choice, statement.problem.job_start
+    runs = choice >= 0
+    if hasattr(goal, "level"):
+        level = np.where(runs, goal.level[choice], goal.waiting)[np.diff(start) > 0]
+        return np.asarray(np.sort(level)[::-1][: goal.depth])
+    return np.array([goal.value[choice[runs]].sum() / goal.scale])

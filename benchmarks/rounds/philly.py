@@ -1,0 +1,85 @@
+"""Driving the Philly trace, as the Arena artifact has it, through the API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.harness.progress import steps
+from benchmarks.service.fleet import Fleet
+from formulation.resources import EstimateRecord
+from service.cli.demo.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
+from service.cli.demo.stack import Stack
+from simulator.clusters import Cluster
+from simulator.data import MissingData, data_dir
+from simulator.traces.profiles import read_profiles
+from simulator.traces.trace import Arrival, read_trace
+from tessera.v1 import scheduler_pb2
+
+ROUND_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What arrives when, and the estimates of what arrives."""
+
+    estimates: list[EstimateRecord]
+    arrivals: list[Arrival]
+
+
+def philly(trace: Path | None, profiles: Path | None, jobs: int) -> Trace:
+    """Read the trace's first ``jobs`` jobs, from the data folder by default. Raises MissingData."""
+    return Trace(
+        estimates=read_profiles(_found(profiles, "alpa_optimal.csv")),
+        arrivals=[  # the objective knows no deadlines, and the trace's lie on its own clock
+            Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))
+            for a in read_trace(_found(trace, "trace_philly.csv"), limit=jobs)
+        ],
+    )
+
+
+def _found(file: Path | None, name: str) -> Path:
+    folder = data_dir()
+    chosen = file or (folder / "arena" / name if folder else None)
+    if chosen is None or not chosen.is_file():
+        raise MissingData(f"{chosen or name} is absent: pass it, or set TESSERA_DATA")
+    return chosen
+
+
+def driven(
+    stack: Stack, cluster: Cluster, trace: Trace, *, rounds: int, deadline_s: float, seed: int
+) -> Iterator[tuple[scheduler_pb2.Round, float]]:
+    """Run up to ``rounds`` rounds with an event, the ILP's decisions driving; yield each, and the time.
+
+    An event is an arrival or an end. Agents train 300 s between rounds; the time is in seconds since the
+    trace began.
+    """
+    types, nodes = cluster
+    make_cluster(stack, types, nodes)
+    add_estimates(stack, trace.estimates)
+    with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
+        now_s, done = 0.0, ["first"]
+        todo = sorted(trace.arrivals, key=lambda a: a.arrival_s)
+        for _ in steps(rounds, "rounds"):
+            arrived = _due(todo, now_s)
+            while not arrived and not done and (todo or fleet.busy()):
+                done = fleet.advance(ROUND_S)
+                now_s += ROUND_S
+                arrived = _due(todo, now_s)
+            if not arrived and not done:
+                break  # the trace is over
+            submit(stack, [a.spec for a in arrived])
+            settle(stack, [] if done == ["first"] else done)
+            record = schedule(stack, deadline_s, seed=seed)
+            settle(stack)
+            done = []
+            yield record, now_s
+
+
+def _due(todo: list[Arrival], now_s: float) -> list[Arrival]:
+    """Take the arrivals up to ``now_s`` off the front of ``todo``."""
+    count = sum(1 for a in todo if a.arrival_s <= now_s)
+    due, todo[:] = todo[:count], todo[count:]
+    return due

@@ -1,0 +1,1 @@
+"""Published schedulers and our policies compared in simulation."""

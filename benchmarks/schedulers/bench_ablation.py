@@ -1,0 +1,290 @@
+"""What each part of a policy is worth: without it, on the same workloads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.options import (
+    DpMemoryOption,
+    GpusShareOption,
+    JobsOption,
+    JobsShareOption,
+    SeedsOption,
+    in_sweep,
+    numbers,
+    on_work,
+)
+from benchmarks.harness.registry import case
+from benchmarks.schedulers.ablations import ARENA, Plan, Row
+from benchmarks.schedulers.variants import checked, queue_of, seeded
+from simulator.comparison.comparing import Runs, jct_ratio, mean, throughput_ratio
+from simulator.comparison.contestants import listed
+from simulator.comparison.runs import Asked, runs_of
+from simulator.comparison.workload import SYNTHETIC, Work, sized
+from simulator.data import data_file
+from simulator.figures import Figure, Report
+from simulator.report.comparisons import Curve, bars, curves
+from simulator.report.model import Plot, ReportFolder, report_of
+from simulator.report.style import styles
+from simulator.report.write import write_report
+from simulator.statistics import Interval
+from simulator.sweeps.runner import Sweep
+
+PARTS: Final = ("components", "alone", "depth", "queues", "types")
+OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
+"""That the scheduler alone, and GPU types, are compared with."""
+MEANS: Final = (
+    "throughput", "completed", "queue_mean_s", "queue_p95_s", "fairness_worst", "restarts",
+    "restart_share", "utilisation", "stuck", "load", "decide_p50_s", "decide_max_s",
+)  # fmt: skip
+
+
+Found = Mapping[Row, Runs]
+
+
+@case(
+    "ablation",
+    smoke={
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 6, "seeds": 1, "workers": 0,
+        "depths": "2", "queues": "2", "types": "1", "ours": "greedy:throughput", "others": "fcfs",
+    },
+)  # fmt: skip
+@on_work
+@in_sweep
+def ablation(
+    *,
+    work: Work,
+    gpus_share: GpusShareOption = 0.25,
+    jobs_share: JobsShareOption = 0.25,
+    jobs: JobsOption = 200,
+    parts: Annotated[str, typer.Option(help="With commas.")] = ",".join(PARTS),
+    ours: Annotated[str, typer.Option(help="Which of ours.")] = "ilp:jct",
+    others: Annotated[
+        str, typer.Option(help="Baselines of the scheduler alone and on GPU types, with commas.")
+    ] = ",".join(OTHERS),
+    depths: Annotated[str, typer.Option(help="Depths of Arena's search.")] = "1,2,3,4,5",
+    queues: Annotated[str, typer.Option(help="Numbers of priority queues.")] = "1,2,4,8",
+    types: Annotated[str, typer.Option(help="Numbers of GPU types.")] = "1,2,4",
+    heavy: Annotated[
+        float, typer.Option(help="How many times as fast jobs arrive under depths and queues.")
+    ] = 4.0,
+    dp_memory: DpMemoryOption = None,
+    seeds: SeedsOption = 3,
+    sweep: Sweep,
+    report: ReportFolder = None,
+) -> Report:
+    """Take one thing away at a time, from Arena's policy and from ours; all else stays, truth included.
+
+    ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
+    it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
+    a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and are
+    told of one GPU count (``benchmarks.schedulers.variants.only_as_requested``). Ours knows no blocked jobs,
+    as it starts jobs by value: in the place of opportunism, jobs start in order of arrival
+    (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``).
+    Planner and profiler are not in the simulator yet: what rounds know stands for them. Without a planner
+    it is the optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU
+    times GPUs (``formulation.information``); and there are estimates that are off by 20 % on average.
+    Elsewhere rounds know the truth.
+
+    ``alone``: policies that all see data-parallel information and all search in full. ``depth`` and
+    ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
+    as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly; ours has ``queue_order`` and
+    ``opportunistic`` there. ``types``: the same jobs and as many GPUs, of 1, 2 and 4 types
+    (``benchmarks.schedulers.variants.on_fewer_types``).
+
+    Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
+    jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure
+    ``jct_loss_POLICY_PART`` is the first less 1, ``throughput_loss_*`` is 1 less the second. Where one of
+    the two left jobs that the other finished (what rounds see says that they run nowhere), mean JCT says
+    nothing: ``unfinished_*`` is their share, in the place of the first. No loss is bound
+    to be positive. Runs that need measured profiles or the memory of data parallelism are left out where
+    these are absent; ``left_out`` counts them.
+    """
+    chosen = listed(parts, PARTS)
+    work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
+    memory = data_file(dp_memory, "arena", "dp_memory.csv")
+    plan = Plan(
+        base=Asked(work=work, policy=ARENA), ours=ours, others=tuple(listed(others)), heavy=heavy,
+        depths=whole(depths), queues=whole(queues), types=whole(types),
+        dp_memory=str(memory or ""), measured=work.trace != SYNTHETIC,
+    )  # fmt: skip
+    drawn = range(seed, seed + seeds)
+    runs = _ran([row for row in plan.rows() if row.part in chosen], drawn, sweep)
+    made = Report(
+        seed=seed, figures={**_figures(runs), "left_out": plan.left_out(chosen)},
+        table=[_line(row, runs) for row in runs],
+    )  # fmt: skip
+    if report is not None:
+        options = {
+            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share,
+            "rounds": work.rounds, "parts": chosen, "ours": ours, "heavy": heavy,
+        }  # fmt: skip
+        page = report_of(
+            made, title="Ablation", options=options, seeds=list(drawn), plots=list(_plots(runs)),
+            summary="What each part of Arena's policy and of ours is worth.",
+        )  # fmt: skip
+        write_report(page, report)
+    return made
+
+
+def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
+    """Return the rows' runs, by seed as ``drawn``."""
+    checked([row.run for row in rows], len(drawn))
+    tasks = {
+        (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
+        for row in rows for k in drawn
+    }  # fmt: skip
+    found = runs_of(tasks, sweep)
+    return {row: [found[row, k] for k in drawn] for row in rows}
+
+
+def whole(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a list with commas, rising. Raises InvalidInput."""
+    found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "whole numbers from 1 on")
+    return tuple(map(int, found))
+
+
+def reference(row: Row, every: Found) -> Runs | None:
+    """Return the runs that ``row`` is set against; None: they are not there.
+
+    Under depths and queues that is the first of the sweep, else the same ``x``.
+    """
+    swept = row.part in ("depth", "queues")
+    same = [r for r in every if r.part == row.part and r.name == row.against]
+    found = [r for r in same if swept or r.x == row.x]
+    return every[min(found, key=lambda r: r.x)] if found else None
+
+
+def ratios(row: Row, every: Found) -> tuple[Interval, Interval]:
+    """Return mean JCT and throughput over those that ``row`` is set against."""
+    over = reference(row, every)
+    if over is None:
+        nothing = Interval(value=np.nan, low=np.nan, high=np.nan)
+        return nothing, nothing
+    return jct_ratio(every[row], over), throughput_ratio(every[row], over)
+
+
+def _figures(every: Found) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    for row in every:
+        over = reference(row, every)
+        if over is None or over is every[row]:
+            continue
+        what = row.variant if row.part == "components" else row.part
+        x = f"_{row.x:g}" if row.x else ""
+        policy = row.policy.partition("@")[0]
+        name = f"{policy}_{what.replace(' ', '_')}{x}"
+        jct, throughput = ratios(row, every)
+        if fewer := unfinished(every[row], over):
+            figures[f"unfinished_{name}"] = fewer
+        else:
+            figures[f"jct_loss_{name}"] = jct.value - 1
+        figures[f"throughput_loss_{name}"] = 1 - throughput.value
+    return figures
+
+
+def unfinished(runs: Runs, over: Runs) -> float:
+    """Return the share of jobs that only one of each two runs of a seed finished, over all seeds."""
+    pairs = list(zip(runs, over, strict=True))
+    either = sum(int((np.isfinite(a.end_s) ^ np.isfinite(b.end_s)).sum()) for a, b in pairs)
+    return either / sum(len(a.end_s) for a in runs)
+
+
+def _line(row: Row, every: Found) -> dict[str, Figure | str]:
+    jct, throughput = ratios(row, every)
+    runs, over = every[row], reference(row, every)
+    ended = [one.jct_s[np.isfinite(one.jct_s)] for one in runs]
+    return {
+        "part": row.part, "x": row.x, "policy": row.policy, "variant": row.variant,
+        "against": row.against, "workload": Path(row.run.asked.work.trace).name, "seeds": len(runs),
+        "unfinished": math.nan if over is None else unfinished(runs, over),
+        "jct_ratio": jct.value, "jct_ratio_low": jct.low, "jct_ratio_high": jct.high,
+        "throughput_ratio": throughput.value, "throughput_ratio_low": throughput.low,
+        "throughput_ratio_high": throughput.high,
+        "jct_mean_s": float(np.mean([t.mean() if len(t) else np.nan for t in ended])),
+        "jct_first_queue_s": first_queue_s(row, runs),
+        "jobs": mean(runs, "jobs"), **{key: mean(runs, key) for key in MEANS},
+    }  # fmt: skip
+
+
+def first_queue_s(row: Row, runs: Runs) -> float:
+    """Return the mean JCT of the jobs of the first queue, of those that ended."""
+    of_seeds = []
+    for k, one in enumerate(runs):
+        queue = queue_of(len(one.jct_s), row.run.shape.queues, row.run.asked.work.seed + k)
+        found = one.jct_s[(queue == 1) & np.isfinite(one.jct_s)]
+        of_seeds.append(found.mean() if len(found) else np.nan)
+    return float(np.mean(of_seeds))
+
+
+def _plots(every: Found) -> Iterator[Plot]:
+    for title, part, label in (
+        ("Without each component", "components", "over the full policy"),
+        ("The scheduler alone", "alone", "over Arena's policy"),
+    ):
+        rows = [row for row in every if row.part == part]
+        if rows:
+            yield _bars(title, rows, every, label)
+    for title, part, label in (
+        ("Search depth at heavy load", "depth", "search depth"),
+        ("Priority queues at heavy load", "queues", "priority queues"),
+        ("GPU types", "types", "GPU types of the cluster"),
+    ):
+        rows = [row for row in every if row.part == part]
+        if rows:
+            yield from _curves(title, rows, every, label)
+
+
+def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
+    names = {row: row.name if row.part == "components" else row.policy for row in rows}
+    both = {name: ratios(row, every) for row, name in names.items()}
+    alike = [
+        name for row, name in names.items()
+        if (over := reference(row, every)) is not None and not unfinished(every[row], over)
+    ]  # fmt: skip
+    left = [
+        f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in every[row]))}"
+        for row in rows
+        if any(not np.isfinite(one.end_s).all() for one in every[row])
+    ]
+    never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
+    if len(alike) < len(rows):
+        never += " Where the two runs finished different jobs there is no bar of JCT."
+    return bars(
+        title,
+        {
+            "mean JCT (less is better)": {name: both[name][0] for name in alike},
+            "throughput (more is better)": {name: found[1] for name, found in both.items()},
+        },
+        label=label,
+        caption="JCT over the jobs that both finished, to completion; lines are 95 % intervals over seeds."
+        f"{never}",
+    )
+
+
+def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterator[Plot]:
+    names = list(dict.fromkeys(row.policy for row in rows))
+    looks = styles(names)
+    over = "the first point's" if rows[0].part in ("depth", "queues") else "Arena's policy's"
+    for i, what in enumerate(("Mean JCT", "Normalised throughput")):
+        series = {
+            name: _curve([row for row in rows if row.policy == name], every, i) for name in names
+        }
+        yield curves(
+            f"{title}: {what.lower()}", series, x_label=label, y_label=f"{what} over {over}",
+            styles=looks, caption="Bands are 95 % intervals over seeds.",
+        )  # fmt: skip
+
+
+def _curve(rows: Iterable[Row], every: Found, which: int) -> Curve:
+    found = [(row.x, ratios(row, every)[which]) for row in rows]
+    return Curve(
+        x=np.array([x for x, _ in found]), value=np.array([i.value for _, i in found]),
+        low=np.array([i.low for _, i in found]), high=np.array([i.high for _, i in found]),
+    )  # fmt: skip

@@ -1,0 +1,174 @@
+"""What wrong estimates cost: rounds decide on them, and jobs run at the true speeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from benchmarks.harness.options import (
+    GpusShareOption,
+    JobsOption,
+    OverheadsOption,
+    PoliciesOption,
+    in_sweep,
+    numbers,
+    on_work,
+)
+from benchmarks.harness.registry import case
+from formulation.errors import InvalidInput
+from simulator.comparison.comparing import finished_by
+from simulator.comparison.contestants import listed
+from simulator.comparison.runs import Asked, Ran, check, runs_of
+from simulator.comparison.workload import SYNTHETIC, Work
+from simulator.figures import Figure, Report
+from simulator.report.comparisons import Curve, curves
+from simulator.report.model import Plot, ReportFolder, report_of
+from simulator.report.style import styles
+from simulator.report.write import write_report
+from simulator.statistics import mean_interval
+from simulator.sweeps.runner import Sweep
+
+POLICIES: Final = ("ilp:balanced", "ilp:jct", "ilp:throughput", "arena")
+LISTED: Final = ",".join(POLICIES)
+ERRORS: Final = (0.05, 0.1, 0.2)
+
+Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
+"""Policy -> error -> (JCT, throughput) lost with each seed, as shares."""
+
+
+@case(
+    "estimate-error",
+    smoke={
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 15, "errors": "0.2", "seeds": 1, "workers": 0,
+        "policies": "ilp:jct,arena",
+    },
+)  # fmt: skip
+@on_work
+@in_sweep
+def estimate_error(
+    *,
+    work: Work,
+    gpus_share: GpusShareOption = 1.0,
+    jobs: JobsOption = 400,
+    policies: PoliciesOption = LISTED,
+    errors: Annotated[
+        str, typer.Option(help="Mean relative errors, with commas; 0 is always run.")
+    ] = ",".join(map(str, ERRORS)),
+    overheads: OverheadsOption = "default",
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of each error.")] = 5,
+    sweep: Sweep,
+    report: ReportFolder = None,
+) -> Report:
+    """Decide on estimates that are off by 5, 10 and 20 % on average, and measure what that costs.
+
+    All policies are told the same estimates, a draw for each seed (``simulator.truth.perturbed``: log-normal
+    factors of the Cells' times); the jobs, the cluster and the true speeds stay. A loss is relative to the
+    policy's own run on the truth: ``jct_loss_*`` of mean JCT over the jobs that both runs finished, to
+    completion, and ``throughput_loss_*`` of normalised throughput over the horizon, each at the largest
+    error and the mean over seeds; below 0 nothing was lost. Nothing bounds them. The table has all, with
+    95 % intervals.
+    """
+    names = listed(policies)
+    base, seed = replace(work, gpus_share=gpus_share, jobs=jobs), work.seed
+    sizes, drawn = error_sizes(errors), range(seed, seed + seeds)
+    cases = [(name, 0.0, seed) for name in names]
+    cases += [(name, size, k) for name in names for size in sizes for k in drawn]
+    costs = Asked(work=base, policy="", overheads=overheads)
+    check((replace(costs, policy=name) for name in names), seeds=1)
+    tasks = {
+        key: replace(costs, policy=key[0], error=key[1], error_seed=key[2]).task(
+            f"{key[0]} with {key[1]:.0%} error, seed {key[2]}"
+        )
+        for key in cases
+    }
+    found = runs_of(tasks, sweep)
+    losses = {
+        name: {
+            size: [loss(found[name, 0.0, seed], found[name, size, k]) for k in drawn]
+            for size in sizes
+        }
+        for name in names
+    }
+    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, found, seed))
+    if report is not None:
+        options = {"policies": names, "errors": sizes, "overheads": overheads, "trace": base.trace}
+        page = report_of(
+            made, title="Wrong estimates", options=options, seeds=list(drawn), plots=plots(losses),
+            summary="What policies lose when they decide on estimates that are off.",
+        )  # fmt: skip
+        write_report(page, report)
+    return made
+
+
+def error_sizes(text: str) -> list[float]:
+    """Return the errors of a list with commas, rising, without 0. Raises InvalidInput."""
+    found = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
+    if found == (0.0,):
+        raise InvalidInput("errors", "must have numbers above 0")
+    return [size for size in found if size]
+
+
+def loss(truth: Ran, told: Ran) -> tuple[float, float]:
+    """Return the shares of JCT and of throughput that a run lost to what it was told."""
+    both = finished_by((truth, told))
+    if not both.any():
+        return math.nan, math.nan
+    jct = float(told.jct_s[both].mean() / truth.jct_s[both].mean()) - 1.0
+    return jct, 1.0 - told.figures["throughput"] / truth.figures["throughput"]
+
+
+def _figures(losses: Losses) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    for name, by_size in losses.items():
+        for size in [max(by_size)]:
+            mean = np.mean(by_size[size], axis=0)
+            figures |= {
+                f"jct_loss_{name}": float(mean[0]),
+                f"throughput_loss_{name}": float(mean[1]),
+            }
+    return figures
+
+
+def _table(
+    work: Work, losses: Losses, found: Mapping[tuple[str, float, int], Ran], seed: int
+) -> list[dict[str, Figure | str]]:  # fmt: skip
+    table: list[dict[str, Figure | str]] = []
+    for name, by_size in losses.items():
+        for size, of_seeds in {0.0: [(0.0, 0.0)], **by_size}.items():
+            runs = [found[name, size, seed + k] for k in range(len(of_seeds))]
+            jct, throughput = (mean_interval([one[i] for one in of_seeds]) for i in (0, 1))
+            table.append({
+                "policy": name, "workload": Path(work.trace).name, "error": size, "seeds": len(of_seeds),
+                "jct_loss": jct.value, "jct_loss_low": jct.low, "jct_loss_high": jct.high,
+                "throughput_loss": throughput.value, "throughput_loss_low": throughput.low,
+                "throughput_loss_high": throughput.high,
+                **{
+                    key: float(np.mean([one.figures[key] for one in runs]))
+                    for key in ("jct_mean_s", "throughput", "completed", "finished", "restarts")
+                },
+            })  # fmt: skip
+    return table
+
+
+def plots(losses: Losses) -> list[Plot]:
+    """Return the curves of what is lost over the error."""
+    looks = styles(losses)
+    found = []
+    for i, what in ((0, "mean JCT"), (1, "normalised throughput")):
+        series = {}
+        for name, by_size in losses.items():
+            points = np.array([[one[i] for one in of_seeds] for of_seeds in by_size.values()])
+            runs = np.vstack([np.zeros(points.shape[1]), points]).T
+            series[name] = Curve.of([0.0, *by_size], runs)
+        found.append(curves(
+            f"Loss in {what}", series, x_label="mean relative error of estimates",
+            y_label=f"{what} lost", percent=True, styles=looks,
+            caption="Relative to the same policy's run on the truth; bands are 95 % intervals over draws.",
+        ))  # fmt: skip
+    return found

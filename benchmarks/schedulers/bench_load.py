@@ -1,0 +1,282 @@
+"""Policies over the load, the jobs' lifespan and the share of large models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final, Literal, get_args
+
+import numpy as np
+import typer
+
+from benchmarks.harness.options import (
+    DpMemoryOption,
+    GpusShareOption,
+    InformationOption,
+    JobsOption,
+    JobsShareOption,
+    OverheadsOption,
+    PoliciesOption,
+    SeedsOption,
+    in_sweep,
+    numbers,
+    on_work,
+)
+from benchmarks.harness.registry import case
+from benchmarks.schedulers.variants import Shape, Variant, checked, seeded
+from formulation.errors import InvalidInput
+from simulator.comparison.comparing import (
+    ByPolicy,
+    Runs,
+    finished_by,
+    jct_ratio,
+    mean,
+    throughput_ratio,
+)
+from simulator.comparison.contestants import INFORMATION, is_ilp, is_ours, listed
+from simulator.comparison.information import memory_file
+from simulator.comparison.runs import Asked, runs_of
+from simulator.comparison.workload import SYNTHETIC, Work, sized
+from simulator.figures import Figure, Report
+from simulator.report.comparisons import Curve, curves
+from simulator.report.model import Plot, ReportFolder, report_of
+from simulator.report.style import styles
+from simulator.report.write import write_report
+from simulator.statistics import mean_interval
+from simulator.sweeps.runner import Sweep
+
+Varied = Literal["load", "life", "large"]
+SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)
+LABELS: Final[Mapping[Varied, str]] = {
+    "load": "times as many arrivals an hour",
+    "life": "times as many iterations",
+    "large": "share of jobs with large models",
+}
+POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
+LISTED: Final = ",".join(POLICIES)
+MEANS: Final = (
+    "throughput", "samples_per_s", "makespan_s", "completed", "queue_mean_s", "restarts",
+    "restart_share", "utilisation", "stuck", "decide_p50_s",
+)  # fmt: skip
+
+Found = Mapping[Varied, Mapping[float, ByPolicy]]
+
+
+@case(
+    "load",
+    smoke={
+        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 10, "seeds": 1, "workers": 0, "loads": "0.5,2",
+        "lives": "0.5", "larges": "0.5", "policies": "fcfs,arena,greedy:throughput",
+    },
+)  # fmt: skip
+@on_work
+@in_sweep
+def load(
+    *,
+    work: Work,
+    gpus_share: GpusShareOption = 0.1,
+    jobs_share: JobsShareOption = 0.1,
+    jobs: JobsOption = 100,
+    policies: PoliciesOption = LISTED,
+    sweeps: Annotated[str, typer.Option(help="What is varied, with commas.")] = ",".join(SWEEPS),
+    loads: Annotated[str, typer.Option(help="Factors on arrivals an hour.")] = "0.25,0.5,1,2",
+    lives: Annotated[str, typer.Option(help="Factors on iterations.")] = "0.25,0.5,1,2",
+    larges: Annotated[str, typer.Option(help="Shares of large models.")] = "0,0.25,0.5,0.75",
+    information: InformationOption = "estimates",
+    dp_memory: DpMemoryOption = None,
+    overheads: OverheadsOption = "default",
+    seeds: SeedsOption = 3,
+    sweep: Sweep,
+    report: ReportFolder = None,
+) -> Report:
+    """Run policies while jobs come faster, last longer, or are of larger models; all else stays.
+
+    ``load``: arrivals 0.25 to 2 times as fast as in the trace (Morphling section 7.4, Figure 10, varies
+    down-sampling). ``life``: 0.25 to 2 times the iterations (Arena section 5.7, Figure 19; there all see
+    data-parallel information: ``--information data-parallel --overheads full-search``). ``large``: the share
+    of jobs with models from 6 billion parameters on, 0 to 0.75, models being redrawn at equal GPU-hours
+    (Morphling section 7.4, Figure 11: LLaMA-2-7B and LLaMA-30B). The ranges of those figures are not in their
+    texts; these are ours, around the trace as it is. Both papers' baselines, Synergy too, go
+    by ``--policies``.
+
+    All runs go on until all jobs are over, with the same information and overheads. The table has, for
+    each policy and point, mean JCT over the jobs that all policies finished there, and normalised
+    throughput while jobs arrive, with 95 % intervals over seeds, and both over Arena's. Figures are at the
+    last point of each sweep: ``SWEEP_jct_gain_vs_arena`` is 1 less the ratio of mean JCT over the jobs
+    that both finished, ``SWEEP_throughput_gain_vs_arena`` the ratio less 1, of our integer program that has
+    the least ratio of JCT there; ``SWEEP_worst_jct_margin`` is the least, over points, of the best other
+    policy's mean JCT over ours, less 1, each pair over the jobs that both finished, and
+    ``SWEEP_worst_throughput_margin`` the least of our throughput over the best other's, less 1; ours is the
+    integer program that is best by that metric at that point. None is a law.
+    """
+    points: dict[Varied, tuple[float, ...]] = {
+        "load": points_of("loads", loads), "life": points_of("lives", lives),
+        "large": points_of("larges", larges),
+    }  # fmt: skip
+    chosen = [name for name in SWEEPS if name in listed(sweeps, SWEEPS)]
+    names, told = listed(policies), one_of("information", information, INFORMATION)
+    work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
+    base = Asked(
+        work=work, policy="", information=told, overheads=overheads,
+        dp_memory=memory_file([told], dp_memory),
+    )  # fmt: skip
+    drawn = range(seed, seed + seeds)
+    found = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
+    made = Report(seed=seed, figures=figures(found), table=list(_table(found, work)))
+    if report is not None:
+        options = {
+            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share,
+            "rounds": work.rounds,
+            "policies": names, "information": told, "overheads": overheads,
+        }  # fmt: skip
+        page = report_of(
+            made, title="Load, lifespan and large models", options=options, seeds=list(drawn),
+            plots=list(_plots(found)),
+            summary="How policies fare while jobs come faster, last longer, or are of larger models.",
+        )  # fmt: skip
+        write_report(page, report)
+    return made
+
+
+def _ran(
+    base: Asked,
+    points: Mapping[Varied, Sequence[float]],
+    names: Sequence[str],
+    drawn: range,
+    sweep: Sweep,
+) -> Found:
+    """Return the runs of each policy at each point, by seed as ``drawn``."""
+    runs = {
+        (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
+        for varied, along in points.items() for x in along for name in names
+    }  # fmt: skip
+    checked(list(runs.values()), len(drawn))
+    tasks = {
+        (*key, k): seeded(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
+        for key, run in runs.items() for k in drawn
+    }  # fmt: skip
+    one = runs_of(tasks, sweep)
+    return {
+        varied: {
+            x: {name: [one[varied, x, name, k] for k in drawn] for name in names} for x in along
+        }
+        for varied, along in points.items()
+    }
+
+
+def shape_at(sweep: Varied, x: float) -> Shape:
+    """Return the shape of the workload at a point of a sweep."""
+    if sweep == "load":
+        return Shape(arrival_factor=x)
+    return Shape(life_factor=x) if sweep == "life" else Shape(large_share=x)
+
+
+def points_of(where: str, text: str) -> tuple[float, ...]:
+    """Return the points of a sweep, rising: shares of large models, else factors. Raises InvalidInput."""
+    if where == "larges":
+        return numbers(where, text, lambda x: 0 <= x <= 1, "shares from 0 to 1")
+    return numbers(where, text, lambda x: 0 < x < math.inf, "factors above 0")
+
+
+def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
+    """Return ``text``. Raises InvalidInput: it is not one of ``known``."""
+    if text not in known:
+        raise InvalidInput(where, f"{text!r} is not known; choose one of {', '.join(known)}")
+    return text
+
+
+def figures(found: Found, baseline: str = "arena") -> dict[str, Figure]:
+    """Return what stands out of each sweep; nothing where none of ours or nobody else ran."""
+    shown: dict[str, Figure] = {}
+    for sweep, by_x in found.items():
+        last = by_x[max(by_x)]
+        own = [name for name in last if is_ilp(name)] or [name for name in last if is_ours(name)]
+        others = [name for name in last if not is_ours(name)]
+        if not own or not others:
+            continue
+        if baseline in last:
+            best = min(own, key=lambda name: jct_ratio(last[name], last[baseline]).value)
+            jct, work = (of(last[best], last[baseline]) for of in (jct_ratio, throughput_ratio))
+            shown |= {
+                f"{sweep}_jct_gain_vs_{baseline}": 1 - jct.value,
+                f"{sweep}_throughput_gain_vs_{baseline}": work.value - 1,
+            }
+        shown |= {
+            f"{sweep}_worst_jct_margin": min(
+                max(min(_over(by[theirs], by[ours]) for theirs in others) for ours in own) - 1
+                for by in by_x.values()
+            ),
+            f"{sweep}_worst_throughput_margin": min(
+                max(mean(by[ours], "throughput") for ours in own)
+                / max(mean(by[theirs], "throughput") for theirs in others)
+                - 1
+                for by in by_x.values()
+            ),
+        }
+    return shown
+
+
+def _over(theirs: Runs, ours: Runs) -> float:
+    return jct_ratio(theirs, ours).value
+
+
+def _table(found: Found, work: Work) -> Iterator[dict[str, Figure | str]]:
+    for sweep, by_x in found.items():
+        for x, by_policy in by_x.items():
+            for name, runs in by_policy.items():
+                jct = mean_interval(common_jct_s(by_policy, name))
+                done = mean_interval([one.figures["throughput"] for one in runs])
+                row: dict[str, Figure | str] = {
+                    "sweep": sweep, "x": x, "policy": name, "workload": Path(work.trace).name,
+                    "load": mean(runs, "load"), "jobs": mean(runs, "jobs"), "seeds": len(runs),
+                    "jct_mean_s": jct.value, "jct_mean_low_s": jct.low, "jct_mean_high_s": jct.high,
+                    **{key: mean(runs, key) for key in MEANS},
+                    "throughput_low": done.low, "throughput_high": done.high,
+                }  # fmt: skip
+                if "arena" in by_policy:
+                    row["jct_over_arena"] = jct_ratio(runs, by_policy["arena"]).value
+                    row["throughput_over_arena"] = throughput_ratio(runs, by_policy["arena"]).value
+                yield row
+
+
+def common_jct_s(by_policy: ByPolicy, name: str) -> list[float]:
+    """Return, for each seed, a policy's mean JCT over the jobs that all finished; NaN: there are none."""
+    means = []
+    for k, one in enumerate(by_policy[name]):
+        common = finished_by([runs[k] for runs in by_policy.values()])
+        means.append(float(one.jct_s[common].mean()) if common.any() else np.nan)
+    return means
+
+
+def _plots(found: Found) -> Iterator[Plot]:
+    names = list(next(iter(next(iter(found.values())).values())))
+    looks = styles(names, bold=[name for name in names if is_ours(name)])
+    for sweep, by_x in found.items():
+        jct = {name: [[s / 3600 for s in common_jct_s(by, name)] for by in by_x.values()]
+               for name in names}  # fmt: skip
+        work = {
+            name: [[one.figures["throughput"] for one in by[name]] for by in by_x.values()]
+            for name in names
+        }
+        for what, label, values, said in (
+            (
+                "mean JCT",
+                "mean JCT (hours)",
+                jct,
+                "Over the jobs that all policies finished there.",
+            ),
+            ("throughput", "normalised throughput", work, "While jobs arrive."),
+        ):
+            yield curves(
+                f"{sweep.capitalize()}: {what}", _series(list(by_x), values), x_label=LABELS[sweep],
+                y_label=label, styles=looks, caption=f"{said} Intervals are of 95 % over seeds.",
+            )  # fmt: skip
+
+
+def _series(
+    x: Sequence[float], values: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, Curve]:  # fmt: skip
+    """Return curves of policy -> point -> seed."""
+    return {name: Curve.of(x, np.array(points).T) for name, points in values.items()}

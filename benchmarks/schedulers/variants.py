@@ -1,0 +1,240 @@
+"""Simulated runs with something changed: the workload's shape, what jobs may run on, Arena's depth."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from formulation.snapshot import Workload
+from formulation.tables import Ints
+from simulator.clusters import NODES_PER_RACK
+from simulator.comparison.runs import Asked, check, run_in
+from simulator.comparison.workload import ROUND_S, Made, Work, made
+from simulator.scenario import Scenario
+from simulator.sweeps.tasks import Task
+from simulator.traces.recipe import Recipe, follow
+from simulator.traces.screening import screen
+from simulator.traces.speeds import Room, Speeds, load
+from simulator.traces.trace import Arrival
+from solvers.schedulers.arena import Arena
+
+TASK: Final = "benchmarks.schedulers.variants:simulated"
+TYPE_SALT, QUEUE_SALT = 1, 2
+"""Beside the seed, so that draws of different things are independent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is made of a workload, in the order of the fields; the defaults leave it as it is."""
+
+    gpu_types: int = 0
+    """So many types, with as many GPUs in all; 0: those that there are (``on_fewer_types``)."""
+    large_share: float | None = None
+    """The share of jobs with large models, at equal GPU-hours (``simulator.traces.redraw``)."""
+    arrival_factor: float = 1.0
+    life_factor: float = 1.0
+    queues: int = 1
+    """Jobs are drawn evenly into so many priority queues."""
+    pinned: bool = False
+    """Every job runs on the type that it requests, and on no other."""
+    at_requested: bool = False
+    """Every job runs on as many GPUs as it requests, and on no other number (``only_as_requested``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A run in a workload of another shape. ``depth`` is that of Arena's search; 0: the policy's own."""
+
+    asked: Asked
+    shape: Shape = field(default_factory=Shape)
+    depth: int = 0
+
+    def task(self, name: str) -> Task:
+        """Return the run as a task of a sweep."""
+        return Task(
+            name=name, function=TASK, options=asdict(self), files=self.asked.task(name).files
+        )
+
+    @property
+    def policy(self) -> Arena | None:
+        """Return the policy, where it is not one that goes by a name."""
+        if not self.depth:
+            return None
+        if self.asked.policy != "arena" or self.depth < 0:
+            raise InvalidInput("depth", "is Arena's, and at least 1")
+        return Arena(depth=self.depth)
+
+
+def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
+    """Run a variant, to the end of all jobs; the result is what ``simulator.comparison.runs.Ran`` reads."""
+    work = Work(**asked["work"])
+    return run(Variant(
+        asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth
+    ))  # fmt: skip
+
+
+def run(variant: Variant) -> dict[str, Any]:
+    """Run a variant, to the end of all jobs; the result is what ``simulator.comparison.runs.Ran`` reads."""
+    world, told = shaped(made(variant.asked.work), variant.shape, variant.asked.work.seed)
+    return run_in(world, variant.asked, told, variant.policy)
+
+
+def shaped(
+    world: Made, shape: Shape, seed: int
+) -> tuple[Made, list[EstimateRecord] | None]:  # fmt: skip
+    """Return a world of that shape, and what rounds are told of its workloads; None: the truth.
+
+    Load and horizon are those of the shaped jobs.
+
+    Raises:
+        InvalidInput: the shape makes no sense for this workload.
+    """
+    scenario = world.scenario
+    if shape.gpu_types:
+        scenario = on_fewer_types(scenario, shape.gpu_types, seed)
+    recipe = Recipe(
+        large_share=shape.large_share, arrival_factor=shape.arrival_factor,
+        life_factor=shape.life_factor, seed=seed,
+    )  # fmt: skip
+    speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
+    jobs, _ = follow(recipe, scenario.arrivals, speeds)
+    jobs = queued(jobs, shape.queues, seed)
+    if shape.pinned:
+        jobs = [a._replace(spec=replace(a.spec, pinned_type=True)) for a in jobs]
+    scenario = replace(scenario, arrivals=jobs)
+    told = None
+    if shape.at_requested:
+        scenario, told = only_as_requested(scenario)
+    horizon_s = ROUND_S * max(1, math.ceil(jobs[-1].arrival_s / ROUND_S))
+    left = len(world.scenario.arrivals) - len(jobs)
+    return replace(
+        world, scenario=scenario, horizon_s=horizon_s, dropped=world.dropped + left,
+        load=load(jobs, speeds, scenario.gpus),
+    ), told  # fmt: skip
+
+
+def queued(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
+    """Return the jobs, each in one of so many queues, drawn evenly; with one, all are in the first.
+
+    Whoever is in an early queue of few is in an early one of many.
+    """
+    if queues < 1:
+        raise InvalidInput("queues", "must be 1 or more")
+    drawn = queue_of(len(jobs), queues, seed).tolist()
+    return [a._replace(spec=replace(a.spec, queue=q)) for a, q in zip(jobs, drawn, strict=True)]
+
+
+def queue_of(jobs: int, queues: int, seed: int) -> Ints:
+    """Return the queue of each of so many jobs, int64[jobs], from 1 on; 1 is the first to launch."""
+    drawn = np.random.default_rng((seed, QUEUE_SALT)).random(jobs)
+    return 1 + np.floor(drawn * queues).astype(np.int64)
+
+
+def only_as_requested(scenario: Scenario) -> tuple[Scenario, list[EstimateRecord]]:
+    """Return the scenario, and what rounds are told so that jobs run at the requested GPU count alone.
+
+    Estimates belong to workloads, not to jobs: so jobs of one workload that request different numbers of
+    GPUs become jobs of different workloads with the same true profiles, and of each copy only the requested
+    number is told. Jobs, speeds and what jobs are measured against are as before.
+    """
+    of: dict[tuple[Workload, int], Workload] = {}
+    jobs = []
+    for one in scenario.arrivals:
+        key = (one.spec.workload, one.spec.requested_gpus)
+        copy = of.setdefault(key, replace(key[0], model=f"{key[0].model}@{key[1]}"))
+        jobs.append(one._replace(spec=replace(one.spec, workload=copy)))
+    by_work: dict[Workload, list[EstimateRecord]] = {}
+    for record in scenario.profiles:
+        by_work.setdefault(record.workload, []).append(record)
+    true = [(replace(e, workload=copy), gpus) for (work, gpus), copy in of.items()
+            for e in by_work.get(work, ())]  # fmt: skip
+    told = [e for e, gpus in true if e.gpus == gpus]
+    return replace(scenario, arrivals=jobs, profiles=[e for e, _ in true]), told
+
+
+def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
+    """Return the scenario on ``count`` GPU types, with as many GPUs in all, as far as nodes divide.
+
+    Types come by how many jobs they run as requested (the most first, then by name). Jobs that the first
+    cannot run at their GPU count are left out whatever the count, so that all counts have the same jobs. A
+    job whose type is not there asks for one that runs it at its GPU count, drawn evenly, for as long as
+    it asked for before: at equal GPU-hours.
+
+    Raises:
+        InvalidInput: there are fewer types.
+    """
+    order, speeds = types_by_use(scenario), Speeds(scenario.profiles, Room.of(scenario.nodes))
+    if not 1 <= count <= len(order):
+        raise InvalidInput("gpu_types", f"must be 1 to {len(order)}, the types that there are")
+    kept = order[:count]
+    drawn = np.random.default_rng((seed, TYPE_SALT)).random(len(scenario.arrivals)).tolist()
+    jobs = []
+    for one, at in zip(scenario.arrivals, drawn, strict=True):
+        spec = one.spec
+        running = [t for t in kept if (t, spec.requested_gpus) in speeds.cells(spec.workload)]
+        if (order[0], spec.requested_gpus) in speeds.cells(spec.workload):
+            there = spec.requested_type in (*kept, "")
+            chosen = spec if there else _on(spec, running[int(at * len(running))], speeds)
+            jobs.append(one._replace(spec=chosen))
+    nodes = _nodes_of(scenario.nodes, kept)
+    profiles = [e for e in scenario.profiles if e.gpu_type in kept]
+    fit = screen(jobs, profiles, scenario.gpu_types, nodes, "drop").arrivals
+    if not fit:
+        raise InvalidInput("gpu_types", f"leave no job that runs on {order[0]}")
+    types = [kind for kind in scenario.gpu_types if kind.name in kept]
+    return replace(scenario, gpu_types=types, nodes=nodes, profiles=profiles, arrivals=fit)
+
+
+def types_by_use(scenario: Scenario) -> list[str]:
+    """Return the types of the nodes, by how many jobs run on them at the GPU count that they request."""
+    speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
+    runs = Counter(
+        kind
+        for one in scenario.arrivals
+        for kind, gpus in speeds.cells(one.spec.workload)
+        if gpus == one.spec.requested_gpus
+    )
+    return sorted({node.gpu_type for node in scenario.nodes}, key=lambda t: (-runs[t], t))
+
+
+def _on(spec: JobSpec, gpu_type: str, speeds: Speeds) -> JobSpec:
+    """Return the job on another type, with as many iterations as last as long there."""
+    cells = speeds.cells(spec.workload)
+    before_s, after_s = speeds.iter_time_s(spec), cells[gpu_type, spec.requested_gpus]
+    iterations = max(1, round(spec.iterations * before_s / after_s))
+    return replace(spec, requested_type=gpu_type, iterations=iterations)
+
+
+def _nodes_of(nodes: Iterable[NodeSpec], kept: Sequence[str]) -> list[NodeSpec]:
+    """Return nodes of the types ``kept`` with about as many GPUs as ``nodes``, in the same proportions."""
+    every = list(nodes)
+    of_type = {kind: [node for node in every if node.gpu_type == kind] for kind in kept}
+    total = sum(node.gpus for node in every)
+    growth = total / sum(node.gpus for some in of_type.values() for node in some)
+    return [
+        replace(
+            some[i % len(some)], name=f"{kind}-{i:03d}", rack=f"{kind}-rack-{i // NODES_PER_RACK:02d}"
+        )
+        for kind, some in of_type.items()
+        for i in range(round(growth * len(some)))
+    ]  # fmt: skip
+
+
+def seeded(variant: Variant, seed: int) -> Variant:
+    """Return the run with the jobs, and the errors of estimates, of a seed."""
+    work = replace(variant.asked.work, seed=seed)
+    return replace(variant, asked=replace(variant.asked, work=work, error_seed=seed))
+
+
+def checked(variants: Sequence[Variant], seeds: int) -> None:
+    """Refuse, before anything runs, what would fail later. Raises as ``simulator.comparison.runs.check``."""
+    check((variant.asked for variant in variants), seeds)
+    for variant in variants:
+        _ = variant.policy

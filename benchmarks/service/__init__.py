@@ -1,0 +1,1 @@
+"""A running service under load and under attack."""

@@ -1,0 +1,84 @@
+"""Whole ``Schedule`` calls over a socket against PostgreSQL on the 1,280-GPU cluster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Annotated
+
+import typer
+
+from benchmarks.harness.progress import steps
+from benchmarks.harness.registry import case
+from benchmarks.service.fleet import Fleet
+from estimator.samples import sample_profiles
+from service.cli.demo.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
+from service.cli.demo.stack import running
+from simulator.clusters import arena_table1
+from simulator.figures import Report
+from simulator.workloads.philly_like import philly_like
+
+
+@case(
+    "rpc",
+    smoke={"jobs": 20, "rounds": 2},
+    overhead_s=("<=", 0.2),
+    gap=("<=", 1e-3),
+    verified=("==", True),
+    in_deadline=("==", True),
+)
+def rpc(
+    jobs: Annotated[int, typer.Option(help="Jobs submitted before the first round.")] = 300,
+    rounds: Annotated[int, typer.Option(help="Schedule calls, 300 s of training apart.")] = 12,
+    churn: Annotated[
+        float, typer.Option(help="New jobs before each round, of those submitted.")
+    ] = 0.02,
+    deadline_s: Annotated[float, typer.Option(help="Deadline of each call.")] = 10.0,
+    seed: int = 0,
+) -> Report:
+    """Time whole Schedule calls over a socket, against PostgreSQL, on 1,280 GPUs.
+
+    ``overhead_s`` is the median of each call's time outside the solver: socket, loading, stating, placing,
+    checking and committing; 0.2 s, for 300 jobs, is less than a thousandth of a round's 300 s. Agents answer
+    over their own stream. ``p50_s``, ``p95_s`` and ``max_s`` are of whole calls; ``in_deadline`` says that
+    all kept their deadline, ``gap`` is the worst, ``verified`` that every round was checked and committed.
+    """
+    types, nodes = arena_table1()
+    fresh = max(1, round(churn * jobs))
+    workload = [spec for _, spec in philly_like(jobs + fresh * rounds, seed)]
+    took, overhead, found = [], [], []
+    with running() as stack:
+        make_cluster(stack, types, nodes)
+        add_estimates(stack, sample_profiles())
+        with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
+            submit(stack, workload[:jobs])
+            for k in steps(rounds, "rounds"):
+                started_s = time.monotonic()
+                record = schedule(stack, deadline_s, seed=seed)
+                took.append(time.monotonic() - started_s)
+                overhead.append(took[-1] - record.seconds["solve"] - record.seconds["greedy"])
+                found.append(record)
+                settle(stack)
+                fleet.advance(300.0)
+                submit(stack, workload[jobs + k * fresh : jobs + (k + 1) * fresh])
+    return Report(
+        seed=seed,
+        waived=frozenset({"overhead_s"} if jobs > 300 else ()),
+        figures={
+            "p50_s": statistics.median(took),
+            "p95_s": statistics.quantiles(took, n=20, method="inclusive")[-1],
+            "max_s": max(took),
+            "overhead_s": statistics.median(overhead),
+            "solve_s": statistics.median(r.seconds["greedy"] + r.seconds["solve"] for r in found),
+            "gap": max(r.gap for r in found),
+            "running": found[-1].running,
+            "waiting": found[-1].waiting,
+            "in_deadline": max(took) <= deadline_s,
+            "verified": all(r.verified and r.outcome == "committed" for r in found),
+        },
+        table=[
+            {"round": r.name.rpartition("/")[2], "seconds": t, "gap": r.gap, "running": r.running,
+             "waiting": r.waiting, "solver": r.solver, **{f"{k}_s": v for k, v in sorted(r.seconds.items())}}
+            for r, t in zip(found, took, strict=True)
+        ],
+    )  # fmt: skip

@@ -1,0 +1,318 @@
+"""The kinds of hostile calls. Each is bounded in count and in time."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from benchmarks.service.hostile.caller import AN_HOUR_S, Attack, Caller, call_from_threads
+from benchmarks.service.hostile.documents import (
+    MIB,
+    hostile_architectures,
+    hostile_texts,
+    hostile_topologies,
+    nest_brackets,
+)
+from benchmarks.service.hostile.requests import (
+    ATTACKED,
+    CROWDED,
+    FLOODED,
+    GPU_TYPE,
+    parent,
+    sample_requests,
+    submit_request,
+    workload,
+)
+from benchmarks.service.hostile.tally import Tally
+from benchmarks.service.hostile.unread import leave_unread
+from tessera.v1 import (
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
+
+PATIENCE_S: Final = 5.0
+"""Deadline of a call that a reader of documents should refuse at once."""
+
+MAX_ARCHITECTURE: Final = 65_536
+MAX_DOCUMENT: Final = 16 * MIB
+TOO_LARGE: Final = 63 * MIB
+"""Characters that still fit into a message of 64 MiB."""
+
+UPSERT_MODELS: Final = "/tessera.v1.Estimates/UpsertModels"
+UPDATE_TOPOLOGY: Final = "/tessera.v1.Networks/UpdateTopology"
+SCHEDULE: Final = "/tessera.v1.Scheduler/Schedule"
+REPLAY: Final = "/tessera.v1.Scheduler/ReplayRound"
+LIST_JOBS: Final = "/tessera.v1.Jobs/ListJobs"
+
+
+def send_documents(attack: Attack) -> Tally:
+    """Send documents that expand to every field that takes one."""
+    calls = list(document_calls(attack))
+
+    def send(caller: Caller) -> None:
+        what, path, make = calls[int(caller.rng.integers(len(calls)))]
+        caller.call(path, make(), timeout_s=PATIENCE_S, what=what)
+
+    return call_from_threads(attack, attack.scaled(16, 2), send, attack.scaled(20_000, 200))
+
+
+DocumentCall = tuple[str, str, Callable[[], bytes]]
+"""What is sent, the method's path, and a function that makes the request."""
+
+
+def document_calls(attack: Attack) -> list[DocumentCall]:
+    """Return the calls that carry a hostile document or text."""
+    found: list[DocumentCall] = []
+    texts = [*hostile_texts(MAX_ARCHITECTURE), *hostile_architectures()]
+    for name, text in texts:
+        found.append((f"architecture: {name}", UPSERT_MODELS, _serve(_models(text))))
+    size = attack.scaled(MAX_DOCUMENT, MIB)
+    links = attack.scaled(100_000, 1_000)
+    for name, text in [*hostile_texts(size), *hostile_topologies(links)]:
+        found.append((f"topology: {name}", UPDATE_TOPOLOGY, _serve(_topology(text))))
+    large = attack.scaled(TOO_LARGE, MIB)
+    found.append(("architecture: far too long", UPSERT_MODELS, lambda: _models("[" * large)))
+    found.append(("topology: far too long", UPDATE_TOPOLOGY, lambda: _topology("[" * large)))
+    for name, text in (
+        ("brackets", nest_brackets(300)), ("a text", "x" * MIB), ("a number", "9" * 900),
+    ):  # fmt: skip
+        token = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        request = jobs_pb2.ListJobsRequest(parent=parent(ATTACKED), page_token=token)
+        found.append((f"page token: {name}", LIST_JOBS, _serve(request.SerializeToString())))
+    for name, objective in (
+        ("thens", " then ".join(["throughput"] * 90)), ("pluses", "+" * 999),
+        ("digits", "9" * 900 + "*throughput"), ("a long text", "x" * MIB),
+        ("within", "jct within 9" + "9" * 900 + " %"),
+    ):  # fmt: skip
+        options = scheduler_pb2.RoundOptions(objective=objective)
+        found.append((f"objective: {name}", SCHEDULE, _serve(_dry_run(options))))
+    weights = ",".join(f"{k}:1" for k in range(1, 200))
+    options = scheduler_pb2.RoundOptions(queue_weights=weights)
+    found.append(("queue weights", SCHEDULE, _serve(_dry_run(options))))
+    return found
+
+
+def _serve(raw: bytes) -> Callable[[], bytes]:
+    return lambda: raw
+
+
+def _models(text: str) -> bytes:
+    model = estimates_pb2.Model(model="hostile", params="1B", architecture=text)
+    return estimates_pb2.UpsertModelsRequest(
+        parent=parent(ATTACKED), models=[model], validate_only=True
+    ).SerializeToString()
+
+
+def _topology(text: str) -> bytes:
+    topology = networks_pb2.Topology(name=f"{parent(ATTACKED)}/topology", document=text)
+    return networks_pb2.UpdateTopologyRequest(
+        topology=topology, validate_only=True
+    ).SerializeToString()
+
+
+def _dry_run(options: scheduler_pb2.RoundOptions, cluster: str = CROWDED) -> bytes:
+    return scheduler_pb2.ScheduleRequest(
+        parent=parent(cluster), options=options, dry_run=True
+    ).SerializeToString()
+
+
+FAIR: Final = "max-min within 5% then finish-time-fairness within 1% then makespan then throughput"
+
+
+LEVELS: Final = (1000, 64)
+"""Levels of fairness that are asked for: far too many, and as many as are allowed."""
+
+
+def hostile_options() -> list[scheduler_pb2.RoundOptions]:
+    """Return options that make rounds as long as they can be, within the limits and beyond them."""
+    options, many, eight = scheduler_pb2.RoundOptions, many_goals(1000), many_goals(140)
+    found = []
+    for levels in LEVELS:
+        found += [
+            options(objective=FAIR, fairness_levels=levels, gap=1e-9),
+            options(objective="max-min then jct", fairness_levels=levels, solver="cp-sat"),
+            options(objective=FAIR, fairness_levels=levels, solver="lp"),
+        ]
+    for objective in (many, eight):
+        found += [
+            options(objective=objective, gap=1e-9),
+            options(objective=objective, solver="cp-sat", gap=1e-9),
+        ]
+    for solver in ("portfolio", "cp-sat", "cbc", "cvxpy"):
+        found.append(options(objective="throughput", solver=solver, gap=1e-12))
+    found.append(options(objective="jct", deadlines="planned", caution=10, queue_order=True))
+    return found
+
+
+def many_goals(characters: int) -> str:
+    """Return an objective of as many stages as fit, no two of which are the same."""
+    stages: list[str] = []
+    for k in itertools.count(1):
+        stage = f"{k}*jct+throughput"
+        if len(" then ".join([*stages, stage])) > characters:
+            return " then ".join(stages)
+        stages.append(stage)
+    raise AssertionError("unreachable")
+
+
+def ask_for_rounds(attack: Attack) -> Tally:
+    """Ask for dry runs and replays of large rounds, with an hour's deadline each."""
+    options = hostile_options()
+    replays = [
+        scheduler_pb2.ReplayRoundRequest(name=f"{parent(CROWDED)}/rounds/1", with_snapshot=True),
+        *(
+            scheduler_pb2.ReplayRoundRequest(name=f"{parent(CROWDED)}/rounds/1", options=chosen)
+            for chosen in options
+        ),
+    ]
+
+    def ask(caller: Caller) -> None:
+        if caller.rng.random() < 0.75:
+            chosen = options[int(caller.rng.integers(len(options)))]
+            caller.call(SCHEDULE, _dry_run(chosen), timeout_s=AN_HOUR_S, what="dry run")
+        else:
+            request = replays[int(caller.rng.integers(len(replays)))]
+            caller.call(REPLAY, request.SerializeToString(), timeout_s=AN_HOUR_S)
+
+    return call_from_threads(attack, attack.scaled(64, 4), ask, attack.scaled(10_000, 100))
+
+
+def list_everything(attack: Attack) -> Tally:
+    """List all jobs by pages of the largest size, and everything else that can be listed."""
+    others = [
+        (path, request.SerializeToString())
+        for path, request in sample_requests(CROWDED).items()
+        if "/List" in path
+    ]
+
+    def follow(caller: Caller) -> None:
+        request = jobs_pb2.ListJobsRequest(parent=parent(FLOODED), page_size=10_000)
+        while not attack.is_over:
+            answer = caller.call(LIST_JOBS, request.SerializeToString(), timeout_s=AN_HOUR_S)
+            if answer is None:
+                break
+            request.page_token = jobs_pb2.ListJobsResponse.FromString(answer).next_page_token
+            if not request.page_token:
+                break
+        for path, message in others:
+            caller.call(path, message, timeout_s=AN_HOUR_S)
+
+    return call_from_threads(attack, attack.scaled(16, 2), follow, attack.scaled(2_000, 20))
+
+
+def submit_floods(attack: Attack) -> Tally:
+    """Submit jobs, as many in a call as are allowed, from many threads."""
+    path, size = "/tessera.v1.Jobs/SubmitJobs", attack.scaled(40_000, 100)
+    batch = min(10_000, size)
+    real = submit_request(FLOODED, batch).SerializeToString()
+    checked = submit_request(FLOODED, batch, validate_only=True).SerializeToString()
+
+    def submit(caller: Caller) -> None:
+        raw = checked if caller.rng.random() < 0.5 else real
+        caller.call(path, raw, timeout_s=AN_HOUR_S)
+
+    return call_from_threads(attack, attack.scaled(32, 2), submit, attack.scaled(100, 4))
+
+
+def call_impatiently(attack: Attack) -> Tally:
+    """Call every method with a deadline of 1 to 50 ms, or leave after a random time."""
+    requests = [(p, r.SerializeToString()) for p, r in sample_requests().items()]
+    requests.append((SCHEDULE, _dry_run(hostile_options()[0])))
+
+    def hurry(caller: Caller) -> None:
+        path, message = requests[int(caller.rng.integers(len(requests)))]
+        seconds = float(caller.rng.uniform(0.001, 0.05))
+        if caller.rng.random() < 0.5:
+            caller.call(path, message, timeout_s=seconds)
+        else:
+            caller.call(path, message, timeout_s=60.0, leave_after_s=seconds)
+
+    return call_from_threads(attack, attack.scaled(32, 2), hurry, attack.scaled(200_000, 500))
+
+
+def flood(attack: Attack) -> Tally:
+    """Make clusters, models, tenants, nodes and workloads without number."""
+
+    def fill(caller: Caller) -> None:
+        turn = attack.next_turn()
+        make = FLOODS[int(caller.rng.integers(len(FLOODS)))]
+        path, message = make(turn, attack)
+        caller.call(path, message, timeout_s=60.0)
+
+    return call_from_threads(attack, attack.scaled(16, 2), fill, attack.scaled(40_000, 100))
+
+
+Flood = Callable[[int, Attack], tuple[str, bytes]]
+
+
+def _empty_cluster(turn: int, attack: Attack) -> tuple[str, bytes]:
+    gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=1)
+    cluster = clusters_pb2.Cluster(name=parent(f"empty-{attack.seed}-{turn}"), gpu_types=[gpu_type])
+    request = clusters_pb2.UpsertClusterRequest(cluster=cluster)
+    return "/tessera.v1.Clusters/UpsertCluster", request.SerializeToString()
+
+
+def _models_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
+    text = (
+        "{architecture: transformer, layers: 96, hidden: 64, heads: 2, sequence: 64, vocabulary: 9}"
+    )
+    models = [
+        estimates_pb2.Model(model=f"m{turn}", params=f"{k}B", architecture=text)
+        for k in range(attack.scaled(1000, 10))
+    ]
+    request = estimates_pb2.UpsertModelsRequest(parent=parent(FLOODED), models=models)
+    return UPSERT_MODELS, request.SerializeToString()
+
+
+def _tenants_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
+    place = parent(FLOODED)
+    tenants = [
+        tenants_pb2.Tenant(name=f"{place}/tenants/t{turn}-{k}", weight=1.0)
+        for k in range(attack.scaled(10_000, 100))
+    ]
+    request = tenants_pb2.UpsertTenantsRequest(parent=place, tenants=tenants)
+    return "/tessera.v1.Tenants/UpsertTenants", request.SerializeToString()
+
+
+def _nodes_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
+    place = parent(FLOODED)
+    nodes = [
+        clusters_pb2.Node(name=f"{place}/nodes/n{turn}-{k}", gpu_type=GPU_TYPE, gpus=64)
+        for k in range(attack.scaled(4_000, 10))
+    ]
+    request = clusters_pb2.UpsertNodesRequest(parent=place, nodes=nodes)
+    return "/tessera.v1.Clusters/UpsertNodes", request.SerializeToString()
+
+
+def _job_of_a_new_workload(turn: int, attack: Attack) -> tuple[str, bytes]:
+    job = jobs_pb2.Job(iterations=1, requested_gpus=8, workload=workload(turn), tenant=f"t{turn}")
+    request = jobs_pb2.SubmitJobRequest(parent=parent(FLOODED), job=job)
+    return "/tessera.v1.Jobs/SubmitJob", request.SerializeToString()
+
+
+def _new_labels(turn: int, attack: Attack) -> tuple[str, bytes]:
+    name = f"{parent(ATTACKED)}/jobs/steady-0"
+    job = jobs_pb2.Job(name=name, labels={"turn": str(turn)})
+    request = jobs_pb2.UpdateJobRequest(job=job, update_mask=FieldMask(paths=["labels"]))
+    return "/tessera.v1.Jobs/UpdateJob", request.SerializeToString()
+
+
+FLOODS: Final[tuple[Flood, ...]] = (
+    *[_empty_cluster] * 6, _models_of_one_call, _tenants_of_one_call, _nodes_of_one_call,
+    *[_job_of_a_new_workload] * 4, _new_labels,
+)  # fmt: skip
+
+KINDS: Final[Mapping[str, Callable[[Attack], Tally]]] = {
+    "documents": send_documents, "rounds": ask_for_rounds, "unread": leave_unread,
+    "submits": submit_floods, "lists": list_everything, "impatient": call_impatiently,
+    "floods": flood,
+}  # fmt: skip
+"""The kinds of attacks by name, in the order in which they are tried."""

@@ -1,0 +1,209 @@
+"""A valid request of each method that takes one message and gives one answer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Final
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from tessera.v1 import (
+    agents_pb2,
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
+
+ATTACKED: Final = "attacked"
+"""The cluster of the hostile callers, with a real agent."""
+NEIGHBOUR: Final = "neighbour"
+"""The cluster of the well-behaved caller, with a real agent."""
+CROWDED: Final = "bench"  # as service.cli.demo.drive has it
+"""A cluster with enough GPUs and jobs that a round of it is work."""
+FLOODED: Final = "flooded"
+"""A cluster that takes in whatever there is too much of."""
+
+MODULES: Final = (
+    agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2,
+)  # fmt: skip
+
+GPU_TYPE: Final = "a40"
+JOB: Final = "steady-0"
+"""A job of the attacked cluster that runs throughout."""
+
+
+def every_method() -> Iterator[MethodDescriptor]:
+    """Yield all methods of Tessera's API."""
+    for module in MODULES:
+        for service in module.DESCRIPTOR.services_by_name.values():
+            yield from service.methods
+
+
+def path_of(method: MethodDescriptor) -> str:
+    """Return the path of a method, e.g. ``/tessera.v1.Jobs/GetJob``."""
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+def parent(cluster: str) -> str:
+    """Return the cluster's resource name."""
+    return f"clusters/{cluster}"
+
+
+def small_job(gpus: int = 1, weight: float = 1e-6, iterations: int = 10**9) -> jobs_pb2.Job:
+    """Return a job that waits where better ones run."""
+    return jobs_pb2.Job(
+        workload=workload(gpus), iterations=iterations, requested_gpus=gpus, weight=weight,
+        restart=Duration(seconds=0),
+    )  # fmt: skip
+
+
+def workload(gpus: int) -> estimates_pb2.Workload:
+    """Return what runs on exactly this number of GPUs."""
+    return estimates_pb2.Workload(model="m", params=f"{gpus}B", global_batch=64)
+
+
+def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
+    """Return the estimate of the workload of this number of GPUs."""
+    return estimates_pb2.CellEstimate(
+        workload=workload(gpus), cell=estimates_pb2.Cell(gpu_type=GPU_TYPE, gpus=gpus, pipeline_degree=1),
+        nodes=-(-gpus // 2), iter_time_s=1.0, source=estimates_pb2.MEASURED,
+    )  # fmt: skip
+
+
+def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Message]:
+    """Return a request for each method without streams, by path. None of them stops the job."""
+    place = parent(cluster)
+    jobs, estimates, scheduler = "Jobs", "Estimates", "Scheduler"
+    job_name, topology = f"{place}/jobs/{job}", f"{place}/topology"
+    gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
+    node = clusters_pb2.Node(name=f"{place}/nodes/spare", gpu_type=GPU_TYPE, gpus=1)
+    tenant = tenants_pb2.Tenant(name=f"{place}/tenants/t", weight=1.0)
+    layer = estimates_pb2.LayerProfile(
+        kind="k", layers=1, samples=1, tensor_parallel=1, forward_s=1, backward_s=1,
+        method="wall clock", repeats=1, device_s=1,
+    )  # fmt: skip
+    clos = (
+        '{"kind": "clos", "hosts": 4, "host": "a100", "tors": 1, "aggregations": 1,'
+        ' "tor_bytes_per_s": 1e10}'
+    )
+    model = estimates_pb2.Model(
+        model="own", params="1B",
+        architecture="{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 64,"
+        " vocabulary: 100, positions: rotary, dtype: bf16}",
+    )  # fmt: skip
+    found: dict[tuple[str, str], Message] = {
+        ("Clusters", "UpsertCluster"): clusters_pb2.UpsertClusterRequest(
+            cluster=clusters_pb2.Cluster(name=place, gpu_types=[gpu_type])
+        ),
+        ("Clusters", "GetCluster"): clusters_pb2.GetClusterRequest(name=place),
+        ("Clusters", "ListClusters"): clusters_pb2.ListClustersRequest(page_size=1000),
+        ("Clusters", "UpsertNodes"): clusters_pb2.UpsertNodesRequest(parent=place, nodes=[node]),
+        ("Clusters", "GetNode"): clusters_pb2.GetNodeRequest(name=node.name),
+        ("Clusters", "ListNodes"): clusters_pb2.ListNodesRequest(parent=place, page_size=1000),
+        ("Clusters", "DrainNodes"): clusters_pb2.DrainNodesRequest(parent=place, names=[node.name]),
+        ("Clusters", "UndrainNodes"): clusters_pb2.UndrainNodesRequest(
+            parent=place, names=[node.name]
+        ),
+        # without effect on the agent's own nodes, types and jobs, whoever is quick enough
+        ("Clusters", "DeleteCluster"): clusters_pb2.DeleteClusterRequest(
+            name=place, validate_only=True
+        ),
+        ("Clusters", "DeleteGpuTypes"): clusters_pb2.DeleteGpuTypesRequest(
+            parent=place, gpu_types=[GPU_TYPE], validate_only=True
+        ),
+        ("Clusters", "DeleteNode"): clusters_pb2.DeleteNodeRequest(name=node.name),
+        ("Clusters", "DeleteNodes"): clusters_pb2.DeleteNodesRequest(
+            parent=place, names=[node.name]
+        ),
+        (estimates, "DeleteCells"): estimates_pb2.DeleteCellsRequest(
+            parent=place, workload=workload(1), validate_only=True
+        ),
+        (estimates, "DeleteModels"): estimates_pb2.DeleteModelsRequest(
+            parent=place, models=[estimates_pb2.ModelName(model="own", params="1B")]
+        ),
+        (estimates, "UpsertCells"): estimates_pb2.UpsertCellsRequest(
+            parent=place, cells=[cell_of(gpus) for gpus in (1, 2, 4)]
+        ),
+        (estimates, "ListCells"): estimates_pb2.ListCellsRequest(parent=place, page_size=1000),
+        (estimates, "EstimateCells"): estimates_pb2.EstimateCellsRequest(
+            parent=place,
+            gpus=[1, 2],
+            gpu_types=[GPU_TYPE],
+            validate_only=True,
+            workload=estimates_pb2.Workload(model="GPT", params="1.3B", global_batch=1024),
+        ),
+        (estimates, "UpsertModels"): estimates_pb2.UpsertModelsRequest(
+            parent=place, models=[model]
+        ),
+        (estimates, "ListModels"): estimates_pb2.ListModelsRequest(
+            parent=place, page_size=1000, with_published=True
+        ),
+        (estimates, "AddProfiles"): estimates_pb2.AddProfilesRequest(
+            parent=place,
+            workload=workload(1),
+            gpu_type=GPU_TYPE,
+            task="t",
+            source="s:f",
+            dtype="bf16",
+            device="d",
+            layers=[layer],
+            date="2026-01-01",
+        ),
+        (estimates, "GetProfiling"): estimates_pb2.GetProfilingRequest(
+            parent=place, workload=workload(1)
+        ),
+        (jobs, "SubmitJob"): jobs_pb2.SubmitJobRequest(parent=place, job=small_job()),
+        (jobs, "SubmitJobs"): submit_request(cluster, 10),
+        (jobs, "GetJob"): jobs_pb2.GetJobRequest(name=job_name),
+        (jobs, "ListJobs"): jobs_pb2.ListJobsRequest(parent=place, page_size=1000),
+        (jobs, "UpdateJob"): jobs_pb2.UpdateJobRequest(
+            job=jobs_pb2.Job(name=job_name, labels={"x": "y"})
+        ),
+        (jobs, "ListJobEvents"): jobs_pb2.ListJobEventsRequest(parent=job_name),
+        (jobs, "CancelJob"): jobs_pb2.CancelJobRequest(name=job_name, validate_only=True),
+        (jobs, "HoldJob"): jobs_pb2.HoldJobRequest(name=job_name, validate_only=True),
+        (jobs, "ReleaseJob"): jobs_pb2.ReleaseJobRequest(name=job_name, validate_only=True),
+        ("Networks", "GetTopology"): networks_pb2.GetTopologyRequest(name=topology),
+        ("Networks", "UpdateTopology"): networks_pb2.UpdateTopologyRequest(
+            topology=networks_pb2.Topology(name=topology, document=clos)
+        ),
+        ("Networks", "DeleteTopology"): networks_pb2.DeleteTopologyRequest(name=topology),
+        ("Networks", "GetNetworkPlan"): networks_pb2.GetNetworkPlanRequest(
+            name=f"{place}/networkPlans/-"
+        ),
+        ("Networks", "ListNetworkPlans"): networks_pb2.ListNetworkPlansRequest(parent=place),
+        ("Networks", "PlanNetwork"): networks_pb2.PlanNetworkRequest(parent=place),
+        (scheduler, "Schedule"): scheduler_pb2.ScheduleRequest(parent=place, summary_only=True),
+        (scheduler, "GetRound"): scheduler_pb2.GetRoundRequest(name=f"{place}/rounds/1"),
+        (scheduler, "ListRounds"): scheduler_pb2.ListRoundsRequest(parent=place, page_size=100),
+        (scheduler, "ReplayRound"): scheduler_pb2.ReplayRoundRequest(name=f"{place}/rounds/1"),
+        ("Tenants", "UpsertTenants"): tenants_pb2.UpsertTenantsRequest(
+            parent=place, tenants=[tenant]
+        ),
+        ("Tenants", "ListTenants"): tenants_pb2.ListTenantsRequest(parent=place),
+        ("Tenants", "DeleteTenants"): tenants_pb2.DeleteTenantsRequest(
+            parent=place, names=[tenant.name]
+        ),
+    }
+    return {f"/tessera.v1.{service}/{name}": request for (service, name), request in found.items()}
+
+
+def submit_request(
+    cluster: str, jobs: int, *, validate_only: bool = False
+) -> jobs_pb2.SubmitJobsRequest:
+    """Return a request that submits this number of jobs under names that the server chooses."""
+    one = jobs_pb2.SubmitJobRequest(job=small_job())
+    return jobs_pb2.SubmitJobsRequest(
+        parent=parent(cluster), requests=[one] * jobs, validate_only=validate_only
+    )
+
+
+def request_id() -> str:
+    """Return an id under which a call can be repeated."""
+    return str(uuid.uuid4())

@@ -1,0 +1,149 @@
+"""Clients that do not read: watches, agents' streams, lists, and connections that say nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from typing import Final
+
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from benchmarks.service.hostile.caller import Attack, Caller
+from benchmarks.service.hostile.requests import CROWDED, FLOODED, GPU_TYPE, parent
+from benchmarks.service.hostile.tally import Tally, merge_tallies
+from benchmarks.service.hostile.wire import HEADERS, PREFACE, Unread, pack_frame, pack_settings
+from tessera.v1 import agents_pb2, jobs_pb2
+
+STREAMS: Final = 100
+"""On one connection."""
+
+HEARTBEAT_S: Final = 1.0
+
+WATCHED: Final = 20
+"""Jobs that all watches share; each is changed again and again."""
+
+WATCH: Final = "/tessera.v1.Jobs/WatchJob"
+SYNC: Final = "/tessera.v1.Agents/Sync"
+LIST_JOBS: Final = "/tessera.v1.Jobs/ListJobs"
+UPDATE_JOB: Final = "/tessera.v1.Jobs/UpdateJob"
+
+
+def leave_unread(attack: Attack) -> Tally:
+    """Open watches, agents' streams, lists and connections, and read nothing."""
+    caller, tally = Caller(attack, 0), Tally()
+    jobs = _first_jobs(caller)
+    updates = threading.Thread(target=_keep_changing, args=(caller, jobs))
+    updates.start()
+    with contextlib.ExitStack() as left:
+        connections = [*_open_watches(attack, jobs), *_open_lists(attack)]
+        agents = list(_open_agents(attack))
+        for connection in (*connections, *(connection for connection, _ in agents)):
+            left.callback(connection.close)
+        for half_open in _open_halves(attack):
+            left.callback(half_open.close)
+        _pump(attack, connections, agents)
+    updates.join()
+    caller.close()
+    for connection in (*connections, *(connection for connection, _ in agents)):
+        for _ in connection.open_streams:
+            tally.record("stream", "OPEN", 0.0)
+        if connection.closed:
+            tally.record("connection", "ENDED_BY_SERVER", 0.0)
+    return merge_tallies([caller.tally, tally])
+
+
+def _first_jobs(caller: Caller) -> list[str]:
+    request = jobs_pb2.ListJobsRequest(parent=parent(CROWDED), page_size=WATCHED)
+    answer = caller.call(LIST_JOBS, request.SerializeToString(), timeout_s=30.0)
+    return [job.name for job in jobs_pb2.ListJobsResponse.FromString(answer or b"").jobs]
+
+
+def _keep_changing(caller: Caller, jobs: list[str]) -> None:
+    """Change the watched jobs until the attack is over, with labels that make them long."""
+    turn = 0
+    while jobs and not caller.attack.is_over:
+        labels = {f"label-{k}": f"{turn} ".ljust(200, "x") for k in range(60)}
+        job = jobs_pb2.Job(name=jobs[turn % len(jobs)], labels=labels)
+        request = jobs_pb2.UpdateJobRequest(job=job, update_mask=FieldMask(paths=["labels"]))
+        caller.call(UPDATE_JOB, request.SerializeToString(), timeout_s=30.0)
+        turn += 1
+        time.sleep(0.05)
+
+
+def _open_watches(attack: Attack, jobs: list[str]) -> list[Unread]:
+    connections: list[Unread] = []
+    for k in range(attack.scaled(2_000, 40) if jobs else 0):
+        if k % STREAMS == 0:
+            connections.append(Unread(attack.address))
+        request = jobs_pb2.WatchJobRequest(name=jobs[k % len(jobs)])
+        connections[-1].call(WATCH, request.SerializeToString())
+    return connections
+
+
+def _open_lists(attack: Attack) -> list[Unread]:
+    """Ask for large pages over connections of their own, each of which takes no byte of them."""
+    request = jobs_pb2.ListJobsRequest(parent=parent(FLOODED), page_size=10_000)
+    connections = []
+    for _ in range(attack.scaled(200, 4)):
+        connection = Unread(attack.address)
+        connection.call(LIST_JOBS, request.SerializeToString())
+        connections.append(connection)
+    return connections
+
+
+def _open_agents(attack: Attack) -> list[tuple[Unread, list[int]]]:
+    """Pose as agents that say that they live, and hear nothing."""
+    agents: list[tuple[Unread, list[int]]] = []
+    for k in range(attack.scaled(500, 10)):
+        if k % STREAMS == 0:
+            agents.append((Unread(attack.address), []))
+        name = f"forged-{attack.seed}-{k}"
+        node = agents_pb2.AgentNode(node=name, gpu_type=GPU_TYPE, gpus=1)
+        hello = agents_pb2.Hello(
+            parent=parent(FLOODED), agent_id=name, incarnation="1", nodes=[node]
+        )
+        connection, streams = agents[-1]
+        message = agents_pb2.AgentMessage(hello=hello).SerializeToString()
+        streams.append(connection.call(SYNC, message, end=False))
+    return agents
+
+
+def _open_halves(attack: Attack) -> list[socket.socket]:
+    """Open connections that stop in the middle of what they have to say."""
+    starts = (b"", PREFACE[:10], PREFACE, PREFACE + pack_settings(0)[:5],
+              PREFACE + pack_settings(65_535) + pack_frame(HEADERS, 0, 1, b"\x00"))  # fmt: skip
+    host, _, port = attack.address.rpartition(":")
+    opened = []
+    for k in range(attack.scaled(1_000, 20)):
+        opened.append(socket.create_connection((host, int(port)), timeout=10))
+        opened[-1].sendall(starts[k % len(starts)])
+    return opened
+
+
+def _pump(
+    attack: Attack, connections: list[Unread], agents: list[tuple[Unread, list[int]]]
+) -> None:
+    """Keep the connections alive until the attack is over."""
+    with selectors.DefaultSelector() as ready:
+        for connection in (*connections, *(connection for connection, _ in agents)):
+            ready.register(connection, selectors.EVENT_READ, connection)
+        next_s = time.monotonic() + HEARTBEAT_S
+        while not attack.is_over:
+            for key, _ in ready.select(min(0.2, max(0.0, next_s - time.monotonic()))):
+                key.data.pump()
+                if key.data.closed:
+                    ready.unregister(key.fileobj)
+            if time.monotonic() >= next_s:
+                next_s += HEARTBEAT_S
+                _beat(agents)
+
+
+def _beat(agents: list[tuple[Unread, list[int]]]) -> None:
+    message = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()).SerializeToString()
+    for connection, streams in agents:
+        for stream in streams:
+            if stream in connection.open_streams and not connection.closed:
+                connection.say(stream, message)

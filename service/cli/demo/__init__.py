@@ -1,0 +1,1 @@
+"""The demonstration: a temporary Tessera of real processes, and what drives it."""

@@ -1,0 +1,230 @@
+"""``tessera demo``: schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.
+
+A database, a server and four agents start as processes of their own; the 1,280-GPU cluster of Arena's Table 1
+is scheduled for some rounds over gRPC, and greedy solves the same rounds' snapshots beside the ILP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from estimator.samples import sample_profiles
+from formulation.resources import NodeSpec
+from formulation.snapshot import Workload
+from service.cli.demo.drive import (
+    CLUSTER,
+    PARENT,
+    add_estimates,
+    make_cluster,
+    replay,
+    schedule,
+    submit,
+)
+from service.cli.demo.picture import Pair, draw
+from service.cli.demo.stack import Stack, running
+from simulator.clusters import arena_table1
+from simulator.workloads.philly_like import philly_like
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
+
+ROUND_S = 300.0
+UNPROFILED = Workload(model="llama", params="7B", global_batch=256)
+"""What one of the demo's users submits before anybody has profiled it."""
+CLOCK = 300.0  # seconds of training in a second of the demo: a round's training takes 1 s
+
+NEXT_STEPS = (
+    ("tessera up", "starts a cluster of your own on this machine; keep it running"),
+    ("tessera submit --help", "submits jobs to it from a second terminal"),
+    ("tessera simulate --help", "tries policies on traces, with no server"),
+    ("README.md", "has the rest"),
+)
+"""Commands to go on with after the demo, and what each is for."""
+
+out, err = Console(), Console(stderr=True)
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``demo`` to the command line."""
+    app.command("demo")(demo)
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(help="Rounds of 300 s of training.", min=1)] = 8,
+    jobs: Annotated[int, typer.Option(help="Jobs that wait at the start.", min=1)] = 260,
+    arrivals: Annotated[int, typer.Option(help="New jobs before each later round.", min=0)] = 40,
+    seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
+    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path(
+        "tessera-demo.png"
+    ),
+) -> None:
+    """Schedule a 1,280-GPU cluster for some rounds, ILP beside greedy, and show what came of it."""
+    types, nodes = arena_table1()
+    workload = [spec for _, spec in philly_like(jobs + arrivals * (rounds - 1), seed)]
+    workload[0] = replace(workload[0], workload=UNPROFILED)
+    with ExitStack() as stack:
+        system = stack.enter_context(running(report=_tell))
+        _tell("sending the cluster and its estimates")
+        make_cluster(system, types, nodes)
+        add_estimates(system, sample_profiles())
+        _tell(f"starting four agents for {len(nodes)} nodes")
+        stack.enter_context(_agents(system, nodes))
+        _wait_for_nodes(system, len(nodes))
+        pairs = []
+        for k in range(rounds):
+            submit(
+                system,
+                workload[:jobs] if k == 0 else workload[jobs + (k - 1) * arrivals :][:arrivals],
+            )
+            started_s = time.monotonic()
+            ilp = schedule(system, 10.0, seed=seed)
+            call_s = time.monotonic() - started_s
+            pairs.append(
+                Pair(ilp=ilp, greedy=replay(system, ilp.name, solver="greedy"), call_s=call_s)
+            )
+            _tell(f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting")
+            if k < rounds - 1:
+                time.sleep(ROUND_S / CLOCK)
+        found = list_jobs(system)
+        last = get_round(system, pairs[-1].ilp.name)
+        draw(picture, pairs, last.decisions, [(n.name, n.gpu_type, n.gpus) for n in nodes])
+    _show(pairs, found, picture)
+
+
+def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -> None:
+    table = Table(title="1,280 GPUs, a round every 300 s")
+    for column in ("round", "ILP", "greedy", "ratio", "running", "waiting", "gap", "seconds"):
+        table.add_column(column, justify="right")
+    for pair in pairs:
+        r, g = pair.ilp, pair.greedy
+        table.add_row(
+            r.name.rpartition("/")[2], f"{r.placed_score:.2f}", f"{g.placed_score:.2f}",
+            f"{r.placed_score / g.placed_score:.3f}" if g.placed_score else "-", str(r.running),
+            str(r.waiting), _gap(r), f"{pair.call_s:.2f}",
+        )  # fmt: skip
+    out.print(table)
+    _say(
+        "ILP and greedy: throughput placed on the same snapshot, in effective GPUs: one GPU of the job's best"
+        " type, at its most efficient count, counts 1. Gap: how far from a proven bound. Seconds: the whole"
+        " Schedule call, from socket to commit."
+    )
+    states = [jobs_pb2.JobState.Name(job.state) for job in found]
+    counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
+    _say(f"Jobs now: {counts}.")
+    out.print("\nWhy it waits:", style="bold")
+    for job in telling(found):
+        _say(
+            f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, asked for"
+            f" {job.requested_gpus}): {job.reason.message}. Next: {job.reason.next_step}."
+        )
+    _say(f"\nPicture: {picture}")
+    out.print("\nNext:", style="bold")
+    for command, purpose in NEXT_STEPS:
+        _say(f"  {command:<25}{purpose}")
+
+
+def _tell(step: str) -> None:
+    """Print a step on standard error, as it begins or has ended."""
+    err.print(step, highlight=False, markup=False)
+
+
+def _say(text: str) -> None:
+    """Print a line, wrapped at words on a terminal and left whole elsewhere."""
+    out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
+
+
+def _gap(value: scheduler_pb2.Round) -> str:
+    """Return the gap in a few characters; "?" where no bound was proven."""
+    if value.bound_is_trivial or not math.isfinite(value.gap):
+        return "?"
+    return f"{value.gap:.0e}" if value.gap else "0"
+
+
+def telling(found: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
+    """Return the most telling waiting jobs: each reason once, then the largest requests."""
+    waiting = sorted(
+        (job for job in found if job.reason.code), key=lambda job: (-job.requested_gpus, job.name)
+    )
+    first = {job.reason.code: job for job in reversed(waiting)}
+    chosen = list(first.values())
+    chosen += [job for job in waiting if job not in chosen]
+    return chosen[:count]
+
+
+def get_round(system: Stack, name: str) -> scheduler_pb2.Round:
+    """Return a round with its decisions."""
+    return system.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=name))
+
+
+def list_jobs(system: Stack) -> list[jobs_pb2.Job]:
+    """Return all jobs of the cluster."""
+    return list(
+        system.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=PARENT, page_size=10_000)).jobs
+    )
+
+
+@contextmanager
+def _agents(system: Stack, nodes: Sequence[NodeSpec]) -> Iterator[None]:
+    """Run one agent process for the nodes of each GPU type, on a fast clock."""
+    processes = []
+    for kind in sorted({n.gpu_type for n in nodes}):
+        listed = system.folder / f"nodes-{kind}.json"
+        listed.write_text(
+            json.dumps(
+                [
+                    {"node": n.name, "gpu_type": n.gpu_type, "gpus": n.gpus, "rack": n.rack}
+                    for n in nodes
+                    if n.gpu_type == kind
+                ]
+            )
+        )
+        log = (system.folder / f"agent-{kind}.log").open("wb")
+        with log:
+            processes.append(
+                subprocess.Popen(
+                    [
+                        sys.executable, "-m", "service.agent.main", "--server", system.addresses[0],
+                        "--cluster", CLUSTER, "--agent-id", f"agent-{kind}", "--nodes-file", str(listed),
+                        "--data-dir", str(system.folder / kind), "--clock-factor", str(CLOCK),
+                        "--inspect-s", "0.5", "--stop-on-exit",
+                    ],
+                    env=os.environ, stdout=log, stderr=log,
+                )
+            )  # fmt: skip
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def _wait_for_nodes(system: Stack, count: int, limit_s: float = 30.0) -> None:
+    """Wait until the agents of all nodes have been heard."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        ready = sum(node.state == node.READY for node in list_nodes(system))
+        if ready == count:
+            return
+        time.sleep(0.1)
+    logs = "\n".join(p.read_text()[-500:] for p in sorted(system.folder.glob("agent-*.log")))
+    raise RuntimeError(f"{count - ready} nodes were not heard in {limit_s} s:\n{logs}")
+
+
+def list_nodes(system: Stack) -> list[clusters_pb2.Node]:
+    """Return all nodes of the cluster."""
+    request = clusters_pb2.ListNodesRequest(parent=PARENT, page_size=1000)
+    return list(system.clusters.ListNodes(request).nodes)

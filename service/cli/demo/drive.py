@@ -1,0 +1,114 @@
+"""What a driver does to a running Tessera: fill it, schedule it, let it settle."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from formulation.codec import decode
+from formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from formulation.snapshot import GpuType, Snapshot
+from service.cli.demo.stack import Stack
+from service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
+
+CLUSTER = "bench"
+PARENT = f"clusters/{CLUSTER}"
+
+UNSETTLED = [
+    jobs_pb2.STARTING, jobs_pb2.STOPPING, jobs_pb2.HOLDING, jobs_pb2.CANCELLING, jobs_pb2.FAILING,
+]  # fmt: skip
+
+
+def make_cluster(stack: Stack, types: Iterable[GpuType], nodes: Sequence[NodeSpec]) -> None:
+    """Create the benchmark's cluster."""
+    gpu_types = [clusters_pb2.GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in types]
+    cluster = clusters_pb2.Cluster(name=PARENT, gpu_types=gpu_types)
+    stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
+    stack.clusters.UpsertNodes(
+        clusters_pb2.UpsertNodesRequest(
+            parent=PARENT,
+            nodes=[
+                clusters_pb2.Node(
+                    name=f"{PARENT}/nodes/{n.name}", gpu_type=n.gpu_type, gpus=n.gpus, rack=n.rack
+                )
+                for n in nodes
+            ],
+        )
+    )  # fmt: skip
+
+
+def add_estimates(stack: Stack, estimates: Sequence[EstimateRecord]) -> None:
+    """Send the estimates, all in one call."""
+    cells = [estimate_to_proto(e) for e in estimates]
+    stack.estimates.UpsertCells(estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=cells))
+
+
+def submit(stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000) -> None:
+    """Submit jobs in batches."""
+    rest = iter(jobs)
+    while some := list(islice(rest, batch)):
+        requests = [
+            jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job_spec_to_proto(CLUSTER, spec))
+            for spec in some
+        ]
+        stack.jobs.SubmitJobs(
+            jobs_pb2.SubmitJobsRequest(
+                parent=PARENT, requests=requests, request_id=str(uuid.uuid4())
+            )
+        )
+
+
+def schedule(stack: Stack, deadline_s: float, **options: object) -> scheduler_pb2.Round:
+    """Run one round and commit it."""
+    return stack.scheduler.Schedule(
+        scheduler_pb2.ScheduleRequest(
+            parent=PARENT,
+            options=scheduler_pb2.RoundOptions(**options),  # type: ignore[arg-type]
+            summary_only=True,
+            request_id=str(uuid.uuid4()),
+        ),
+        timeout=deadline_s,
+    )
+
+
+def replay(stack: Stack, name: str, **options: object) -> scheduler_pb2.Round:
+    """Solve a stored round's snapshot again with other options."""
+    request = scheduler_pb2.ReplayRoundRequest(
+        name=name,
+        options=scheduler_pb2.RoundOptions(**options),  # type: ignore[arg-type]
+        summary_only=True,
+    )
+    return stack.scheduler.ReplayRound(request, timeout=120).round
+
+
+def snapshot_of(stack: Stack, name: str) -> Snapshot:
+    """Return the snapshot that a stored round decided on."""
+    request = scheduler_pb2.ReplayRoundRequest(
+        name=name, options=scheduler_pb2.RoundOptions(solver="greedy"), summary_only=True,
+        with_snapshot=True,
+    )  # fmt: skip
+    snapshot = decode(stack.scheduler.ReplayRound(request, timeout=120).snapshot)
+    if not isinstance(snapshot, Snapshot):
+        raise TypeError(f"{name} has no snapshot")
+    return snapshot
+
+
+def settle(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:
+    """Wait until every gang has started or gone, and the jobs in ``ended`` are known to have ended."""
+    until, waiting = time.monotonic() + limit_s, list(ended)
+    request = jobs_pb2.ListJobsRequest(parent=PARENT, states=UNSETTLED, page_size=1)
+    while time.monotonic() < until:
+        waiting = [
+            job
+            for job in waiting
+            if not stack.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{PARENT}/jobs/{job}")).HasField(
+                "end_time"
+            )
+        ]
+        if not waiting and not stack.jobs.ListJobs(request).jobs:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"jobs are still on their way after {limit_s} s")

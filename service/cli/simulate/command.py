@@ -1,0 +1,276 @@
+"""``tessera simulate``: run a trace of jobs on a simulated cluster, under one policy or several."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from formulation.errors import InvalidInput
+from formulation.grammar import parse
+from formulation.policy import NETWORK_LEVELS
+from service.cli import limits, traces
+from service.cli.options import label, seconds, with_options
+from service.cli.render import complain, line, note
+from service.cli.simulate import view
+from service.cli.simulate.network import DEFAULT, NOBODY, network_of, wiring_of
+from service.cli.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
+from service.cli.simulate.world import SMALL, Source, chosen
+from simulator.clusters import PRESETS as CLUSTERS
+from simulator.comparison.contestants import options_of
+from simulator.hazards import Hazards
+from simulator.logfile import log_of, write_log
+from simulator.overheads import PRESETS as OVERHEADS
+from simulator.overheads import overheads as overheads_of
+from simulator.provenance import commit, json_number
+from simulator.report.write import write_report
+from simulator.run import Conditions
+from simulator.traces.trace import TraceOptions
+from simulator.workloads.published import NAMES
+from solvers.network import mechanisms
+from solvers.schedulers import registry
+
+POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
+"""What runs where no policy is named."""
+JOBS: Final = 60
+"""Synthetic jobs where no number is named: a run takes seconds."""
+EPILOG: Final = f"""\
+Policies are our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on the
+same statement, `greedy:OBJECTIVE`, and published ones: {", ".join(registry.names())}. `@OPTION=VALUE` changes
+an option of a round, e.g. ilp:jct@max_changes=3. All run on the same jobs, see the same estimates and pay
+the same overheads; progress accrues at the speed then in force, and jobs run to completion or to --horizon.
+
+Examples: tessera simulate
+          tessera simulate trace.csv --profiles profiles.csv --nodes a100=8x4 --policy fcfs --policy ilp:jct
+          tessera simulate trace.csv --profiles profiles.csv --cluster testbed-a --on-bad drop --report out
+"""
+
+
+def add(app: typer.Typer) -> None:
+    """Add ``simulate`` to the command line."""
+    shaped = with_options(simulate, "wanted", _shaping(), EPILOG)
+    app.command("simulate")(with_options(shaped, "told", conditions))
+
+
+def _option(text: str, *names: str, **rest: Any) -> Any:
+    return typer.Option(*names, help=text, show_default=False, **rest)
+
+
+def _shaping() -> Any:
+    """Return ``traces.asked`` as this command has it: it knows no server, and writes no trace."""
+    here = {
+        "profiles": Annotated[Path | None, _option(
+            "How fast models run, the truth of the simulation (simulator/traces/README.md).",
+            metavar="FILE.csv")],
+        "nodes": Annotated[list[str] | None, _option(
+            "The cluster, e.g. a100=80x4: 80 nodes of 4; repeatable.", metavar="TYPE=NODESxGPUS")],
+        "seed": Annotated[int, _option(
+            "Of all that is drawn: jobs, errors, failures; 0.", min=0, max=limits.MAX_SEED)],
+    }  # fmt: skip
+    given = inspect.signature(traces.asked, eval_str=True).parameters.values()
+    known = [p.replace(annotation=here.get(p.name, p.annotation)) for p in given if p.name != "to"]
+
+    def asked(**options: Any) -> traces.Wanted:
+        return traces.asked(**options)
+
+    asked.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
+    return asked
+
+
+def conditions(
+    *,
+    round_length: Annotated[str, _option("Time between rounds; 300s.", "--round")] = "300s",
+    on_events: Annotated[bool, _option(
+        "Rounds come when something has happened, at most one each --round.", "--on-events")] = False,
+    horizon: Annotated[str | None, _option(
+        "End after so long, e.g. 7d; by default when all jobs are over.")] = None,
+    overheads: Annotated[str, _option(
+        f"What starts, changes and failures cost: {', '.join(OVERHEADS)}.")] = "default",
+    error: Annotated[float, _option(
+        "Mean relative error of the estimates that rounds decide on, e.g. 0.1; 0.",
+        min=0.0, max=0.99)] = 0.0,
+    failures: Annotated[str | None, _option(
+        "A node fails each so long on average, e.g. 340d (Llama 3's), and is away for 4 h; never.")] = None,
+    stragglers: Annotated[str | None, _option(
+        "A node lags each so long on average, e.g. 60d, by up to 2 times for 2 h; never.")] = None,
+    topology: Annotated[str | None, _option(
+        "Jobs share this network, YAML or JSON (service/cli/README.md, Topologies), and slow each other down"
+        " where they meet. Its hosts are the cluster's nodes, by name.", metavar="FILE")] = None,
+    network: Annotated[list[str] | None, _option(
+        f"Who decides paths and levels on it; repeatable: {', '.join(mechanisms.names())}, or {NOBODY}:"
+        f" nobody meets; by default {DEFAULT}.", metavar="MECHANISM")] = None,
+    network_levels: Annotated[int | None, _option(
+        f"Levels of urgency that switches keep apart; {NETWORK_LEVELS}.", min=1, max=NETWORK_LEVELS)] = None,
+) -> Told:  # fmt: skip
+    """Return under which conditions policies run. Raises InvalidInput."""
+    overheads_of(overheads)  # refuses a name that is not known
+    hazards = None
+    if failures or stragglers:
+        hazards = Hazards(
+            between_failures_s=_positive_s("--failures", failures),
+            between_lags_s=_positive_s("--stragglers", stragglers),
+        )
+    return Told(
+        overheads=overheads, round_s=_positive_s("--round", round_length),
+        on_events=on_events, horizon_s=_positive_s("--horizon", horizon), error=error,
+        hazards=hazards, wiring=wiring_of(topology, network or (), network_levels),
+    )  # fmt: skip
+
+
+def _positive_s(option: str, text: str | None) -> float:
+    """Return a duration in seconds; inf: there is none."""
+    if text is None:
+        return math.inf
+    found = seconds(option, text)
+    if not found > 0:
+        raise InvalidInput(option, "must be longer than 0")
+    return found
+
+
+def simulate(
+    wanted: traces.Wanted,
+    told: Told,
+    trace: Annotated[str | None, typer.Argument(
+        metavar="TRACE", show_default=False,
+        help=f"A CSV of jobs (simulator/traces/README.md), or one of {', '.join(NAMES)}, which need the data"
+        f" sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.")] = None,
+    cluster: Annotated[str | None, _option(
+        f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}.")] = None,
+    policy: Annotated[list[str] | None, _option(
+        f"Who decides; repeatable; by default {', '.join(POLICIES)}.", metavar="NAME")] = None,
+    price: Annotated[list[str] | None, _option(
+        "Dollars an hour of one GPU, for the objective `cost`; repeatable.", metavar="TYPE=DOLLARS")] = None,
+    jobs: Annotated[int | None, _option(
+        f"How many synthetic jobs; {JOBS}.", min=1, max=limits.MAX_ROWS)] = None,
+    limit: Annotated[int | None, _option(
+        "Only the first so many jobs of the trace.", "--limit", "-n", min=1, max=limits.MAX_ROWS)] = None,
+    divide_iterations: Annotated[int, _option(
+        "Divide a file's `num_iterations` by this; 5, as Arena's want; 1 for others.", min=1)] = 5,
+    results: Annotated[Path | None, _option(
+        "Write all figures and each job's fate as JSON.", dir_okay=False)] = None,
+    log: Annotated[Path | None, _option(
+        "Write who held which GPUs when (simulator/README.md, The log); of several policies, each to a"
+        " file of its own.", dir_okay=False)] = None,
+    replay: Annotated[bool, _option(
+        "Let the independent executor replay each log, and exit 1 where it comes to other completion"
+        " times.", "--replay")] = False,
+    report: Annotated[Path | None, _option(
+        "Write an HTML page and Markdown with pictures into this folder.", file_okay=False)] = None,
+    as_json: Annotated[bool, _option("Print one JSON object and nothing else.", "--json")] = False,
+) -> None:  # fmt: skip
+    """Run a trace on a simulated cluster, under one policy or several, and compare what they come to.
+
+    Decisions are made by the same rounds as the service's, on the simulator's clock; progress goes to stderr.
+    """
+    names = list(dict.fromkeys(policy or POLICIES))
+    prices = dict(_price(text) for text in price or ())
+    for name in names:
+        _decidable(name, prices)
+    if trace is not None and jobs is not None:
+        raise InvalidInput("--jobs", "is of synthetic jobs; --limit takes the first of a trace")
+    _writable(*(path for path in (results, log) if path is not None))
+    source = Source(
+        trace=trace, cluster=cluster, jobs=jobs or JOBS, wanted=wanted,
+        reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
+        prices=prices,
+    )  # fmt: skip
+    world, seed = chosen(source), wanted.recipe.seed
+    under = conditions_of(world, told, seed)
+    network = None if told.wiring is None else network_of(told.wiring, world.scenario)
+    runs = run_all(names, world, under, seed, network)
+    table, warned = view.rows(runs), view.warnings(runs, world, under)
+    warned += network.warnings() if network else []
+    checks = {run.policy: replayed(run) for run in runs} if replay else {}
+    about = _about(trace or "synthetic", told, under, seed) | (network.told() if network else {})
+    found = view.as_json(runs, table, world, about, checks, warned)
+    if as_json:
+        line(json.dumps(found))
+    else:
+        view.show(runs, table, world, about)
+    for text in warned:
+        note(f"warning: {text}")
+    if results is not None:
+        results.write_text(json.dumps(view.with_jobs(found, runs)) + "\n", encoding="utf-8")
+        note(f"results written to {results}")
+    _write_logs(log, runs)
+    if report is not None:
+        page = write_report(view.report(runs, table, world, about, warned), report)
+        note(f"report written to {page}")
+    _say(checks)
+
+
+def _about(trace: str, told: Told, under: Conditions, seed: int) -> dict[str, Any]:
+    """Return by what the runs came about."""
+    return {
+        "command": shlex.join(["tessera", *sys.argv[1:]]), "commit": commit(), "seed": seed,
+        "trace": trace, "rounds": _rounds(told), "overheads": told.overheads,
+        "error": told.error, "failures": len(under.failures), "stragglers": len(under.stragglers),
+        "horizon_s": json_number(told.horizon_s),
+    }  # fmt: skip
+
+
+def _price(text: str) -> tuple[str, float]:
+    """Return a GPU type and its dollars an hour."""
+    name, dollars = label("--price", text)
+    try:
+        found = float(dollars)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise InvalidInput(
+            "--price", f"{text!r}: write a type and a positive number, as in a100=3.5"
+        )
+    return name, found
+
+
+def _decidable(policy: str, prices: Mapping[str, float]) -> None:
+    """Refuse a policy that is not known, or that minimises what nobody has named."""
+    options = options_of(policy)
+    terms = [term.objective for stage in parse(options.objective) for term in stage.terms]
+    if "cost" not in terms or options.scheduler:
+        return
+    if options.cost_of != "dollars":
+        raise InvalidInput("--policy", f"{policy} counts watts, which no GPU type has here")
+    if not prices:
+        raise InvalidInput("--price", f"is needed by {policy}, e.g. a100=3.5")
+
+
+def _rounds(told: Told) -> str:
+    each = f"each {told.round_s:g} s"
+    return f"on events, at most one {each}" if told.on_events else each
+
+
+def _writable(*files: Path) -> None:
+    """Refuse, before anything runs, files of folders that are not there."""
+    for file in files:
+        if not file.parent.is_dir():
+            raise InvalidInput(str(file), "cannot be written: its folder does not exist")
+
+
+def _write_logs(log: Path | None, runs: Sequence[Run]) -> None:
+    if log is None:
+        return
+    for k, run in enumerate(runs, 1):
+        file = log if len(runs) == 1 else log.with_stem(f"{log.stem}-{k}")
+        write_log(log_of(run.result), file)
+        note(f"log of {run.policy} written to {file}")
+
+
+def _say(checks: Mapping[str, Replayed]) -> None:
+    """Say what the executor came to. Raises Exit: to something else."""
+    for policy, check in checks.items():
+        if not check.wrong:
+            near = f", within {check.off:.0e}" if check.off else ""
+            note(f"{policy}: the executor comes to the same {check.jobs:,} completion times{near}")
+    wrong = {policy: check.wrong for policy, check in checks.items() if check.wrong}
+    for policy, text in wrong.items():
+        complain(f"{policy}: the executor disagrees: {text}")
+    if wrong:
+        raise typer.Exit(1)

@@ -1,0 +1,156 @@
+"""Running a scenario under policies by name, and holding each run against the independent executor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from formulation.clock import SystemClock
+from formulation.tables import Floats
+from service.cli.render import err, note
+from service.cli.simulate.network import Network, Wiring
+from service.cli.simulate.world import Chosen, window_s
+from simulator.comparison.contestants import options_of
+from simulator.comparison.runs import Ran, told_of
+from simulator.executor import ReplayFailed, replay
+from simulator.hazards import Hazards, failures, stragglers
+from simulator.logfile import lines_of, log_of
+from simulator.network.slowdowns import Met
+from simulator.overheads import overheads
+from simulator.run import Conditions, Decider, Result, simulate
+from simulator.truth import perturbed
+
+AGREE: Final = 1e-6
+"""Relative: how far a completion time may lie from the executor's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Under which conditions policies run, as the command line says it. inf and 0: not at all."""
+
+    overheads: str
+    round_s: float
+    on_events: bool
+    horizon_s: float
+    error: float
+    hazards: Hazards | None
+    wiring: Wiring | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A policy's run, and the same as benchmarks read it.
+
+    ``policy`` is its name, with that of who decides the network (``network``), where several do.
+    """
+
+    policy: str
+    result: Result
+    ran: Ran
+    network: str = ""  # "": there is none
+    met: Met | None = None  # None: jobs meet nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What the executor made of a run's log. ``wrong``: what it refused, or who ended when; "": nothing."""
+
+    jobs: int
+    off: float  # the largest relative difference of a completion time
+    wrong: str
+
+
+def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
+    """Return the conditions, the same for all policies; hazards are drawn while there is work to do."""
+    until_s = min(told.horizon_s, chosen.ample_s)
+    nodes, hazards = chosen.scenario.nodes, told.hazards
+    profiles = chosen.scenario.profiles
+    return Conditions(
+        overheads=overheads(told.overheads), round_s=told.round_s, on_events=told.on_events,
+        horizon_s=told.horizon_s,
+        visible=perturbed(profiles, told.error, seed) if told.error else None,
+        failures=failures(nodes, until_s, seed, hazards) if hazards else (),
+        stragglers=stragglers(nodes, until_s, seed, hazards) if hazards else (),
+    )  # fmt: skip
+
+
+def run_all(
+    names: Sequence[str], chosen: Chosen, conditions: Conditions, seed: int,
+    network: Network | None = None,
+) -> list[Run]:  # fmt: skip
+    """Run every policy on the same scenario and conditions, with progress on standard error.
+
+    With a network, under each of its mechanisms.
+    """
+    mechanisms = network.wiring.mechanisms if network else ("",)
+    asked = [(name, decides) for name in names for decides in mechanisms]
+    labels = [name if len(mechanisms) == 1 else f"{name}, {decides}" for name, decides in asked]
+    clock, results = SystemClock(), list[tuple[Result, Met | None]]()
+    for done, (label, (name, decides)) in enumerate(zip(labels, asked, strict=True), 1):
+        decider, under = Decider(options_of(name, seed)), conditions
+        met = network.contended(decides, seed, clock.monotonic_s) if network else None
+        if met is not None:
+            under = replace(conditions, slowdowns=met)
+        with _progress(label, len(chosen.scenario.arrivals)) as heard:
+            result = simulate(chosen.scenario, decider, under, clock, heard)
+        results.append((result, None if met is None else met.seen))
+        if not err.is_terminal:
+            note(f"{done}/{len(asked)} {label}")
+    ends_s = [result.ended_s for result, _ in results]
+    made = chosen.over(window_s(chosen.last_s, conditions.round_s, ends_s, conditions.horizon_s))
+    return [
+        Run(
+            policy=label, result=result, ran=Ran.read(told_of(result, made, mapped=True)),
+            network=decides, met=seen,
+        )
+        for label, (_, decides), (result, seen) in zip(labels, asked, results, strict=True)
+    ]  # fmt: skip
+
+
+@contextmanager
+def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
+    """Give what hears of a run: the time, and how many of its jobs are over."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
+        task = shown.add_task(name, total=jobs)
+        yield lambda _now_s, over: shown.update(task, completed=over)
+
+
+def replayed(run: Run) -> Replayed:
+    """Return what the executor makes of the run's log, beside the simulator's completion times."""
+    names = [one.spec.name for one in run.result.scenario.arrivals]
+    try:
+        found = replay(lines_of(log_of(run.result)))
+    except ReplayFailed as refused:
+        return Replayed(jobs=len(names), off=math.inf, wrong=str(refused))
+    theirs = np.array([found[name] for name in names])
+    off = differences(run.ran.jct_s, theirs)
+    worst = int(np.argmax(off))
+    wrong = ""
+    if off[worst] > AGREE:
+        ours_s, theirs_s = run.ran.jct_s[worst], theirs[worst]
+        wrong = f"{names[worst]} takes {theirs_s:.6g} s by the executor, {ours_s:.6g} s here"
+    return Replayed(jobs=len(names), off=float(off[worst]), wrong=wrong)
+
+
+def differences(ours_s: Floats, theirs_s: Floats) -> Floats:
+    """Return the relative differences; 0 where neither ended, inf where only one did, float64[jobs]."""
+    both = np.isfinite(ours_s) & np.isfinite(theirs_s)
+    off = np.where(np.isfinite(ours_s) == np.isfinite(theirs_s), 0.0, np.inf)
+    off[both] = np.abs(ours_s[both] - theirs_s[both]) / np.maximum(np.abs(theirs_s[both]), 1.0)
+    return off

@@ -1,0 +1,204 @@
+"""What is simulated: a trace and what it runs on, as the command line names them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from estimator.hardware import CATALOGUE
+from estimator.samples import sample_profiles
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
+from formulation.snapshot import GpuType
+from service.cli import traces
+from service.cli.importing import read_rows
+from simulator.clusters import Cluster, preset
+from simulator.comparison.workload import Made
+from simulator.data import data_dir
+from simulator.scenario import Scenario
+from simulator.traces.files import profiles_of, trace_of
+from simulator.traces.screening import Dropped, bad_lines, order_lines
+from simulator.traces.speeds import gpu_seconds, load
+from simulator.traces.trace import Arrival, Asked, TraceOptions
+from simulator.workloads.published import NAMES, published
+from simulator.workloads.synthetic import Synthetic
+
+SMALL: Final = "tiny"
+"""The cluster of the synthetic jobs, where none is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where jobs and cluster come from. ``jobs``: how many are drawn where there is no ``trace``."""
+
+    trace: str | None
+    cluster: str | None
+    jobs: int
+    wanted: traces.Wanted
+    reading: TraceOptions
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """GPU type -> dollars an hour of one GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A scenario, what was left out of it, and what to know of it."""
+
+    scenario: Scenario
+    dropped: tuple[Dropped, ...]
+    notes: tuple[str, ...]
+    load: float
+    """GPU-hours requested over those of the cluster until the last arrival; inf where all come at once."""
+    ample_s: float
+    """A time by which all work is done, unless GPUs stay idle most of the time."""
+
+    @property
+    def last_s(self) -> float:
+        """Return when the last job arrives."""
+        return self.scenario.arrivals[-1].arrival_s
+
+    def over(self, window_s: float) -> Made:
+        """Return it as a benchmark's workload, measured over the first ``window_s``."""
+        return Made(
+            scenario=self.scenario, dropped=len(self.dropped), said="\n".join(self.notes),
+            load=self.load, horizon_s=window_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    jobs: Sequence[Arrival] | Sequence[Asked]
+    profiles: Sequence[EstimateRecord]
+    cluster: Cluster
+    tenants: Sequence[TenantSpec] = ()
+    dropped: Sequence[Dropped] = ()
+
+
+def chosen(source: Source) -> Chosen:
+    """Return what is to be simulated.
+
+    Raises:
+        InvalidInput: a file is wrong or missing, the cluster is not known, or jobs are bad and are not to be
+            dropped.
+    """
+    given = _given(source)
+    gpu_types, nodes = _priced(given.cluster[0], source.prices), given.cluster[1]
+    target = traces.Target(profiles=given.profiles, gpu_types=gpu_types, nodes=nodes)
+    found = traces.shaped(source.wanted, given.jobs, target)
+    if found.speeds is None:
+        raise AssertionError("the target is known")
+    scenario = Scenario(
+        gpu_types=gpu_types, nodes=nodes, profiles=given.profiles, arrivals=found.arrivals,
+        tenants=found.tenants or given.tenants,
+    )  # fmt: skip
+    dropped = (*given.dropped, *found.dropped)
+    work_s = float(gpu_seconds(found.arrivals, found.speeds).sum()) / scenario.gpus
+    longest_s = float(found.speeds.requested_s(found.arrivals).max())
+    return Chosen(
+        scenario=scenario, dropped=dropped, notes=tuple(_notes(scenario, dropped, found.reordered)),
+        load=load(found.arrivals, found.speeds, scenario.gpus),
+        ample_s=found.arrivals[-1].arrival_s + 4 * (work_s + longest_s),
+    )  # fmt: skip
+
+
+def window_s(last_s: float, round_s: float, ends_s: Sequence[float], horizon_s: float) -> float:
+    """Return over what time throughput and utilisation are measured, the same for all policies.
+
+    To the horizon, where there is one; else until jobs have ceased to arrive, in whole rounds. Where all
+    arrive within one round, until the first policy is done.
+    """
+    if math.isfinite(horizon_s):
+        return horizon_s
+    if last_s > round_s:
+        return round_s * math.ceil(last_s / round_s)
+    return max(min(ends_s), round_s)
+
+
+def _given(source: Source) -> _Given:
+    named, cluster = source.wanted.profiles, _cluster(source)
+    profiles = [] if named is None else read_rows(profiles_of, named)
+    if source.trace is None:
+        cluster = cluster or preset(SMALL)
+        profiles = profiles or _samples(cluster)
+        jobs = Synthetic(jobs=source.jobs).draw(profiles, cluster[1], source.wanted.recipe.seed)
+        return _Given(jobs=jobs, profiles=profiles, cluster=cluster)
+    if source.trace in NAMES:
+        return _published(source, profiles, cluster)
+    found = read_rows(lambda path: trace_of(path, source.reading), Path(source.trace))
+    if not profiles:
+        raise InvalidInput("--profiles", "is needed: a CSV of how fast the trace's models run")
+    if cluster is None:
+        raise InvalidInput("--cluster, --nodes", "one is needed: what the jobs run on")
+    return _Given(jobs=found, profiles=profiles, cluster=cluster)
+
+
+def _published(
+    source: Source, profiles: Sequence[EstimateRecord], cluster: Cluster | None
+) -> _Given:
+    """Return a published trace with its own profiles and cluster, where no others are named."""
+    folder = data_dir()
+    if folder is None:
+        raise InvalidInput("TRACE", f"{source.trace} is one of the data sets: set TESSERA_DATA")
+    wanted = source.wanted
+    on_bad: traces.Bad = wanted.on_bad or traces.Bad.REFUSE
+    try:
+        found = published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
+    except FileNotFoundError as error:
+        raise InvalidInput("TRACE", f"{error.filename} is absent: set TESSERA_DATA") from error
+    scenario = found.scenario
+    return _Given(
+        jobs=scenario.arrivals[: source.reading.limit], profiles=profiles or scenario.profiles,
+        cluster=cluster or (list(scenario.gpu_types), list(scenario.nodes)),
+        tenants=scenario.tenants, dropped=found.screened.dropped,
+    )  # fmt: skip
+
+
+def _cluster(source: Source) -> Cluster | None:
+    """Return the cluster that is named, by either option."""
+    nodes = list(source.wanted.nodes)
+    if source.cluster is None:
+        return (_types(nodes), nodes) if nodes else None
+    if nodes:
+        raise InvalidInput("--cluster", "cannot be with --nodes")
+    return preset(source.cluster)
+
+
+def _types(nodes: Sequence[NodeSpec]) -> list[GpuType]:
+    """Return the nodes' GPU types; of those that no data sheet here knows, the memory is not known."""
+    sheets = {kind.name: kind.gpu_type for kind in CATALOGUE}
+    names = dict.fromkeys(node.gpu_type for node in nodes)
+    return [sheets.get(name, GpuType(name=name, memory_bytes=0)) for name in names]
+
+
+def _priced(gpu_types: Sequence[GpuType], prices: Mapping[str, float]) -> list[GpuType]:
+    """Return the types with their prices. Raises InvalidInput: the cluster lacks one that is named."""
+    if strange := sorted(set(prices) - {kind.name for kind in gpu_types}):
+        raise InvalidInput("--price", f"names {', '.join(strange)}, which the cluster lacks")
+    return [replace(kind, dollars_per_hour=prices.get(kind.name, 0.0)) for kind in gpu_types]
+
+
+def _samples(cluster: Cluster) -> list[EstimateRecord]:
+    """Return sample profiles of the cluster's types."""
+    names = {kind.name for kind in cluster[0]}
+    found = sample_profiles(kind for kind in CATALOGUE if kind.name in names)
+    if not found:
+        have = ", ".join(sorted(kind.name for kind in CATALOGUE))
+        raise InvalidInput(
+            "--profiles", f"is needed: there are samples of {have} only, not of"
+            f" {', '.join(sorted(names))}",
+        )  # fmt: skip
+    return found
+
+
+def _notes(
+    scenario: Scenario, dropped: Sequence[Dropped], reordered: Sequence[str]
+) -> list[str]:  # fmt: skip
+    notes = [f"dropped {line}" for line in bad_lines(dropped)]
+    notes += [f"{line}; put in order" for line in order_lines(reordered)]
+    profiled = {one.gpu_type for one in scenario.profiles if math.isfinite(one.iter_time_s)}
+    if idle := sorted({node.gpu_type for node in scenario.nodes} - profiled):
+        notes.append(f"nothing is known to run on {', '.join(idle)}: these GPUs stay idle")
+    return notes

@@ -1,0 +1,1 @@
+"""Simulated runs of schedulers and policies: workloads by name, runs as tasks, results compared."""

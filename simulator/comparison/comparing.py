@@ -1,0 +1,186 @@
+"""Runs of policies on the same workloads, set against each other: gains, ranks, and the row of a table.
+
+A policy's runs are a sequence, one a seed, in the same order for all policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from formulation.errors import InvalidInput
+from formulation.tables import Bools
+from simulator.comparison.contestants import is_ilp, is_ours
+from simulator.comparison.runs import Ran
+from simulator.figures import Figure
+from simulator.statistics import Interval, mean_interval, ratio_interval
+
+Runs = Sequence[Ran]
+ByPolicy = Mapping[str, Runs]
+
+MEANS = (
+    "completed", "finished", "queue_mean_s", "queue_p95_s", "makespan_s", "throughput_peak", "samples_per_s",
+    "samples_per_s_peak", "utilisation", "restarts", "restart_share", "profiling_share", "fairness",
+    "fairness_worst", "satisfaction", "optimum_share", "optimum_worst_share", "rounds", "refused",
+    "decide_s", "decide_p50_s", "decide_max_s",
+)  # fmt: skip
+"""Figures of a run (``simulator.metrics.figures``) that a row has as the mean over seeds, where they are."""
+
+
+def finished_by(runs: Sequence[Ran], until_s: float = math.inf) -> Bools:
+    """Return which jobs all of these runs of one workload finished by ``until_s``, bool[jobs]."""
+    ended: Bools = np.logical_and.reduce(
+        [np.isfinite(one.end_s) & (one.end_s <= until_s) for one in runs]
+    )
+    return ended
+
+
+def jct_ratio(ours: Runs, theirs: Runs, within_horizon: bool = False) -> Interval:
+    """Return our mean JCT over theirs, over the jobs that both of a seed finished."""
+    means = []
+    for a, b in zip(ours, theirs, strict=True):
+        until_s = (
+            min(a.figures["horizon_s"], b.figures["horizon_s"]) if within_horizon else math.inf
+        )
+        both = finished_by((a, b), until_s)
+        if not both.any():
+            return Interval(value=math.nan, low=math.nan, high=math.nan)
+        means.append((float(a.jct_s[both].mean()), float(b.jct_s[both].mean())))
+    return ratio_interval([a for a, _ in means], [b for _, b in means])
+
+
+def throughput_ratio(ours: Runs, theirs: Runs) -> Interval:
+    """Return our normalised throughput over theirs, each over the horizon."""
+    return ratio_interval(
+        [a.figures["throughput"] for a in ours], [b.figures["throughput"] for b in theirs]
+    )
+
+
+def best_ilp(by_policy: ByPolicy) -> str:
+    """Return our best integer program: the greatest normalised throughput over mean JCT.
+
+    JCT is over the jobs that all of our integer programs finished; both are means over seeds. One rule
+    for both metrics, so that no two policies of ours share the credit.
+
+    Raises:
+        InvalidInput: none of the policies is one.
+    """
+    own = [name for name in by_policy if is_ilp(name)]
+    if not own:
+        raise InvalidInput("policies", "must have one of ours at least, e.g. ilp:jct")
+    seeds = range(len(by_policy[own[0]]))
+    common = [finished_by([by_policy[name][k] for name in own]) for k in seeds]
+
+    def standing(name: str) -> float:
+        runs = by_policy[name]
+        jct_s = np.mean(
+            [runs[k].jct_s[common[k]].mean() if common[k].any() else 1.0 for k in seeds]
+        )
+        return float(np.mean([one.figures["throughput"] for one in runs]) / jct_s)
+
+    return max(own, key=standing)
+
+
+def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
+    """Return the rank of ``name`` by JCT and by throughput among itself and all that are not our own.
+
+    Another is before it where it has the lower mean JCT over the jobs that both finished, or the higher
+    normalised throughput.
+    """
+    others = [runs for other, runs in by_policy.items() if not is_ours(other)]
+    ours = by_policy[name]
+    by_jct = sum(jct_ratio(ours, theirs).value > 1 for theirs in others)
+    by_throughput = sum(throughput_ratio(ours, theirs).value < 1 for theirs in others)
+    return 1 + by_jct, 1 + by_throughput
+
+
+def bound_share(runs: Runs) -> float:
+    """Return the mean JCT that no policy can beat over the policy's own, over the jobs that it finished."""
+    over = [finished_by([one]) for one in runs]
+    least = sum(float(one.alone_s[o].sum()) for one, o in zip(runs, over, strict=True))
+    own = sum(float(one.jct_s[o].sum()) for one, o in zip(runs, over, strict=True))
+    return least / own if own > 0 else math.nan
+
+
+def headline(
+    by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
+) -> tuple[str, dict[str, Figure]]:
+    """Return our best integer program and how it compares, with ``baseline`` where that ran.
+
+    ``bounds`` are throughputs that no policy can beat, one a seed. With several seeds there are the ends of
+    the 95 % intervals of the gains, too.
+    """
+    best = best_ilp(by_policy)
+    ours = by_policy[best]
+    jct_rank, throughput_rank = ranks(best, by_policy)
+    found: dict[str, Figure] = {
+        "jct_rank": jct_rank, "throughput_rank": throughput_rank,
+        "others": sum(not is_ours(name) for name in by_policy), "jct_bound_share": bound_share(ours),
+    }  # fmt: skip
+    if bounds:
+        found["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
+    if baseline in by_policy:
+        theirs = by_policy[baseline]
+        found |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(ours, theirs), -1)
+        found |= _gain(f"throughput_gain_vs_{baseline}", throughput_ratio(ours, theirs), 1)
+        found |= _gain("jct_gain_within_horizon", jct_ratio(ours, theirs, within_horizon=True), -1)
+        found["jct_gain_limit"] = 1 - bound_share(theirs)
+        if bounds:
+            found["throughput_gain_limit"] = float(np.mean(bounds)) / mean(theirs, "throughput") - 1
+    return best, found
+
+
+def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
+    """Return how far a ratio is better than 1; ``sign`` -1: lower is better."""
+    ends = sorted((sign * (ratio.low - 1), sign * (ratio.high - 1)))
+    found: dict[str, Figure] = {name: sign * (ratio.value - 1)}
+    if not math.isnan(ends[0]):
+        found |= {f"{name}_low": ends[0], f"{name}_high": ends[1]}
+    return found
+
+
+def rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
+    """Return a row for each policy, by mean JCT over the jobs finished by all."""
+    found = [row(name, by_policy, baseline) for name in by_policy]
+    return sorted(found, key=lambda r: float(r["jct_mean_s"]))
+
+
+def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
+    """Return what a policy came to: means over seeds; ``jct`` is over jobs finished by all policies.
+
+    ``jct_completed_mean_s`` is over all that it finished itself. Where there are several seeds, ``low`` and
+    ``high`` bound the 95 % interval of the mean.
+    """
+    runs = by_policy[name]
+    common = [finished_by([other[k] for other in by_policy.values()]) for k in range(len(runs))]
+    times = [one.jct_s[c] for one, c in zip(runs, common, strict=True)]
+    jct = mean_interval([float(t.mean()) if len(t) else math.nan for t in times])
+    work = mean_interval([one.figures["throughput"] for one in runs])
+    found: dict[str, Figure | str] = {
+        "policy": name, "ours": is_ours(name), "jobs_of_all": float(np.mean([c.sum() for c in common])),
+        "jct_mean_s": jct.value, **_ends("jct_mean", jct, "_s"),
+    }  # fmt: skip
+    for percent in (50, 95, 99):
+        of_seeds = [float(np.percentile(t, percent)) if len(t) else math.nan for t in times]
+        found[f"jct_p{percent}_s"] = float(np.mean(of_seeds))
+    found["jct_completed_mean_s"] = mean(runs, "jct_mean_s")
+    found["jct_bound_share"] = bound_share(runs)
+    found |= {"throughput": work.value, **_ends("throughput", work, "")}
+    if baseline in by_policy:
+        found[f"jct_over_{baseline}"] = jct_ratio(runs, by_policy[baseline]).value
+        found[f"throughput_over_{baseline}"] = throughput_ratio(runs, by_policy[baseline]).value
+    found |= {key: mean(runs, key) for key in MEANS if all(key in one.figures for one in runs)}
+    return found | {"stuck_runs": sum(one.figures["stuck"] > 0 for one in runs)}
+
+
+def mean(runs: Runs, key: str) -> float:
+    """Return the mean of a figure over seeds."""
+    return float(np.mean([one.figures[key] for one in runs]))
+
+
+def _ends(name: str, interval: Interval, unit: str) -> dict[str, Figure]:
+    if math.isnan(interval.low):
+        return {}
+    return {f"{name}_low{unit}": interval.low, f"{name}_high{unit}": interval.high}

@@ -1,0 +1,131 @@
+"""Policies by the names that simulation benchmarks use, and what each of them may see."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from formulation.errors import InvalidInput
+from formulation.information import Information, data_parallel, estimates, optimum, single_gpu
+from simulator.comparison.information import read_dp_memory
+from solvers.rounds.options import RoundOptions
+from solvers.schedulers import registry
+
+ILP: Final = "ilp:"
+GREEDY: Final = "greedy:"
+
+OURS: Final = (
+    "ilp:throughput",
+    "ilp:jct",
+    "ilp:balanced",
+    "ilp:jct + throughput",
+    "ilp:0.5*throughput + jct",
+    "ilp:jct within 5% then throughput",
+    "ilp:finish-time-fairness",
+    "ilp:max-min",
+    "ilp:makespan",
+    "greedy:throughput",
+    "greedy:jct",
+)
+"""Ours that are compared by default: each objective alone, and even mixtures, which no data has chosen."""
+
+DATED: Final = ("arena-deadline", "edf")
+"""Left out where there are no deadlines: the one is Arena's policy then, the other says nothing."""
+
+INFORMATION: Final = ("estimates", "optimum", "data-parallel", "single-gpu")
+
+
+def everyone() -> tuple[str, ...]:
+    """Return all policies that have a name of their own, published ones first."""
+    return (*registry.names(), *OURS)
+
+
+def compared() -> tuple[str, ...]:
+    """Return the policies that are compared by default."""
+    return tuple(name for name in everyone() if name not in DATED)
+
+
+def is_ilp(policy: str) -> bool:
+    """Return whether a policy is one of our integer programs."""
+    return policy.startswith(ILP)
+
+
+def is_ours(policy: str) -> bool:
+    """Return whether a policy is our own: an integer program or greedy on the same statement."""
+    return policy.startswith((ILP, GREEDY))
+
+
+def options_of(policy: str, seed: int = 0) -> RoundOptions:
+    """Return how rounds are decided under a policy.
+
+    A published policy goes by its name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are ours, with any
+    objective of the grammar; ``@`` adds options of a round, e.g. ``ilp:jct@restart_horizon_s=7200``.
+
+    Raises:
+        InvalidInput: it is none of these.
+    """
+    name, *settings = (part.strip() for part in policy.split("@"))
+    given: dict[str, Any] = dict(_setting(part) for part in settings)
+    if name in registry.names():
+        return RoundOptions(**given | {"seed": seed, "scheduler": name})
+    for prefix, solver in ((ILP, "portfolio"), (GREEDY, "greedy")):
+        if name.startswith(prefix):
+            objective = name.removeprefix(prefix).strip()
+            return RoundOptions(**given | {"seed": seed, "objective": objective, "solver": solver})
+    raise InvalidInput(
+        "policies", f"unknown {name!r}; choose from {', '.join(registry.names())}, or ilp:OBJECTIVE"
+        " and greedy:OBJECTIVE, e.g. ilp:jct",
+    )  # fmt: skip
+
+
+def _setting(text: str) -> tuple[str, str | int | float | bool]:
+    """Return an option of a round and its value, of the type that it has."""
+    name, equals, value = text.partition("=")
+    kinds = {f.name: str(f.type) for f in fields(RoundOptions)}
+    kind = kinds.get(name)
+    try:
+        if equals and kind == "bool" and value in ("true", "false"):
+            return name, value == "true"
+        if equals and kind == "int":
+            return name, int(value)
+        if equals and kind == "float":
+            return name, float(value)
+        if equals and kind in ("str", "DeadlineMode"):
+            return name, value
+    except ValueError:
+        pass  # said below
+    raise InvalidInput(
+        "policies", f"{text!r} is not an option of a round; write NAME=VALUE, e.g. max_changes=3"
+    )
+
+
+def information_of(name: str, dp_memory: Path | None = None) -> Information:
+    """Return what a policy may see by its name; ``dp_memory`` is what data parallelism needs.
+
+    Raises:
+        InvalidInput: there is no such information, or the file is not named.
+    """
+    if name == "estimates":
+        return estimates
+    if name == "optimum":
+        return optimum
+    if name == "single-gpu":
+        return single_gpu()
+    if name == "data-parallel":
+        if dp_memory is None:
+            raise InvalidInput("dp_memory", "is absent: name it, or set TESSERA_DATA")
+        return data_parallel(read_dp_memory(dp_memory))
+    raise InvalidInput("information", f"unknown {name!r}; choose from {', '.join(INFORMATION)}")
+
+
+def listed(text: str, known: tuple[str, ...] = ()) -> list[str]:
+    """Return the parts of a list with commas, each once; all must be ``known`` where any are given."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise InvalidInput("list", "must name at least one")
+    if known and (strange := [part for part in found if part not in known]):
+        raise InvalidInput(
+            "list", f"{', '.join(strange)} are not known; choose from {', '.join(known)}"
+        )
+    return found

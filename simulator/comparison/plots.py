@@ -1,0 +1,101 @@
+"""Pictures of a comparison of policies: their courses over time, JCT, queues, gaps, and the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from simulator.comparison.comparing import ByPolicy, jct_ratio, rows, throughput_ratio
+from simulator.comparison.contestants import is_ilp, is_ours
+from simulator.report.comparisons import bars
+from simulator.report.gpu_map import gpu_map
+from simulator.report.lines import distribution, gap_over_rounds, over_time
+from simulator.report.model import Plot
+from simulator.report.style import styles
+from simulator.statistics import Interval
+
+ARENA: Final = "arena"
+DRAWN: Final = 7
+"""Lines of a plot: our best and the best of the others, by mean JCT; Arena's always."""
+
+
+def pictures(
+    by_policy: ByPolicy, best: str, shown: Sequence[str] = (), mapped: Sequence[str] = ()
+) -> list[Plot]:
+    """Return the pictures of a comparison. Courses, gaps and maps are those of the first seed.
+
+    ``shown``: whose lines are drawn, by default ``drawn``; ``mapped``: whose GPUs, by default those of
+    ``best`` and Arena's.
+    """
+    lines = list(shown) or drawn(by_policy, best)
+    return list(_pictures(by_policy, best, lines, list(mapped) or [best, ARENA]))
+
+
+def _pictures(
+    by_policy: ByPolicy, best: str, shown: Sequence[str], mapped: Sequence[str]
+) -> Iterator[Plot]:
+    looks = styles(shown, bold=[best])
+    first = {name: by_policy[name][0] for name in shown}
+    end_s = max(ran.figures["horizon_s"] for ran in first.values())
+    yield _ratios(by_policy)
+    yield distribution(
+        "Job completion time",
+        {name: ran.jct_s[np.isfinite(ran.jct_s)] for name, ran in first.items()},
+        label="time from arrival to end", totals={n: len(r.jct_s) for n, r in first.items()},
+        seconds=True, styles=looks, caption="All jobs, run to completion.",
+    )  # fmt: skip
+    for title, key, label in (
+        ("Throughput", "normalised", "normalised throughput"),
+        ("Raw throughput", "samples_per_s", "samples/s"),
+        ("Queue", "waiting", "jobs that wait"),
+        ("GPUs held", "gpus", "GPUs"),
+    ):
+        series = {name: (ran.course["at_s"], ran.course[key]) for name, ran in first.items()}
+        yield over_time(title, series, label=label, end_s=end_s, styles=looks)
+    own = [name for name in by_policy if is_ilp(name)][:DRAWN]
+    gaps = {name: by_policy[name][0].gaps for name in own}
+    if own:
+        yield gap_over_rounds(
+            "Gap to the proven bound",
+            {name: (np.arange(len(found)), found[:, 1]) for name, found in gaps.items()},
+            styles=styles(own, bold=[best]),
+        )
+    for name in dict.fromkeys(mapped):
+        if name in by_policy and by_policy[name][0].segments:
+            ran = by_policy[name][0]
+            yield gpu_map(
+                f"GPUs over time under {name}", ran.segments, ran.node_gpus, end_s=end_s,
+                node_types=ran.node_types,
+            )  # fmt: skip
+
+
+def drawn(by_policy: ByPolicy, best: str) -> list[str]:
+    """Return whose lines are drawn: our best, Arena's, then the others that are not ours by mean JCT."""
+    others = [str(found["policy"]) for found in rows(by_policy) if not found["ours"]]
+    arena = [name for name in others if name == ARENA]
+    return list(dict.fromkeys([best, *arena, *others]))[:DRAWN]
+
+
+def _ratios(by_policy: ByPolicy) -> Plot:
+    """Return each policy's JCT and throughput over Arena's; without Arena's, the mean JCT in hours."""
+    if ARENA not in by_policy:
+        mean_s = {str(found["policy"]): float(found["jct_mean_s"]) for found in rows(by_policy)}
+        hours = {
+            name: Interval(value=seconds / 3600, low=np.nan, high=np.nan)
+            for name, seconds in mean_s.items()
+        }
+        return bars("Mean JCT", {"mean JCT": hours}, label="hours")
+    arena = by_policy[ARENA]
+    order = [str(found["policy"]) for found in rows(by_policy)]
+    return bars(
+        "JCT and throughput over Arena's",
+        {
+            "mean JCT (less is better)": {n: jct_ratio(by_policy[n], arena) for n in order},
+            "throughput (more is better)": {n: throughput_ratio(by_policy[n], arena) for n in order},
+        },
+        label="over Arena's policy",
+        caption="JCT over the jobs that both finished, to completion; normalised throughput over the horizon."
+        f" Ours: {', '.join(n for n in order if is_ours(n))}.",
+    )  # fmt: skip

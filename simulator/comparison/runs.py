@@ -1,0 +1,224 @@
+"""A simulated run of a policy on a workload as a task of a sweep, and the run as it is read back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from formulation.resources import EstimateRecord
+from formulation.tables import Floats
+from simulator.bounds import throughput_bound
+from simulator.comparison.contestants import information_of, options_of
+from simulator.comparison.judging import Judged, Watch
+from simulator.comparison.workload import ROUND_S, Made, Work, check_seeds, check_trace, made
+from simulator.log import Segment
+from simulator.metrics import Reference, alone_seconds, figures, reference_of, series_of
+from simulator.overheads import overheads as overheads_of
+from simulator.run import Conditions, Decider, Result, simulate
+from simulator.sweeps.runner import Sweep
+from simulator.sweeps.tasks import Task
+from simulator.truth import perturbed
+from solvers.schedulers.base import Published
+
+BINS: Final = 400
+"""Points of a course over time."""
+TASK: Final = "simulator.comparison.runs:simulated"
+BOUND_TASK: Final = "simulator.comparison.runs:bounded"
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A run: a policy on a workload, what it sees, and what is written down of it.
+
+    ``error`` is that of the estimates that rounds are told (``simulator.truth.perturbed``), drawn by
+    ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
+    is written down who held which GPUs. Rounds come when something has happened, at most one each
+    ``round_s``; with ``every_round`` each ``round_s``, which plans need that start jobs at moments of
+    their own. Without ``search`` CP-SAT does not look for promises beyond those that first fits find.
+    """
+
+    work: Work
+    policy: str
+    information: str = "estimates"
+    overheads: str = "default"
+    dp_memory: str = ""
+    error: float = 0.0
+    error_seed: int = 0
+    judge_every: int = 0
+    mapped: bool = False
+    round_s: float = ROUND_S
+    every_round: bool = False
+    search: bool = True
+
+    def task(self, name: str) -> Task:
+        """Return the run as a task of a sweep."""
+        named = (Path(self.dp_memory),) if self.dp_memory else ()
+        return Task(
+            name=name, function=TASK, options=asdict(self), files=(*self.work.files, *named)
+        )
+
+
+def simulated(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
+    """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
+    return run(Asked(work=Work(**work), **asked))
+
+
+def bound_task(name: str, work: Work) -> Task:
+    """Return the task of finding the throughput that no policy can beat on a workload."""
+    return Task(name=name, function=BOUND_TASK, options={"work": asdict(work)}, files=work.files)
+
+
+def bounded(work: dict[str, Any]) -> dict[str, Any]:
+    """Return the normalised throughput over the horizon that no policy can beat."""
+    world = made(Work(**work))
+    return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
+
+
+def run(asked: Asked) -> dict[str, Any]:
+    """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
+    return run_in(made(asked.work), asked)
+
+
+def run_in(
+    world: Made, asked: Asked, told: Sequence[EstimateRecord] | None = None,
+    policy: Published | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run what was asked in a world that was made before.
+
+    ``told`` is what rounds are told of the workloads, before any error; None: the truth. ``policy`` decides
+    in place of the one that is asked for.
+    """
+    scenario, costs = world.scenario, overheads_of(asked.overheads)
+    watch = Watch()
+    decide = Judged(
+        Decider(
+            options_of(asked.policy, asked.work.seed),
+            information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
+            policy=policy, search=asked.search,
+        ),
+        asked.judge_every, watch,
+    )  # fmt: skip
+    visible = told
+    if asked.error:
+        visible = perturbed(told or scenario.profiles, asked.error, asked.error_seed)
+    conditions = Conditions(
+        overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
+    )  # fmt: skip
+    found = simulate(scenario, decide, conditions, watch)
+    return told_of(found, world, decide.shares, asked.mapped)
+
+
+def told_of(
+    found: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
+) -> dict[str, Any]:
+    """Return what ``Ran`` reads of a run in ``world``; ``shares`` are those of ``Judged``, where it was."""
+    scenario, reference = found.scenario, reference_of(found.scenario)
+    return {
+        "figures": {
+            **figures(found, reference, world.horizon_s),
+            "optimum_share": float(np.mean(shares)) if shares else math.nan,
+            "optimum_worst_share": min(shares, default=math.nan),
+            "load": world.load, "dropped": world.dropped, "stuck": found.stuck,
+            "horizon_s": world.horizon_s,
+        },
+        "said": world.said, "arrival_s": found.arrival_s.tolist(), "end_s": _ended(found).tolist(),
+        "alone_s": alone_seconds(scenario, found.conditions.overheads).tolist(),
+        "course": _course(found, reference, world.horizon_s),
+        "gaps": [[row.at_s, row.gap] for row in found.rounds if not row.bound_is_trivial],
+        "node_gpus": [n.gpus for n in scenario.nodes],
+        "node_types": [n.gpu_type for n in scenario.nodes],
+        "segments": _held(found, world.horizon_s) if mapped else [],
+    }  # fmt: skip
+
+
+def _ended(result: Result) -> Floats:
+    """Return when each job succeeded; inf: it did not."""
+    succeeded = np.array([state == "succeeded" for state in result.state])
+    return np.where(succeeded, result.end_s, np.inf)
+
+
+def _course(result: Result, reference: Reference, until_s: float) -> dict[str, list[float]]:
+    series = series_of(result, reference, until_s, max(ROUND_S, until_s / BINS))
+    return {
+        "at_s": series.at_s.tolist(), "normalised": series.normalised.tolist(),
+        "samples_per_s": series.samples_per_s.tolist(), "gpus": series.gpus.tolist(),
+        "waiting": series.waiting.tolist(),
+    }  # fmt: skip
+
+
+def _held(result: Result, until_s: float) -> list[list[Any]]:
+    """Return (job, start, end, (node, GPUs) of each node) of what began before ``until_s``.
+
+    Nodes are in the scenario's order, which keeps types together.
+    """
+    names = {node.name: i for i, node in enumerate(result.scenario.nodes)}
+    where = [names[name] for name in result.nodes]
+
+    def of(s: Segment) -> list[Any]:
+        shares = [[where[node], len(gpus)] for node, gpus in s.members]
+        return [str(s.job), s.start_s, s.end_s, shares]
+
+    return [of(s) for s in result.segments if s.start_s < until_s and s.end_s > s.start_s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ran:
+    """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
+
+    figures: dict[str, float]
+    said: str  # of jobs that did not fit
+    arrival_s: Floats
+    end_s: Floats  # inf: it never succeeded
+    alone_s: Floats  # the least that any schedule can give it
+    course: dict[str, Floats]
+    gaps: Floats  # [rounds, 2]: when, and the gap
+    node_gpus: list[int]
+    node_types: list[str]
+    segments: list[tuple[str, float, float, list[tuple[int, int]]]]
+
+    @classmethod
+    def read(cls, result: dict[str, Any]) -> Ran:
+        """Return what ``run`` returned, as JSON has it."""
+        segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
+        return cls(
+            figures={k: float(v) for k, v in result["figures"].items()}, said=result["said"],
+            arrival_s=np.array(result["arrival_s"], float), end_s=np.array(result["end_s"], float),
+            alone_s=np.array(result["alone_s"], float),
+            course={k: np.array(v, float) for k, v in result["course"].items()},
+            gaps=np.array(result["gaps"], float).reshape(-1, 2),
+            node_gpus=result["node_gpus"], node_types=result["node_types"], segments=segments,
+        )  # fmt: skip
+
+    @property
+    def jct_s(self) -> Floats:
+        """Return each job's completion time; inf where it never succeeded."""
+        return self.end_s - self.arrival_s
+
+
+def check(asked: Iterable[Asked], seeds: int) -> None:
+    """Refuse, before anything runs, what would fail later.
+
+    Raises:
+        Skip: a trace is absent.
+        InvalidInput: a policy is not known, a trace has no models, or all seeds draw the same jobs.
+    """
+    every = list(asked)
+    for name in dict.fromkeys(one.policy for one in every):
+        options_of(name)
+    for work in dict.fromkeys(one.work for one in every):
+        check_seeds(seeds, work)
+    for trace in dict.fromkeys(one.work.trace for one in every):
+        check_trace(trace)
+
+
+def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, Ran]:
+    """Run the tasks and return each run under the key of its task."""
+    found = sweep.run(list(tasks.values()))
+    return {key: Ran.read(found[task.name]) for key, task in tasks.items()}

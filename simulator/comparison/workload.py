@@ -1,0 +1,245 @@
+"""A workload and its cluster by name, as a task of a sweep can hold them, and the scenario that it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal
+
+from estimator.samples import sample_profiles
+from formulation.errors import InvalidInput
+from formulation.resources import EstimateRecord, NodeSpec
+from simulator.clusters import hardware_of, preset
+from simulator.data import MissingData, data_dir, data_file
+from simulator.scenario import Scenario
+from simulator.traces.files import profiles_of, trace_of
+from simulator.traces.screening import screen
+from simulator.traces.shaping import (
+    first_hours,
+    looser_deadlines,
+    sampled,
+    with_deadlines,
+    without_deadlines,
+)
+from simulator.traces.speeds import Room, Speeds, load
+from simulator.traces.trace import Arrival
+from simulator.workloads.published import NAMES, Published, published
+from simulator.workloads.synthetic import Synthetic
+
+ROUND_S: Final = 300.0
+PHILLY: Final = "arena-philly"
+SYNTHETIC: Final = "synthetic"
+CLUSTER: Final = "arena-1280"
+OnBad = Literal["drop", "refuse", "keep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A workload and its cluster, as text and numbers, so that a task can name it.
+
+    ``gpus_share`` of the cluster's nodes of each type are there. ``jobs`` and ``load`` are of synthetic
+    jobs; a ``seed`` draws those, or ``jobs_share`` of a trace's. ``tightness`` above 0 sets deadlines, at so
+    many times each job's duration as requested; else those of the trace hold, if ``deadlines``,
+    at ``deadline_factor`` times their distance from arrival.
+    """
+
+    trace: str = PHILLY
+    profiles: str = ""
+    cluster: str = ""
+    gpus_share: float = 1.0
+    jobs_share: float = 1.0
+    rounds: int = 2000
+    jobs: int = 400
+    load: float = 1.0
+    deadlines: bool = False
+    deadline_factor: float = 1.0
+    tightness: float = 0.0
+    on_bad: OnBad = "drop"
+    seed: int = 0
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files that it is read from and that have names; the data folder's do not change."""
+        named = (self.trace if self.trace not in (*NAMES, SYNTHETIC) else "", self.profiles)
+        return tuple(Path(name) for name in named if name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A scenario, what of the workload did not fit it, and how much work it is for the cluster."""
+
+    scenario: Scenario
+    dropped: int
+    said: str
+    load: float
+    """GPU-hours requested over those of the cluster until the last arrival; of jobs with a known length."""
+    horizon_s: float
+    """The end of the rounds, or of arrivals where these end before."""
+
+
+def default_trace(trace: str | None) -> str:
+    """Return the trace: Philly where data sets are, else the synthetic one."""
+    return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
+
+
+def sized(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
+    """Return the workload at a size: so many synthetic jobs, or a share of a trace's."""
+    share = 1.0 if work.trace == SYNTHETIC else jobs_share
+    return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
+
+
+def check_trace(trace: str) -> None:
+    """Say what is missing before anything runs.
+
+    Raises:
+        MissingData: the trace is absent.
+        InvalidInput: it cannot be read, or has no models.
+    """
+    if trace in NAMES:
+        _read_published(Work(trace=trace))
+    elif trace != SYNTHETIC:
+        jobs_of(Path(trace))
+
+
+def jobs_of(trace: Path) -> list[Arrival]:
+    """Return the jobs of a file. Raises as ``check_trace`` does."""
+    if not trace.is_file():
+        raise MissingData(f"{trace} is absent: pass it, or set TESSERA_DATA")
+    jobs = trace_of(trace)
+    arrivals = [one for one in jobs if isinstance(one, Arrival)]
+    if len(arrivals) < len(jobs):
+        raise InvalidInput(
+            "trace", f"{trace.name} has durations and no models: `tessera import trace {trace} --redraw"
+            " --profiles FILE.csv --nodes TYPE=NODESxGPUS --to OUT.csv` draws them",
+        )  # fmt: skip
+    return arrivals
+
+
+def check_seeds(seeds: int, work: Work) -> None:
+    """Refuse several seeds where all would draw the same jobs. Raises InvalidInput."""
+    if seeds > 1 and work.jobs_share >= 1 and work.trace != SYNTHETIC:
+        raise InvalidInput(
+            "seeds", f"draw a share of the jobs of {work.trace}: give --jobs-share below 1, or one seed"
+        )  # fmt: skip
+
+
+def made(work: Work) -> Made:
+    """Return the scenario of a workload.
+
+    Raises:
+        MissingData: a data set is absent.
+        InvalidInput: the workload cannot be made; the message says what is wrong.
+    """
+    source = _source(work)
+    whole, said, dropped = source.scenario, source.said, source.dropped
+    kept = first_hours(whole.arrivals, work.rounds * ROUND_S / 3600)
+    kept = looser_deadlines(kept, work.deadline_factor)
+    if not work.deadlines:
+        kept = without_deadlines(kept)
+    if work.on_bad != "keep":
+        found = screen(kept, whole.profiles, whole.gpu_types, whole.nodes, work.on_bad)
+        said, dropped = f"{said}\n{found.message()}".strip(), dropped + len(found.dropped)
+        kept = found.arrivals
+    if work.jobs_share != 1:
+        kept = sampled(kept, work.jobs_share, work.seed)
+    if work.tightness:
+        bounds = (work.tightness, work.tightness)
+        kept = with_deadlines(kept, Speeds(whole.profiles, Room.of(whole.nodes)), bounds, work.seed)
+    if not kept:
+        raise InvalidInput("trace", "has no job that can run here; try more rounds or GPUs")
+    last_s = ROUND_S * max(1, math.ceil(kept[-1].arrival_s / ROUND_S))
+    return Made(
+        scenario=replace(whole, arrivals=kept), dropped=dropped, said=said,
+        load=load(kept, Speeds(whole.profiles), whole.gpus),
+        horizon_s=min(work.rounds * ROUND_S, last_s),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """All that a trace has, on the cluster that there is."""
+
+    scenario: Scenario
+    dropped: int = 0
+    said: str = ""
+
+
+def _source(work: Work) -> _Source:
+    if work.trace == SYNTHETIC:
+        return _Source(scenario=_synthetic(work))
+    if work.trace in NAMES:
+        return _published(work)
+    jobs = jobs_of(Path(work.trace))
+    profiles = data_file(
+        Path(work.profiles) if work.profiles else None, "arena", "alpa_optimal.csv"
+    )
+    if profiles is None:
+        missing = work.profiles or "alpa_optimal.csv"
+        raise MissingData(f"{missing} is absent: pass it, or set TESSERA_DATA")
+    gpu_types, nodes = preset(work.cluster or CLUSTER, work.gpus_share)
+    return _Source(
+        scenario=Scenario(
+            gpu_types=gpu_types, nodes=nodes, profiles=profiles_of(profiles), arrivals=jobs
+        )
+    )
+
+
+def _synthetic(work: Work) -> Scenario:
+    cluster = work.cluster or CLUSTER
+    gpu_types, nodes = preset(cluster, work.gpus_share)
+    profiles = profiles_of(Path(work.profiles)) if work.profiles else list(samples(cluster))
+    drawn = Synthetic(jobs=work.jobs, load=work.load).draw(profiles, nodes, work.seed)
+    return Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=drawn)
+
+
+@cache
+def samples(cluster: str) -> tuple[EstimateRecord, ...]:
+    """Return sample profiles of a cluster's types: they take a second, and every task needs them."""
+    return tuple(sample_profiles(hardware_of(cluster)))
+
+
+def _published(work: Work) -> _Source:
+    if work.profiles or work.on_bad == "keep":
+        raise InvalidInput(
+            "trace", f"{work.trace} has profiles of its own and is screened by them; name its file to have"
+            " others, or to keep jobs that cannot run as requested",
+        )  # fmt: skip
+    found = _read_published(work)
+    scenario = found.scenario
+    if work.cluster:
+        gpu_types, nodes = preset(work.cluster, work.gpus_share)
+        scenario = replace(scenario, gpu_types=gpu_types, nodes=nodes)
+    elif work.gpus_share != 1:
+        scenario = replace(scenario, nodes=shrunk(scenario.nodes, work.gpus_share))
+    return _Source(
+        scenario=scenario, dropped=len(found.screened.dropped), said=found.screened.message()
+    )
+
+
+def _read_published(work: Work) -> Published:
+    folder = data_dir()
+    if folder is None:
+        raise MissingData(f"the data sets are absent, and {work.trace} with them: set TESSERA_DATA")
+    try:
+        return published(
+            work.trace, folder, "refuse" if work.on_bad == "refuse" else "drop", work.seed
+        )
+    except FileNotFoundError as error:
+        raise MissingData(f"{error.filename} is absent: set TESSERA_DATA") from error
+
+
+def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
+    """Return the first nodes of each type, a share of them and at least one.
+
+    Raises:
+        InvalidInput: the share is not above 0 and at most 1.
+    """
+    if not 0 < share <= 1:
+        raise InvalidInput("gpus_share", "must lie above 0 and be at most 1, or name a cluster")
+    of_type: dict[str, list[NodeSpec]] = {}
+    for node in nodes:
+        of_type.setdefault(node.gpu_type, []).append(node)
+    return [n for some in of_type.values() for n in some[: max(1, round(share * len(some)))]]

@@ -1,0 +1,34 @@
+"""Where a reported number comes from, and numbers as JSON has them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+
+def json_number(value: float | str) -> float | str | None:
+    """Return ``value``, or None where JSON has no such number (an infinite gap)."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def commit() -> str:
+    """Return the commit that is measured, with "+" where the tree differs; "unknown" outside git."""
+
+    def git(*words: str) -> str | None:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return "unknown"
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")

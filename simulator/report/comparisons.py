@@ -1,0 +1,138 @@
+"""Plots of curves with intervals over a parameter, and of bars side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.report.model import Plot, written
+from simulator.report.style import LIGHT, Style, drawing, legend, percentage, styles_for
+from simulator.statistics import Interval, mean_intervals
+
+BANDS: Final = 5
+"""Up to so many curves have bands; more have bars, which hide less."""
+MARKED: Final = 9
+"""Up to so many values of the parameter are marked on the axis."""
+_BAR_IN: Final = 0.19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Values at ``x`` and their intervals; NaN where there is none."""
+
+    x: np.ndarray
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, x: Sequence[float] | np.ndarray, runs: np.ndarray) -> Curve:
+        """Return means of ``runs``, of shape (seeds, points), with their t intervals."""
+        value, low, high = mean_intervals(np.asarray(runs, float))
+        return cls(x=np.asarray(x, float), value=value, low=low, high=high)
+
+
+def curves(
+    title: str,
+    series: Mapping[str, Curve],
+    *,
+    x_label: str,
+    y_label: str,
+    percent: bool = False,
+    from_zero: bool = True,
+    caption: str = "",
+    styles: Mapping[str, Style] | None = None,
+) -> Plot:
+    """Plot values over a parameter, e.g. deadlines met over tightness; fractions with ``percent``."""
+    looks = styles_for(series, styles)
+    said = []
+    with drawing(3.8) as (figure, axes):
+        for name, curve in series.items():
+            look = looks[name]
+            axes.plot(
+                curve.x, curve.value, label=name, marker=look.mark, markersize=4, **look.line
+            )  # fmt: skip
+            if len(series) <= BANDS:
+                axes.fill_between(
+                    curve.x, curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0
+                )
+            else:
+                axes.vlines(curve.x, curve.low, curve.high, color=look.colour, linewidth=0.9)
+            first, last = (written(float(curve.value[k])) for k in (0, -1))
+            said.append(f"{name} {first} to {last}")
+        axes.set(xlabel=x_label, ylabel=y_label)
+        given = np.unique(np.concatenate([curve.x for curve in series.values()]))
+        if len(given) <= MARKED:
+            axes.set_xticks(given)
+        if from_zero:
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        if percent:
+            axes.yaxis.set_major_formatter(lambda value, _: percentage(value))
+        legend(figure, axes)
+    x = next(iter(series.values())).x if series else np.zeros(1)
+    return Plot(
+        title=title, drawing=figure, caption=caption,
+        alt=f"Curves of {y_label} for {x_label} from {written(float(x[0]))} to "
+        f"{written(float(x[-1]))}: {', '.join(said)}.",
+    )  # fmt: skip
+
+
+def bars(
+    title: str,
+    series: Mapping[str, Mapping[str, Interval]],
+    *,
+    label: str,
+    percent: bool = False,
+    caption: str = "",
+    styles: Mapping[str, Style] | None = None,
+) -> Plot:
+    """Plot bars from left to right, a group a row: series -> group -> value.
+
+    Groups are what has many and long names, as policies; series are told by colour, as kinds of
+    information. A group that a series lacks has no bar.
+    """
+    looks = styles_for(series, styles)
+    groups = list(dict.fromkeys(group for values in series.values() for group in values))
+    thick = 0.84 / max(1, len(series))
+    said = []
+    with drawing(0.9 + _BAR_IN * len(groups) * (len(series) + 0.35)) as (figure, axes):
+        for k, (name, values) in enumerate(series.items()):
+            at = np.array([groups.index(group) for group in values])
+            at = at + (k - (len(series) - 1) / 2) * thick
+            found = list(values.values())
+            size = np.array([one.value for one in found], float)
+            axes.barh(at, size, 0.92 * thick, label=name, color=looks[name].colour)
+            low, high = [one.low for one in found], [one.high for one in found]
+            axes.hlines(at, low, high, color=LIGHT["page"], linewidth=3.2)
+            axes.hlines(at, low, high, color=LIGHT["ink"], linewidth=1.2)
+            _values(axes, at, found, percent)
+            said += [f"{name}, {g}: {_value(one.value, percent)}" for g, one in values.items()]
+        axes.set_yticks(range(len(groups)), groups)
+        axes.set(xlabel=label, ylim=(len(groups) - 0.45, -0.55))
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.margins(x=0.1)
+        if percent:
+            axes.xaxis.set_major_formatter(lambda value, _: percentage(value))
+        legend(figure, axes)
+    return Plot(
+        title=title, drawing=figure, caption=caption, alt=f"Bars of {label}. {'; '.join(said)}."
+    )
+
+
+def _values(axes: Any, at: np.ndarray, found: Sequence[Interval], percent: bool) -> None:
+    """Write each value to the right of its bar."""
+    for y, one in zip(at, found, strict=True):
+        if np.isfinite(one.value):
+            end = max(one.value, one.high) if np.isfinite(one.high) else max(0.0, one.value)
+            axes.annotate(
+                _value(one.value, percent), (end, y), xytext=(4, 0), textcoords="offset points",
+                va="center", fontsize=8, color=LIGHT["muted"],
+            )  # fmt: skip
+
+
+def _value(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f} %" if percent else written(value)

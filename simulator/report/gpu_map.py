@@ -1,0 +1,135 @@
+"""Which job held which GPU, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+
+from formulation.errors import InvalidInput
+from simulator.report.lines import time_unit
+from simulator.report.model import Plot, written
+from simulator.report.style import LIGHT, drawing
+
+COLUMNS: Final = 1000
+ROWS: Final = 400
+"""Least rows of the picture, so that a small cluster is not blurred."""
+MOST: Final = 1600
+"""Most rows: of larger clusters, each second, third ... GPU is drawn."""
+FREE: Final = (128, 128, 128, 40)
+HUES: Final = 0.61803398875
+"""Step of the hue from one job to the next, of a full turn: neighbours in time differ most."""
+SAME_S: Final = 1e-6
+
+Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
+"""Job, start and end in seconds, and (node index, GPUs there)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A job's hold of GPUs, numbered from 0 in order of nodes."""
+
+    job: str
+    start_s: float
+    end_s: float
+    gpus: np.ndarray
+
+
+def gpu_map(
+    title: str,
+    segments: Sequence[Segment],
+    node_gpus: Sequence[int],
+    *,
+    end_s: float,
+    node_types: Sequence[str] | None = None,
+    caption: str = "",
+) -> Plot:
+    """Plot the GPUs from top to bottom in order of nodes, time from left to right, a colour a job.
+
+    ``node_types`` names the GPU type of each node; nodes of a type must lie side by side. Who holds which
+    GPU of a node is drawn as first free, first taken: only counts are known.
+    """
+    held = placed(segments, node_gpus)
+    scale, unit = time_unit(end_s)
+    total = int(sum(node_gpus))
+    image = _image(held, total, end_s)
+    busy_gpu_s = sum(len(h.gpus) * max(0.0, min(h.end_s, end_s) - h.start_s) for h in held)
+    share = 100 * busy_gpu_s / (total * end_s)
+    jobs = len({h.job for h in held})
+    with drawing(4.6) as (figure, axes):
+        axes.imshow(
+            image, aspect="auto", interpolation="none", extent=(0, end_s / scale, total, 0)
+        )  # fmt: skip
+        axes.set(xlabel=f"time ({unit})", ylabel="GPUs, in order of nodes")
+        axes.grid(visible=False)
+        _types(axes, node_gpus, node_types)
+    return Plot(
+        title=title, drawing=figure, caption=f"One colour a job; pale: free. {caption}".strip(),
+        alt=f"Map of {total:,} GPUs on {len(node_gpus):,} nodes over {written(end_s / scale)} {unit}: "
+        f"{jobs:,} jobs hold {share:.1f} % of the GPU time.",
+    )  # fmt: skip
+
+
+def placed(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
+    """Return which GPUs each segment holds; refuse more than a node has.
+
+    A job keeps the GPUs of its segment before, where it may.
+    """
+    first = np.cumsum([0, *node_gpus])
+    until_s = np.full(int(first[-1]), -np.inf)
+    holder = np.full(int(first[-1]), "", dtype=object)
+    found = []
+    for job, start_s, end_s, shares in sorted(segments, key=lambda s: (s[1], s[0])):
+        gpus = []
+        for node, count in shares:
+            here = np.arange(first[node], first[node + 1])
+            free = here[until_s[here] <= start_s + SAME_S]
+            if len(free) < count:
+                raise InvalidInput(
+                    "segments", f"hold more than the {node_gpus[node]} GPUs of node {node}"
+                    f" at {start_s:g} s, with {job}",
+                )  # fmt: skip
+            mine = free[np.argsort(holder[free] != job, kind="stable")][:count]
+            until_s[mine], holder[mine] = end_s, job
+            gpus.append(np.sort(mine))
+        members = np.concatenate(gpus) if gpus else np.zeros(0, np.int64)
+        found.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
+    return found
+
+
+def colours(jobs: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return a colour for each job, as four bytes; neighbours differ in hue and in lightness."""
+    found = {}
+    for k, job in enumerate(dict.fromkeys(jobs)):
+        hsv = (k * HUES % 1.0, 0.55 + 0.3 * (k % 2), (0.62, 0.86, 0.74)[k % 3])
+        found[job] = np.append(np.rint(255 * mpl.colors.hsv_to_rgb(hsv)), 255).astype(np.uint8)
+    return found
+
+
+def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:
+    image = np.full((total, COLUMNS, 4), FREE, np.uint8)
+    colour = colours([h.job for h in held])
+    for h in held:
+        if h.start_s < end_s:
+            begin = int(h.start_s / end_s * COLUMNS)
+            image[h.gpus, begin : max(begin + 1, round(h.end_s / end_s * COLUMNS))] = colour[h.job]
+    return image[:: -(-total // MOST)].repeat(-(-ROWS // total), axis=0)
+
+
+def _types(axes: Any, node_gpus: Sequence[int], node_types: Sequence[str] | None) -> None:
+    """Write the GPU types at the right, with a line between them."""
+    if node_types is None:
+        return
+    first = np.cumsum([0, *node_gpus])
+    starts = [n for n, kind in enumerate(node_types) if n == 0 or node_types[n - 1] != kind]
+    for begin, end in zip(starts, [*starts[1:], len(node_types)], strict=True):
+        if begin:
+            axes.axhline(first[begin], color=LIGHT["ink"], linewidth=1)
+        middle = (first[begin] + first[end]) / 2
+        axes.annotate(
+            node_types[begin], (1, middle), xycoords=("axes fraction", "data"), xytext=(5, 0),
+            textcoords="offset points", va="center", rotation=90,
+        )  # fmt: skip

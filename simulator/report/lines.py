@@ -1,0 +1,177 @@
+"""Plots of values over time, over rounds, and of how values are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from simulator.report.model import Plot, written
+from simulator.report.style import Style, drawing, legend, number, styles_for
+
+POINTS: Final = 400
+"""Points of a line that are drawn; a longer one is drawn in so many equal parts of the time."""
+CROWD: Final = (8, 150)
+"""From how many series on, points of each: means over longer times are easier to tell apart."""
+UNITS: Final = (
+    (3 * 86_400.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"),
+)  # fmt: skip
+"""From how many seconds on, seconds of a unit, its name."""
+TICKS: Final = {
+    1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 86_400: "1 day",
+    864_000: "10 days", 8_640_000: "100 days",
+}  # fmt: skip
+"""Marks of a logarithmic axis of seconds."""
+
+Steps = tuple[np.ndarray, np.ndarray]
+"""Moments in seconds, ascending, and the values from each moment on."""
+
+
+def over_time(
+    title: str,
+    series: Mapping[str, Steps],
+    *,
+    label: str,
+    end_s: float,
+    caption: str = "",
+    styles: Mapping[str, Style] | None = None,
+) -> Plot:
+    """Plot values that hold until they change: throughput, queue length, running GPUs.
+
+    ``label`` names the value and its unit. All lines end at ``end_s``.
+    """
+    scale, unit = time_unit(end_s)
+    points = CROWD[1] if len(series) >= CROWD[0] else POINTS
+    looks = styles_for(series, styles)
+    said, averaged = [], False
+    with drawing() as (figure, axes):
+        for name, (at_s, values) in series.items():
+            edges_s, shown, coarse = thinned(
+                np.asarray(at_s, float), np.asarray(values, float), end_s, points
+            )
+            averaged |= coarse
+            axes.stairs(shown, edges_s / scale, baseline=None, label=name, **looks[name].line)
+            mean = float(np.average(shown, weights=np.diff(edges_s))) if len(shown) else 0.0
+            said.append(f"{name} {written(mean)}")
+        axes.set(xlabel=f"time ({unit})", ylabel=label, xlim=(0, end_s / scale))
+        axes.set_ylim(bottom=0)
+        legend(figure, axes)
+    means = f"Means over {written(round(end_s / points))} s each. " if averaged else ""
+    return Plot(
+        title=title, drawing=figure, caption=f"{means}{caption}".strip(),
+        alt=f"Lines of {label} over {written(end_s / scale)} {unit}. Means: {', '.join(said)}.",
+    )  # fmt: skip
+
+
+def thinned(
+    at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = POINTS
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return edges and values of steps, and whether they are means; the area below stays the same."""
+    inside = at_s < end_s
+    at_s, values = at_s[inside], values[inside]
+    edges_s = np.append(at_s, end_s)
+    if len(values) <= points:
+        return edges_s, values, False
+    area = np.append(0.0, np.cumsum(values * np.diff(edges_s)))
+    coarse_s = np.linspace(at_s[0], end_s, points + 1)
+    return coarse_s, np.diff(np.interp(coarse_s, edges_s, area)) / np.diff(coarse_s), True
+
+
+def distribution(
+    title: str,
+    samples: Mapping[str, np.ndarray],
+    *,
+    label: str,
+    totals: Mapping[str, int] | None = None,
+    seconds: bool = False,
+    caption: str = "",
+    styles: Mapping[str, Style] | None = None,
+) -> Plot:
+    """Plot which share of jobs has at most a value, e.g. the JCT by policy, on a logarithmic axis.
+
+    ``totals`` counts all jobs of a series: where some have no value, because they did not finish, the curve
+    ends below 1. With ``seconds`` the axis has marks at minutes, hours and days.
+    """
+    looks = styles_for(samples, styles)
+    said = []
+    with drawing() as (figure, axes):
+        for name, found in samples.items():
+            ordered = np.sort(np.asarray(found, float))
+            total = len(ordered) if totals is None else totals[name]
+            shares = np.arange(1, len(ordered) + 1) / max(1, total)
+            kept = np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).astype(int)
+            axes.step(ordered[kept], shares[kept], where="post", label=name, **looks[name].line)
+            half = written(float(np.median(ordered))) if len(ordered) else "none"
+            said.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
+        axes.set(xlabel=label, ylabel="share of jobs", ylim=(0, 1.02))
+        if any(np.any(np.asarray(found) > 0) for found in samples.values()):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: number(value))
+            if seconds:
+                low, high = axes.get_xlim()
+                shown = {at: text for at, text in TICKS.items() if low <= at <= high}
+                axes.set_xticks(list(shown), list(shown.values()))
+                axes.minorticks_off()
+        legend(figure, axes)
+    return Plot(
+        title=title, drawing=figure, caption=caption,
+        alt=f"Cumulative shares of jobs by {label}. Medians{' in seconds' if seconds else ''}: "
+        f"{', '.join(said)}.",
+    )  # fmt: skip
+
+
+def gap_over_rounds(
+    title: str,
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    caption: str = "",
+    styles: Mapping[str, Style] | None = None,
+) -> Plot:
+    """Plot relative gaps to a proven bound, round by round, as points; below 0.01 % the axis is linear.
+
+    A series is (round numbers, gaps as fractions); rounds without a bound have an infinite gap, are not
+    drawn, and are counted below the picture. Of many rounds the largest gap of each few is drawn.
+    """
+    looks = styles_for(series, styles)
+    said, unbounded, few = [], [], 1
+    with drawing() as (figure, axes):
+        for name, (rounds, gaps) in series.items():
+            found = np.asarray(gaps, float)
+            known = np.isfinite(found)
+            at, largest, of = worst(np.asarray(rounds)[known], found[known])
+            few = max(few, of)
+            axes.plot(
+                at, 100 * largest, label=name, linestyle="none", marker=looks[name].mark,
+                markersize=3.5, color=looks[name].colour, markeredgewidth=0,
+            )  # fmt: skip
+            most = f"{written(100 * float(largest.max()))} %" if known.any() else "none"
+            said.append(f"{name} {most}")
+            if not known.all():
+                unbounded.append(f"{name} {int((~known).sum()):,} of {len(found):,}")
+        axes.set(xlabel="round", ylabel="gap (%)")
+        axes.set_yscale("symlog", linthresh=0.01)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+        legend(figure, axes, marks=1.8)
+    grouped = f"A point is the largest gap of up to {few} rounds. " if few > 1 else ""
+    without = f"Rounds without a bound: {', '.join(unbounded)}. " if unbounded else ""
+    return Plot(
+        title=title, drawing=figure, caption=f"{grouped}{without}{caption}".strip(),
+        alt=f"Gap to the bound by round. Largest: {', '.join(said)}.",
+    )  # fmt: skip
+
+
+def worst(
+    rounds: np.ndarray, gaps: np.ndarray, points: int = POINTS
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the round and the gap that is the largest of each few rounds, and how many these are."""
+    few = -(-len(gaps) // points) or 1
+    starts = range(0, len(gaps), few)
+    at = np.array([s + int(np.argmax(gaps[s : s + few])) for s in starts], np.int64)
+    return rounds[at], gaps[at], few
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Return seconds of the unit in which times up to ``longest_s`` are read, and its name."""
+    return next(((size, name) for least, size, name in UNITS if longest_s >= least), (1.0, "s"))

@@ -1,0 +1,139 @@
+"""What a report holds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from matplotlib.figure import Figure as Drawing
+
+from formulation.release import release
+from simulator.figures import Figure, Report
+from simulator.provenance import commit
+
+Value = Figure | str | None
+
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option("--report", file_okay=False, help="Write an HTML page and Markdown here."),
+]
+"""The option of a case that can write a report."""
+
+MINUS: Final = "\N{MINUS SIGN}"
+NOTHING: Final = "\N{EN DASH}"
+LIBRARIES: Final = ("numpy", "scipy", "ortools", "cvxpy", "pulp", "numba", "matplotlib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A picture. ``alt`` says what it shows to who cannot see it, ``caption`` what to know beside it."""
+
+    title: str
+    drawing: Drawing
+    alt: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of values, the first of each naming it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    caption: str = ""
+
+    @classmethod
+    def from_rows(
+        cls, title: str, rows: Sequence[Mapping[str, Value]], caption: str = ""
+    ) -> Table:  # fmt: skip
+        """Return the table of ``rows``, with a column for every key, in order of appearance."""
+        columns = tuple(dict.fromkeys(key for row in rows for key in row))
+        cells = tuple(tuple(row.get(key, "") for key in columns) for row in rows)
+        return cls(title=title, columns=columns, rows=cells, caption=caption)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """A run, with all that is needed to repeat it."""
+
+    title: str
+    command: str
+    commit: str
+    seeds: tuple[int, ...]
+    versions: dict[str, str]
+    options: dict[str, Any]
+    figures: dict[str, Figure]
+    summary: str = ""
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    """Paragraphs to read with the figures: what deviates, and why."""
+
+
+def report_of(
+    found: Report,
+    *,
+    title: str,
+    options: Mapping[str, Any],
+    seeds: Sequence[int] = (),
+    plots: Sequence[Plot] = (),
+    tables: Sequence[Table] = (),
+    summary: str = "",
+    notes: Sequence[str] = (),
+) -> RunReport:
+    """Return the report of what a case ``found``, run by the command line of this process."""
+    results = [Table.from_rows("Results", found.table)] if found.table else []
+    return RunReport(
+        title=title, summary=summary, command=shlex.join(["tessera", *sys.argv[1:]]),
+        commit=commit(), seeds=tuple(seeds) or (found.seed,), versions=versions(),
+        options=dict(options), figures=dict(found.figures), plots=tuple(plots),
+        tables=(*results, *tables), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Return what ran: the machine, Python and the libraries that results or times depend on."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    found = {"machine": machine, "python": platform.python_version(), "tessera": release()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = "not installed"
+    return found
+
+
+def written(value: object) -> str:
+    """Return a value as people read it: four digits, thousands apart; a dash where there is none."""
+    match value:
+        case None:
+            return NOTHING
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float() if value != value:  # NaN
+            return NOTHING
+        case float() if abs(value) == float("inf"):
+            return "∞" if value > 0 else f"{MINUS}∞"
+        case float() if abs(value) >= 1000:
+            return f"{value:,.0f}".replace("-", MINUS)
+        case float():
+            return f"{value:.4g}".replace("-", MINUS)
+    return str(value)
+
+
+def as_given(option: object) -> str:
+    """Return an option's value as it could be given again."""
+    if isinstance(option, list | tuple):
+        return ", ".join(map(str, option))
+    return "none" if option is None else str(option)

@@ -1,0 +1,30 @@
+"""Writing a report into a folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from simulator.report.html import page
+from simulator.report.markdown import text
+from simulator.report.model import RunReport
+from simulator.report.pictures import png
+
+
+def write_report(report: RunReport, folder: Path) -> Path:
+    """Write ``report.html``, ``report.md`` and a PNG for each plot into ``folder``; return the page.
+
+    The same report gives the same bytes. Files of an earlier report are overwritten.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{k:02d}-{_slug(plot.title)}.png" for k, plot in enumerate(report.plots, 1)]
+    for plot, name in zip(report.plots, names, strict=True):
+        (folder / name).write_bytes(png(plot.drawing))
+    (folder / "report.md").write_text(text(report, names), encoding="utf-8")
+    file = folder / "report.html"
+    file.write_text(page(report), encoding="utf-8")
+    return file
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "plot"

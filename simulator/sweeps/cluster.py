@@ -1,0 +1,73 @@
+"""Tasks on a Ray cluster, an optional extra."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from formulation.errors import InvalidInput, Unavailable
+from formulation.release import install_hint
+from simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer, packages
+
+
+def outcomes(
+    tasks: Sequence[Task], address: str, limit: int | None = None
+) -> Generator[Outcome, None, None]:
+    """Yield each task's outcome as it ends; closing the iterator cancels those that run.
+
+    Our code travels to the nodes, whatever is installed there; the libraries that it needs and the files
+    that options name must be there already. A task takes one CPU; at most ``limit`` run at a time, and
+    Ray repeats those whose node was lost.
+    """
+    ray = library()
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, address)
+    remote = ray.remote(num_cpus=1)(answer)
+    waiting, running = deque(tasks), dict[Any, Task]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < (limit or len(tasks)):
+                task = waiting.popleft()
+                running[remote.remote(task.call)] = task
+            done, _ = ray.wait(list(running), num_returns=1)
+            yield _outcome(ray, done[0], running.pop(done[0]))
+    finally:
+        for left in running:
+            ray.cancel(left, force=True)
+        if ours:
+            ray.shutdown()
+
+
+def library() -> Any:
+    """Return the module ``ray``."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise InvalidInput(
+            "--ray", f"needs the extra 'ray': {install_hint('server', 'ray')}"
+        ) from error
+
+
+def _connect(ray: Any, address: str) -> None:
+    environment = {"py_modules": [str(p) for p in packages()], "env_vars": dict(ONE_THREAD)}
+    try:
+        ray.init(
+            address=address, runtime_env=environment, log_to_driver=False,
+            logging_level=logging.ERROR,
+        )  # fmt: skip
+    except (ConnectionError, ValueError) as error:
+        raise Unavailable(
+            f"no Ray cluster answers at {address}: {error}; `ray status` says where one is, and one "
+            "that asks for a token needs RAY_AUTH_MODE=token here"
+        ) from error
+
+
+def _outcome(ray: Any, reference: Any, task: Task) -> Outcome:
+    try:
+        return Outcome(task=task, result=ray.get(reference))
+    except ray.exceptions.RayError as error:
+        return Outcome(task=task, failure=str(error))

@@ -1,0 +1,145 @@
+"""Tasks in processes of this machine, or in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
+
+from simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
+
+SAID: Final = 8000
+"""Bytes of a failed task's standard error that are reported, counted from its end."""
+GOODBYE_S: Final = 10.0
+"""Seconds that a process without work has to end by itself."""
+
+
+def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, None]:
+    """Yield each task's outcome as it ends; closing the iterator kills those that run."""
+    processes = [_Worker() for _ in range(max(1, min(workers, len(tasks))))]
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for process in processes:
+        idle.put(process)
+
+    def run(task: Task) -> Outcome:
+        mine = idle.get()
+        try:
+            return mine.run(task)
+        finally:
+            idle.put(mine)
+
+    pool = ThreadPoolExecutor(max_workers=len(processes))
+    left = len(tasks)
+    try:
+        for done in as_completed([pool.submit(run, task) for task in tasks]):
+            left -= 1
+            yield done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            if left:
+                process.kill()
+        pool.shutdown(wait=True)
+        for process in processes:
+            process.close()
+
+
+def here(tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+    """Yield each task's outcome, one after the other in this process; what a task raises goes through."""
+    for task in tasks:
+        yield Outcome(task=task, result=answer(task.call))
+
+
+class _Worker:
+    """A process for one task after another; a new one after a task that ended it.
+
+    It is a fresh interpreter in a session of its own, so that an interrupt at the terminal reaches only
+    us, and that we can end it together with what it started.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._killed = False
+        self._lock = threading.Lock()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+
+    def run(self, task: Task) -> Outcome:
+        """Run ``task`` and wait for it."""
+        self._said.seek(0)
+        self._said.truncate()
+        process = self._started()
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("both are pipes")
+        reply = ""
+        with contextlib.suppress(BrokenPipeError):  # it ended before it read; its status says how
+            process.stdin.write(task.call + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
+        if reply.endswith("\n"):
+            return Outcome(task=task, result=reply)
+        code = self._end()
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - SAID))
+        said = self._said.read().decode(errors="replace")
+        return Outcome(task=task, failure=f"{said}its process ended {_how(code)}")
+
+    def kill(self) -> None:
+        """End the process with all that it started, and start no other."""
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                _kill(self._process)
+
+    def close(self) -> None:
+        """Let the process end by itself, and release what it used; no task may run."""
+        if self._process is not None:
+            self._end()
+        self._said.close()
+
+    def _started(self) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._killed:
+                raise RuntimeError("the sweep was stopped")
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-X", "faulthandler", "-m", "simulator.sweeps.worker"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
+                    encoding="utf-8", start_new_session=True,
+                    env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
+                )  # fmt: skip
+            return self._process
+
+    def _end(self) -> int:
+        """See the process to its end; return its exit status."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None or process.stdin is None or process.stdout is None:
+            raise AssertionError("there is a process, and both are pipes")
+        with contextlib.suppress(BrokenPipeError):  # what it never read
+            process.stdin.close()
+        try:
+            code = process.wait(GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            code = process.wait()
+        process.stdout.close()
+        return code
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it is over
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"with exit status {code}"
+    name = signal.Signals(-code).name
+    return f"by {name}" + (" (too little memory?)" if name == "SIGKILL" else "")

@@ -1,0 +1,156 @@
+"""Running a sweep: what is done already is skipped, what fails loses nothing, progress is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from formulation.errors import InvalidInput
+from simulator.provenance import commit
+from simulator.sweeps import cluster, local
+from simulator.sweeps.results import Results
+from simulator.sweeps.tasks import Outcome, Task, TasksFailed, code_digest
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=0,
+        help="Runs at a time, by default one a core, or what Ray has; 0: one by one in this process.",
+    ),
+]  # fmt: skip
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", help="Run on the Ray cluster at this address ('auto': the one here)."),
+]
+ResultsFolder = Annotated[
+    Path | None,
+    typer.Option("--results", file_okay=False, help="Keep each result here; run again to go on."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Where tasks run, and where their results are kept."""
+
+    workers: int | None = None
+    ray: str | None = None
+    folder: Path | None = None
+
+    def run(self, tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+        """Run ``tasks`` as ``run_tasks`` does."""
+        return run_tasks(tasks, folder=self.folder, workers=self.workers, ray=self.ray)
+
+
+def asked_sweep(
+    *, workers: Workers = None, ray: RayAddress = None, results: ResultsFolder = None
+) -> Sweep:
+    """Return what the options say."""
+    return Sweep(workers=workers, ray=ray, folder=results)
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    *,
+    folder: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Run ``tasks`` and return their results by name, in the order of ``tasks``.
+
+    Results are what JSON makes of them, wherever they come from: tuples are lists. With ``folder`` each is
+    kept as it ends, and a later call runs only what is not there for the same function, options, files and
+    code. Tasks that differ in their name alone run once. If some fail, the others are finished and kept,
+    and one ``TasksFailed`` tells of all; an interrupt keeps what has ended. With 0 ``workers`` tasks run in
+    this process, whose libraries may use several threads, so that such results are not kept; the first
+    error ends the sweep.
+    """
+    if workers == 0 and (folder is not None or ray is not None):
+        raise InvalidInput("--workers", "0 runs in this process: neither --ray nor --results fits")
+    if len({task.name for task in tasks}) < len(tasks):
+        raise InvalidInput("tasks", "must have unique names")
+    code = code_digest()
+    keys = {task.name: task.key(code) for task in tasks}
+    kept = Results(folder=folder, commit=commit())
+    results = {key: found for key in keys.values() if (found := kept.load(key)) is not None}
+    todo: dict[str, Task] = {}
+    for task in tasks:
+        if keys[task.name] not in results:
+            todo.setdefault(keys[task.name], task)
+    failures: dict[str, str] = {}
+    with (
+        _bar(done=len(results), count=len(results) + len(todo)) as ended,
+        closing(_outcomes(list(todo.values()), workers, ray)) as runs,
+    ):
+        for outcome in runs:
+            if outcome.failure:
+                failures[outcome.task.name] = outcome.failure
+            else:
+                key = keys[outcome.task.name]
+                results[key] = json.loads(outcome.result)
+                kept.save(key, outcome.task, results[key])
+            ended(outcome)
+    if failures:
+        raise TasksFailed(failures, len(tasks))
+    return {name: results[key] for name, key in keys.items()}
+
+
+def _outcomes(
+    tasks: Sequence[Task], workers: int | None, ray: str | None
+) -> Generator[Outcome, None, None]:
+    if not tasks:
+        return
+    if ray is not None:
+        yield from cluster.outcomes(tasks, ray, workers)
+    elif workers == 0:
+        yield from local.here(tasks)
+    else:
+        yield from local.outcomes(tasks, workers or os.cpu_count() or 1)
+
+
+@contextmanager
+def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
+    """Show progress on standard error: a bar on a terminal, else a line for each task."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
+        TimeRemainingColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    live = console.is_terminal
+    with Progress(
+        *columns, console=console, transient=True, disable=not live, speed_estimate_period=86_400
+    ) as progress:
+        bar = progress.add_task("", total=count, completed=done)
+
+        def ended(outcome: Outcome) -> None:
+            nonlocal done
+            done += 1
+            name = outcome.task.name
+            if outcome.failure:
+                console.print(f"{name} failed: {outcome.failure.strip().splitlines()[-1]}")
+            elif not live:
+                console.print(f"{done}/{count} {name}")
+            progress.update(bar, completed=done, description=name)
+
+        if done:
+            console.print(f"{done} of {count} runs were done before")
+        try:
+            yield ended
+        except KeyboardInterrupt:
+            console.print(f"stopped after {done} of {count} runs")
+            raise

@@ -1,0 +1,103 @@
+"""What a sweep runs: a named call of a function that anyone can import, with options that JSON can hold."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from formulation.errors import InvalidInput, TesseraError
+from simulator.provenance import ROOT
+
+PACKAGES: Final = (
+    "benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers",
+)  # fmt: skip
+GENERATED: Final = ("tessera", "proto/gen/tessera")
+"""Where the generated package lies when installed, and in a checkout."""
+_DRAWING: Final = ROOT / "benchmarks" / "report"
+ONE_THREAD: Final = {
+    f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")
+}
+"""Environment of every task: sums must not depend on how many threads a machine has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A call of ``function``, as "module:function", with ``options`` by name; it returns a dictionary.
+
+    The result may depend on nothing but the options, the code and the contents of ``files``: then
+    it may be kept and read again. A seed is an option.
+    """
+
+    name: str
+    function: str
+    options: Mapping[str, Any]
+    files: tuple[Path, ...] = ()
+
+    @property
+    def call(self) -> str:
+        """Return the call as one line of JSON."""
+        try:
+            return json.dumps([self.function, dict(self.options)], sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"options of {self.name}", f"must be JSON: {error}") from error
+
+    def key(self, code: str) -> str:
+        """Return the digest of all that the result depends on, ``code`` being that of the code."""
+        contents = [_sha256(file.read_bytes()) for file in self.files]
+        return _sha256(json.dumps([self.call, contents, code]).encode())[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a task ended: with a ``result`` as JSON, or with what it said when it failed."""
+
+    task: Task
+    result: str = ""
+    failure: str = ""
+
+
+class TasksFailed(TesseraError):
+    """Some tasks of a sweep failed. ``failures``: what each said; the others are done and kept."""
+
+    reason = "TASKS_FAILED"
+
+    def __init__(self, failures: Mapping[str, str], count: int) -> None:
+        shown = "\n\n".join(f"{name}:\n{said.strip()}" for name, said in failures.items())
+        super().__init__(f"{len(failures)} of {count} tasks failed\n\n{shown}")
+        self.failures = dict(failures)
+
+
+def answer(call: str) -> str:
+    """Carry out a task's ``call`` in this process; return its result as JSON."""
+    function, options = json.loads(call)
+    module, _, name = function.partition(":")
+    result = getattr(importlib.import_module(module), name)(**options)
+    if not isinstance(result, dict):
+        raise TypeError(f"{function} must return a dictionary, not {type(result).__name__}")
+    return json.dumps(result)
+
+
+def code_digest() -> str:
+    """Return the digest of our own code, less what only draws; commits that change no code keep it."""
+    digest = hashlib.sha256()
+    for package in packages():
+        for file in sorted(package.rglob("*.py")):
+            if not file.is_relative_to(_DRAWING):
+                digest.update(f"{file.relative_to(package.parent)}\0".encode())
+                digest.update(_sha256(file.read_bytes()).encode())
+    return digest.hexdigest()
+
+
+def packages() -> list[Path]:
+    """Return the folders of our own packages."""
+    generated = next(found for place in GENERATED if (found := ROOT / place).is_dir())
+    return [*(ROOT / name for name in PACKAGES), generated]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

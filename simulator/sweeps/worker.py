@@ -1,0 +1,44 @@
+"""A process that carries out calls, a line of JSON each, until there are no more.
+
+``python -m simulator.sweeps.worker`` answers on the standard output that it was given; what tasks
+print goes to standard error. A task that raises ends the process; a starter that is gone ends it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from typing import TextIO
+
+from simulator.sweeps.tasks import answer
+
+
+def main() -> None:
+    """Answer each line of standard input."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", closefd=False)
+    os.dup2(2, 1)  # the copy ends with the process: who sees its end has all that was said before
+    asked = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what tasks start must not read the calls
+    calls: queue.SimpleQueue[str] = queue.SimpleQueue()
+    busy = threading.Event()
+    threading.Thread(target=_read, args=(asked, calls, busy), daemon=True).start()
+    while call := calls.get():
+        busy.set()
+        reply = answer(call)
+        busy.clear()
+        replies.write(reply + "\n")
+        replies.flush()
+
+
+def _read(asked: TextIO, calls: queue.SimpleQueue[str], busy: threading.Event) -> None:
+    """Pass the calls on, the empty one at the end; nobody waits for a task that runs then."""
+    for call in asked:
+        calls.put(call)
+    calls.put("")
+    if busy.is_set():
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
