@@ -10,11 +10,11 @@ help: ## list the targets
 
 setup: $(DEV) ## make .venv with everything, at the pinned versions
 
-$(DEV): pyproject.toml constraints.txt
+$(DEV): pyproject.toml proto/pyproject.toml constraints.txt
 	@$(PYTHON) scripts/setup.py dev .venv
 	@touch $(DEV) $(SERVER)
 
-$(SERVER): pyproject.toml constraints.txt
+$(SERVER): pyproject.toml proto/pyproject.toml constraints.txt
 	@$(PYTHON) scripts/setup.py server .venv
 	@touch $(SERVER)
 

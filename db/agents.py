@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from db import inventory
-from db.clockwatch import CLOCK_S
-from db.documents import dumps
-from db.network import decision_from
-from db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
-from db.turn import Change, Turn
-from formulation.errors import NotAllowed, NotFound
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import Desired, DesiredGang, Heartbeat, NodeSpec
+from tessera.db import inventory
+from tessera.db.clockwatch import CLOCK_S
+from tessera.db.documents import dumps
+from tessera.db.network import decision_from
+from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
+from tessera.db.turn import Change, Turn
+from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import Desired, DesiredGang, Heartbeat, NodeSpec
 
 _STORED = sa.text(f"""
 SELECT n.id, n.name, n.rack, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s
 FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
-""")  # noqa: S608 - a constant of db.rows
+""")  # noqa: S608 - a constant of tessera.db.rows
 
 _REGISTER = sa.text("""
 INSERT INTO agents (cluster_id, name, incarnation, heard_at)
@@ -113,7 +113,7 @@ _DEAD = sa.text(f"""
 SELECT DISTINCT n.id FROM nodes n
 JOIN allocations l ON l.node_id = n.id LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
-""")  # noqa: S608 - a constant of db.rows
+""")  # noqa: S608 - a constant of tessera.db.rows
 
 _HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 """The clock was set back since."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from db.engine import Database
+from tessera.db.engine import Database
 
 RULES: Final[Mapping[str, str]] = {
     "a GPU has two holders": """

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from db.documents import (
+from tessera.db.documents import (
     allocation_from,
     allocation_plain,
     dumps,
@@ -22,8 +22,8 @@ from db.documents import (
     reason_from,
     reason_plain,
 )
-from formulation.reasons import Reason
-from formulation.resources import DecisionRecord
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import DecisionRecord
 
 PAGE_DECISIONS: Final = 256
 """Decisions in a page: one job's reason is read in about a millisecond."""

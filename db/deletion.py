@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from db import estimating, workloads
-from db.documents import dumps
-from db.rows import enter_cluster
-from db.tables import LIVE
-from db.turn import CHANNEL, Turn
-from formulation.errors import InUse, InvalidInput, NotFound, StaleEtag, Use
-from formulation.resources import CellFilter
-from formulation.snapshot import Source
+from tessera.db import estimating, workloads
+from tessera.db.documents import dumps
+from tessera.db.rows import enter_cluster
+from tessera.db.tables import LIVE
+from tessera.db.turn import CHANNEL, Turn
+from tessera.formulation.errors import InUse, InvalidInput, NotFound, StaleEtag, Use
+from tessera.formulation.resources import CellFilter
+from tessera.formulation.snapshot import Source
 
 PURGE_CHANNEL = "tessera_deleted"
-"""Receives a notice when a cluster was deleted, so that its rows are removed (``db.purge``)."""
+"""Receives a notice when a cluster was deleted, so that its rows are removed (``tessera.db.purge``)."""
 
 NAMED_USERS = 3
 """An error names this many users of a kind, and counts all."""
@@ -146,7 +146,7 @@ LIVE_JOBS = Users(
     "live jobs",
     f"""
 SELECT j.name, j.id AS at FROM jobs j WHERE j.cluster_id = :cluster AND j.{LIVE}
-""",  # noqa: S608 - a constant of db.tables
+""",  # noqa: S608 - a constant of tessera.db.tables
 )
 
 ENDED_JOBS_WITH_GPUS = Users(
@@ -156,7 +156,7 @@ ENDED_JOBS_WITH_GPUS = Users(
     f"""
 SELECT DISTINCT j.name, j.id AS at FROM jobs j JOIN allocations l ON l.job_id = j.id
 WHERE j.cluster_id = :cluster AND NOT (j.{LIVE})
-""",  # noqa: S608 - a constant of db.tables
+""",  # noqa: S608 - a constant of tessera.db.tables
 )
 
 CONNECTED_AGENTS = Users(
@@ -197,7 +197,7 @@ JOBS_OF_WORKLOADS = Users(
     "live jobs",
     f"""
 SELECT j.name, j.id AS at FROM jobs j WHERE j.workload_id = ANY(:workloads) AND j.{LIVE}
-""",  # noqa: S608 - a constant of db.tables
+""",  # noqa: S608 - a constant of tessera.db.tables
 )
 
 
@@ -215,7 +215,7 @@ def delete_cluster(
 ) -> None:
     """Delete a cluster: from the commit on nobody finds it, and its name is free.
 
-    Its rows are removed later, in batches (``db.purge``).
+    Its rows are removed later, in batches (``tessera.db.purge``).
 
     Raises:
         NotFound, StaleEtag.

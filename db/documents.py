@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from formulation.goals import GoalResult
-from formulation.reasons import Reason, ReasonCode
-from formulation.resources import AllocationRecord, LegRecord, RoundSummary
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.resources import AllocationRecord, LegRecord, RoundSummary
 
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 

@@ -14,8 +14,8 @@ from typing import IO
 
 import platformdirs
 
-from db import pgserver
-from formulation.errors import Unavailable
+from tessera.db import pgserver
+from tessera.formulation.errors import Unavailable
 
 _used: dict[Path, IO[bytes]] = {}
 """What this process uses: by data directory, the open file whose shared lock says so.

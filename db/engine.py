@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from db import embedded
-from formulation.errors import InvalidInput, NotMigrated, TesseraError, Unavailable
+from tessera.db import embedded
+from tessera.formulation.errors import InvalidInput, NotMigrated, TesseraError, Unavailable
 
 T = TypeVar("T")
 

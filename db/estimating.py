@@ -8,13 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import profiling
-from db.documents import dumps, reason_plain
-from db.rows import cluster_id, enter_cluster
-from db.tables import LIVE
-from db.workloads import ensure, ensure_plans, lock, require_types
-from formulation.reasons import Reason
-from formulation.resources import (
+from tessera.db import profiling
+from tessera.db.documents import dumps, reason_plain
+from tessera.db.rows import cluster_id, enter_cluster
+from tessera.db.tables import LIVE
+from tessera.db.workloads import ensure, ensure_plans, lock, require_types
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import (
     EstimateRecord,
     Estimation,
     Kind,
@@ -22,7 +22,7 @@ from formulation.resources import (
     ModelSpec,
     Wanted,
 )
-from formulation.snapshot import PROFILING, GpuType, Source, Workload
+from tessera.formulation.snapshot import PROFILING, GpuType, Source, Workload
 
 CHANNEL = "tessera_estimating"
 """Where the name of a cluster is sent when a workload may have become one to estimate."""
@@ -74,7 +74,7 @@ WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
 GROUP BY w.id ORDER BY min(j.id)
-""")  # noqa: S608 - a constant of db.tables
+""")  # noqa: S608 - a constant of tessera.db.tables
 
 # source 0 is measured, the others are computed
 _DERIVE = sa.text("""

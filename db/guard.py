@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, allowed
-from formulation.snapshot import Snapshot
+from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, allowed
+from tessera.formulation.snapshot import Snapshot
 
 Gpu = tuple[int, int]  # (node's key, GPU index)
 

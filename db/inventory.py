@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from db.deletion import Users, require_remaining, require_version, start_above_deleted
-from db.documents import dumps
-from db.tables import LIVE
-from db.turn import Turn
-from db.workloads import require_types
-from formulation.errors import InUse, InvalidInput, NotAllowed, NotFound, StaleEtag
-from formulation.resources import NodeSpec
-from formulation.snapshot import GpuType
+from tessera.db.deletion import Users, require_remaining, require_version, start_above_deleted
+from tessera.db.documents import dumps
+from tessera.db.tables import LIVE
+from tessera.db.turn import Turn
+from tessera.db.workloads import require_types
+from tessera.formulation.errors import InUse, InvalidInput, NotAllowed, NotFound, StaleEtag
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import GpuType
 
 MAX_GPUS = 64
 """Of one node."""

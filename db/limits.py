@@ -6,9 +6,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from db.rows import cluster_id
-from formulation.errors import LimitReached
-from formulation.resources import Limits
+from tessera.db.rows import cluster_id
+from tessera.formulation.errors import LimitReached
+from tessera.formulation.resources import Limits
 
 _TURN: Final = sa.text("SELECT pg_advisory_xact_lock(:key)")
 

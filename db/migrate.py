@@ -12,8 +12,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import ProgrammingError
 
-from db.engine import Database, sqlstate
-from formulation.errors import NotMigrated
+from tessera.db.engine import Database, sqlstate
+from tessera.formulation.errors import NotMigrated
 
 T = TypeVar("T")
 

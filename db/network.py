@@ -8,17 +8,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.documents import dumps
-from db.rows import cluster_id
-from db.turn import Turn
-from formulation.errors import NotFound, RoundSuperseded, StaleEtag
-from formulation.network.outcome import (
+from tessera.db.documents import dumps
+from tessera.db.rows import cluster_id
+from tessera.db.turn import Turn
+from tessera.formulation.errors import NotFound, RoundSuperseded, StaleEtag
+from tessera.formulation.network.outcome import (
     NetworkDecision,
     NetworkOutcome,
     NetworkPlanRecord,
     Route,
 )
-from formulation.resources import NetworkCommit, TopologyRecord
+from tessera.formulation.resources import NetworkCommit, TopologyRecord
 
 _NETWORK = sa.text("SELECT topology, version, last_plan FROM networks WHERE cluster_id = :cluster")
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 import psycopg2
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 
-from db.engine import KEEPALIVES, sqlalchemy_url
-from db.turn import CHANNEL
+from tessera.db.engine import KEEPALIVES, sqlalchemy_url
+from tessera.db.turn import CHANNEL
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ EVERY = ""
 class Listener:
     """Calls its subscribers, in its own thread, with the name of each cluster that changes.
 
-    What changes is told by the channel: the desired state (``db.turn``), or what is to be estimated
-    (``db.estimating``).
+    What changes is told by the channel: the desired state (``tessera.db.turn``), or what is to be estimated
+    (``tessera.db.estimating``).
 
     Nothing is missed: after a lost connection subscribers are called with ``EVERY``.
     """

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from db.agents import require_agent
-from db.documents import dumps
-from db.turn import Change, Turn, wake
-from formulation.lifecycle import ACTIVE, JobEvent, JobState, allowed
-from formulation.resources import ObservedGang
+from tessera.db.agents import require_agent
+from tessera.db.documents import dumps
+from tessera.db.turn import Change, Turn, wake
+from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, allowed
+from tessera.formulation.resources import ObservedGang
 
 MAX_ERROR_CHARS = 4000
 
@@ -117,7 +117,7 @@ def observe(
     connection: sa.Connection, cluster: str, agent: str, incarnation: str,
     gangs: Sequence[ObservedGang], revision: int,
 ) -> bool:  # fmt: skip
-    """Take in a report; return whether the desired state changed. See ``service.ports.Store``.
+    """Take in a report; return whether the desired state changed. See ``tessera.service.ports.Store``.
 
     A report of nothing but progress takes no turn: it waits for nobody and nobody waits for it. Nor does
     measured traffic, which changes no state; but who plans networks is woken.

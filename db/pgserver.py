@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 import psutil
 
-from formulation.errors import Unavailable
+from tessera.formulation.errors import Unavailable
 
 MAJOR: Final = 18
 """The release whose data directories these are; another one's need an upgrade."""

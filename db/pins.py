@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
-from db import workloads
-from db.documents import dumps
-from formulation.errors import InvalidInput
-from formulation.resources import JobSpec
+from tessera.db import workloads
+from tessera.db.documents import dumps
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import JobSpec
 
 _NOW_S = sa.text("SELECT extract(epoch FROM now())::float8")
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from db.documents import dumps
-from db.rows import SERVICE_GPU_S, enter_cluster
-from db.tables import LIVE
-from db.workloads import ensure, require_types
-from formulation.lifecycle import JobState
-from formulation.resources import ProfileRow, ProfilingJob
-from formulation.snapshot import PROFILING, Workload
+from tessera.db.documents import dumps
+from tessera.db.rows import SERVICE_GPU_S, enter_cluster
+from tessera.db.tables import LIVE
+from tessera.db.workloads import ensure, require_types
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import ProfileRow, ProfilingJob
+from tessera.formulation.snapshot import PROFILING, Workload
 
 _ADD = sa.text("""
 INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype, forward_s,
@@ -32,14 +32,14 @@ WHERE w.cluster_id = :cluster
     AND EXISTS (SELECT FROM workloads o JOIN jobs j ON j.workload_id = o.id
         WHERE o.cluster_id = w.cluster_id AND o.model = w.model AND o.params = w.params AND j.{LIVE})
 ORDER BY p.id
-""")  # noqa: S608 - a constant of db.tables
+""")  # noqa: S608 - a constant of tessera.db.tables
 
 _TASKS = sa.text(f"""
 SELECT j.name, j.requested_type, j.state, j.last_error,
     {SERVICE_GPU_S} AS held_gpu_s
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
-""")  # noqa: S608 - a constant of db.rows
+""")  # noqa: S608 - a constant of tessera.db.rows
 
 
 def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from db.documents import certificate_plain, dumps, reason_plain
-from formulation.reasons import Reason
-from formulation.resources import LegRecord
-from formulation.snapshot import Legs, Snapshot
+from tessera.db.documents import certificate_plain, dumps, reason_plain
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import LegRecord
+from tessera.formulation.snapshot import Legs, Snapshot
 
 _RECORD = sa.text("""
 UPDATE jobs j SET admitted = c.admitted, opportunistic = c.opportunistic,

@@ -13,11 +13,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.estimating import LATEST
-from db.rows import cluster_id
-from db.tables import LIVE
-from formulation.resources import Retention
+from tessera.db.engine import Database
+from tessera.db.estimating import LATEST
+from tessera.db.rows import cluster_id
+from tessera.db.tables import LIVE
+from tessera.formulation.resources import Retention
 
 KEEP_EVENTS: Final = 50
 """Latest entries of a live job's history that stay as long as the job does."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from db.rows import (
+from tessera.db.rows import (
     CLUSTER,
     CLUSTERS_AFTER,
     JOBS_AFTER,
@@ -18,16 +18,16 @@ from db.rows import (
     node_record,
     nodes_named,
 )
-from formulation.errors import NotFound
-from formulation.lifecycle import JobState
-from formulation.resources import (
+from tessera.formulation.errors import NotFound
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import (
     ClusterRecord,
     EstimateRecord,
     JobEventRecord,
     JobRecord,
     NodeRecord,
 )
-from formulation.snapshot import Source, Workload
+from tessera.formulation.snapshot import Source, Workload
 
 _HISTORY = sa.text("""
 SELECT extract(epoch FROM h.at)::float8 AS at_s, h.event, h.state, h.detail

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from formulation.errors import RequestIdReused
-from formulation.resources import Request
+from tessera.formulation.errors import RequestIdReused
+from tessera.formulation.resources import Request
 
 _CLAIM = sa.text("""
 INSERT INTO request_ids (id, method, digest, response)

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from db import network, requests
-from db.decisions import read_decisions, write_decisions
-from db.documents import summary_from, summary_json
-from db.engine import Database
-from db.guard import JobNow, NodeNow, World, event_of, skipped
-from db.promises import Promise, legs_by_job, record_promises
-from db.rows import cluster_id, json_rows
-from db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
-from db.turn import Change, NewCell, Turn
-from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
-from formulation.lifecycle import ACTIVE, TERMINAL, JobState
-from formulation.resources import (
+from tessera.db import network, requests
+from tessera.db.decisions import read_decisions, write_decisions
+from tessera.db.documents import summary_from, summary_json
+from tessera.db.engine import Database
+from tessera.db.guard import JobNow, NodeNow, World, event_of, skipped
+from tessera.db.promises import Promise, legs_by_job, record_promises
+from tessera.db.rows import cluster_id, json_rows
+from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
+from tessera.db.turn import Change, NewCell, Turn
+from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
+from tessera.formulation.resources import (
     DecisionRecord,
     Request,
     RoundCommit,
@@ -27,7 +27,7 @@ from formulation.resources import (
     RoundSummary,
     decision_record,
 )
-from formulation.snapshot import Snapshot
+from tessera.formulation.snapshot import Snapshot
 
 _ADVANCE_EPOCH = sa.text("""
 UPDATE clusters SET epoch = epoch + 1, last_round = last_round + 1,
@@ -89,7 +89,7 @@ _STATE = {state.value: state for state in JobState}
 
 
 def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
-    """Commit a round; see ``service.ports.Store.commit``."""
+    """Commit a round; see ``tessera.service.ports.Store.commit``."""
 
     def work(connection: sa.Connection) -> RoundRecord:
         base = read_base(connection, commit.snapshot.cluster)

@@ -8,13 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.documents import certificate_from
-from db.tables import LIVE
-from db.why import reasons_of
-from formulation.errors import NotFound
-from formulation.lifecycle import JobState
-from formulation.reasons import Reason
-from formulation.resources import (
+from tessera.db.documents import certificate_from
+from tessera.db.tables import LIVE
+from tessera.db.why import reasons_of
+from tessera.formulation.errors import NotFound
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import (
     AllocationRecord,
     ClusterRecord,
     JobRecord,
@@ -22,7 +22,7 @@ from formulation.resources import (
     NodeRecord,
     NodeSpec,
 )
-from formulation.snapshot import GpuType, Workload
+from tessera.formulation.snapshot import GpuType, Workload
 
 Row = sa.RowMapping
 
@@ -62,7 +62,7 @@ SELECT c.*, extract(epoch FROM c.created_at)::float8 AS created_s,
         WHERE r.cluster_id = c.id AND r.number = c.last_round) AS last_round_s,
     NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE}) AS idle
 FROM clusters c
-"""  # noqa: S608 - a constant of db.tables
+"""  # noqa: S608 - a constant of tessera.db.tables
 
 CLUSTER = sa.text(_CLUSTERS + "WHERE c.name = :name")
 

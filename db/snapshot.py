@@ -8,12 +8,12 @@ from typing import Any, TypedDict
 import numpy as np
 import sqlalchemy as sa
 
-from db.copy import read_columns
-from db.rows import SERVICE_GPU_S, json_rows
-from db.tables import LIVE
-from formulation.errors import NotFound
-from formulation.network.facts import Measured, Standing, Traffics
-from formulation.snapshot import (
+from tessera.db.copy import read_columns
+from tessera.db.rows import SERVICE_GPU_S, json_rows
+from tessera.db.tables import LIVE
+from tessera.formulation.errors import NotFound
+from tessera.formulation.network.facts import Measured, Standing, Traffics
+from tessera.formulation.snapshot import (
     STATES,
     Allocations,
     Avoids,
@@ -29,7 +29,7 @@ from formulation.snapshot import (
     Tenants,
     Workload,
 )
-from formulation.tables import Ints
+from tessera.formulation.tables import Ints
 
 _CLUSTER = sa.text(f"""
 SELECT c.id, c.epoch, c.last_round, c.decided_round, extract(epoch FROM now())::float8 AS now_s,

@@ -1,6 +1,7 @@
 """Snapshots of rounds as they are stored: whole now and then, and else as their difference from a whole one.
 
-Both forms hold the canonical JSON of ``formulation.codec`` to the byte, so the digest that names it holds.
+Both forms hold the canonical JSON of ``tessera.formulation.codec`` to the byte, so the digest that names it
+holds.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from db.deltas import decode_delta, encode_delta
-from formulation import codec
-from formulation.errors import NotAllowed, NotFound
-from formulation.snapshot import Snapshot
+from tessera.db.deltas import decode_delta, encode_delta
+from tessera.formulation import codec
+from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.snapshot import Snapshot
 
 MAX_ROUNDS_APART: Final = 16
 """A snapshot is stored whole when the last whole one is that many rounds old: they grow ever less alike."""

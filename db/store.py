@@ -1,4 +1,4 @@
-"""The store of ``service.ports`` on PostgreSQL: each method one transaction, each a line."""
+"""The store of ``tessera.service.ports`` on PostgreSQL: each method one transaction, each a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
-from db import (
+from tessera.db import (
     agents,
     estimating,
     migrate,
@@ -23,15 +23,15 @@ from db import (
     snapshots,
     tenants,
 )
-from db.clockwatch import ClockWatch
-from db.engine import Database
-from db.limits import require_few
-from db.observe import observe
-from db.tables import LIVE
-from db.writer import DEFAULT_LIMITS, PostgresWriter
-from formulation.lifecycle import JobState
-from formulation.network.outcome import NetworkPlanRecord
-from formulation.resources import (
+from tessera.db.clockwatch import ClockWatch
+from tessera.db.engine import Database
+from tessera.db.limits import require_few
+from tessera.db.observe import observe
+from tessera.db.tables import LIVE
+from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.resources import (
     ClusterRecord,
     Desired,
     EstimateRecord,
@@ -53,7 +53,7 @@ from formulation.resources import (
     TenantSpec,
     TopologyRecord,
 )
-from formulation.snapshot import Snapshot, Workload
+from tessera.formulation.snapshot import Snapshot, Workload
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ _RETRY = sa.text(f"""
 SELECT extract(epoch FROM min(j.retry_at) - clock_timestamp())::float8
 FROM jobs j JOIN clusters c ON c.id = j.cluster_id
 WHERE c.name = :cluster AND j.{LIVE} AND j.retry_at > clock_timestamp()
-""")  # noqa: S608 - a constant of db.tables
+""")  # noqa: S608 - a constant of tessera.db.tables
 
 
 class _DryRun(Exception):
@@ -86,7 +86,7 @@ class _DryRun(Exception):
 
 
 class PostgresStore:
-    """See ``service.ports.Store``. An agent is dead when silent for ``lease_s`` plus ``margin_s``.
+    """See ``tessera.service.ports.Store``. An agent is dead when silent for ``lease_s`` plus ``margin_s``.
 
     The margin is for the agent to stop its gangs once it knows that its lease has run out.
     """
@@ -179,7 +179,7 @@ class PostgresStore:
             return reads.list_estimates(connection, cluster, workload, after, limit)
 
     def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
-        """Return what a round may look at; see ``service.ports.Rounds``.
+        """Return what a round may look at; see ``tessera.service.ports.Rounds``.
 
         One transaction that only reads, where no node has fallen silent: rounds begin often.
         """

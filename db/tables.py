@@ -7,8 +7,8 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, DOUBLE_PRECISION, JSONB, TIMESTAMP
 
-from formulation.lifecycle import ACTIVE, LEAVING, JobState, successors
-from formulation.snapshot import Hold
+from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobState, successors
+from tessera.formulation.snapshot import Hold
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -76,7 +76,7 @@ clusters = sa.Table(
     _count("last_round", 0),
     _count("decided_round", 0),  # the last that was not refused
     _moment("created_at"),
-    _moment("deleted_at", nullable=True),  # deleted, and its rows are being removed (db.purge)
+    _moment("deleted_at", nullable=True),  # deleted, and its rows are being removed (tessera.db.purge)
     _count("node_version", 0),  # the highest version of a deleted node
     sa.UniqueConstraint("name"),
     sa.CheckConstraint("decided_round BETWEEN 0 AND last_round", name="rounds"),
@@ -184,7 +184,7 @@ estimates = sa.Table(
     _text("provenance", default=""),
     _real("sd", nullable=True),  # of the logarithm of iter_time_s; NULL: not known
     _flag("derived"),  # the service's own, which it may replace; what users wrote it never does
-    _text("traffic", default=""),  # what its plan sends (formulation.network.traffic); "": not known
+    _text("traffic", default=""),  # what its plan sends (tessera.formulation.network.traffic); "": not known
     sa.UniqueConstraint("workload_id", "gpu_type_id", "gpus", "nodes", "pipeline_degree", "plan_id",
                         name="uq_estimates_shape"),
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
@@ -422,7 +422,7 @@ rounds = sa.Table(
     _count("epoch", None),
     _moment("created_at"),
     sa.Column("summary", JSONB, nullable=False),
-    sa.Column("snapshot", BYTEA),  # as db.snapshots packs it; NULL: no longer kept
+    sa.Column("snapshot", BYTEA),  # as tessera.db.snapshots packs it; NULL: no longer kept
     sa.Column("base", sa.BigInteger),  # round whose snapshot this one is a difference from; NULL: whole
     sa.UniqueConstraint("cluster_id", "epoch"),
     sa.CheckConstraint("number > 0", name="number"),
@@ -452,7 +452,7 @@ decision_pages = sa.Table(  # decisions of a round on jobs submitted one after a
     sa.Column("round", sa.BigInteger, primary_key=True),
     sa.Column("page", sa.BigInteger, primary_key=True),
     _count("first_job_id", None),  # of a job that may be gone; 0: all on the page are gone
-    sa.Column("document", BYTEA, nullable=False),  # as db.decisions packs it
+    sa.Column("document", BYTEA, nullable=False),  # as tessera.db.decisions packs it
     sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
                             ondelete="CASCADE"),
 )  # fmt: skip
@@ -460,7 +460,7 @@ decision_pages = sa.Table(  # decisions of a round on jobs submitted one after a
 networks = sa.Table(  # of clusters whose network is described
     "networks", metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
-    _text("topology"),  # formulation.topologies.document as canonical JSON
+    _text("topology"),  # tessera.formulation.topologies.document as canonical JSON
     _count("version", 1),
     _count("last_plan"),
 )  # fmt: skip
@@ -487,7 +487,7 @@ standings = sa.Table(  # the network plan in force, by job
     _count("rank", None),
     _count("level", None),
     _count("tag", -1),
-    sa.Column("document", JSONB, nullable=False),  # the rest of formulation.network.outcome's decision
+    sa.Column("document", JSONB, nullable=False),  # the rest of the decision of a network plan
     sa.CheckConstraint("rank >= 0 AND level >= 0 AND tag BETWEEN -1 AND 63", name="numbers"),
 )  # fmt: skip
 
@@ -554,7 +554,7 @@ BEGIN
 END $$
 """,
 )
-"""Functions of the triggers. The lists of states come from ``formulation.lifecycle``."""
+"""Functions of the triggers. The lists of states come from ``tessera.formulation.lifecycle``."""
 
 TRIGGERS: tuple[str, ...] = (
     """

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from db.documents import dumps
-from db.rows import cluster_id
-from db.turn import Turn
-from db.workloads import require_types
-from formulation.errors import InvalidInput, NotFound
-from formulation.resources import TenantSpec
+from tessera.db.documents import dumps
+from tessera.db.rows import cluster_id
+from tessera.db.turn import Turn
+from tessera.db.workloads import require_types
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.resources import TenantSpec
 
 _TENANTS = sa.text("""
 SELECT n.name, n.weight, n.borrow_gpus, n.lends,

@@ -8,12 +8,12 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from db.documents import dumps
-from db.rows import json_rows
-from db.tables import LEAVES
-from formulation.errors import NotFound
-from formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance
-from formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
+from tessera.db.documents import dumps
+from tessera.db.rows import json_rows
+from tessera.db.tables import LEAVES
+from tessera.formulation.errors import NotFound
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance
+from tessera.formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
 
 CHANNEL = "tessera"
 """Where the name of a cluster is sent when its desired state has changed."""

@@ -7,11 +7,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from db.decisions import find_reasons
-from db.documents import reason_from
-from formulation.lifecycle import JobState
-from formulation.promises.backoff import backs_off, tried_next
-from formulation.reasons import Reason, ReasonCode, is_held, is_leaving
+from tessera.db.decisions import find_reasons
+from tessera.db.documents import reason_from
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.promises.backoff import backs_off, tried_next
+from tessera.formulation.reasons import Reason, ReasonCode, is_held, is_leaving
 
 Why = tuple[Reason | None, int]
 """A reason, and the round that gave it; 0: none did."""
@@ -24,7 +24,7 @@ _OF_THEN: Final = frozenset({ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BAC
 
 
 def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict[int, Why]:
-    """Return why jobs of one cluster do not run, by key, where that is known; rows of ``db.rows``.
+    """Return why jobs of one cluster do not run, by key, where that is known; rows of ``tessera.db.rows``.
 
     A rejected job has the reason of the round that rejected it. What is known of a job's present state goes
     before the last round that was not refused, and so does what was found out since about its estimates.

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from db.documents import dumps
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import Source, Workload
+from tessera.db.documents import dumps
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import Source, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,

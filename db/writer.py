@@ -9,16 +9,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import agents, deletion, estimating, inventory, network, pins, profiling, workloads
-from db import tenants as settings
-from db.documents import dumps
-from db.limits import require_few, require_few_clusters
-from db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
-from db.turn import Change, Turn
-from formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
-from formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
-from formulation.reasons import Reason
-from formulation.resources import (
+from tessera.db import agents, deletion, estimating, inventory, network, pins, profiling, workloads
+from tessera.db import tenants as settings
+from tessera.db.documents import dumps
+from tessera.db.limits import require_few, require_few_clusters
+from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
+from tessera.db.turn import Change, Turn
+from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
+from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import (
     CellFilter,
     ClusterRecord,
     EstimateRecord,
@@ -32,7 +32,7 @@ from formulation.resources import (
     TenantSpec,
     TopologyRecord,
 )
-from formulation.snapshot import GpuType, Workload
+from tessera.formulation.snapshot import GpuType, Workload
 
 UPDATABLE = frozenset(
     {
@@ -80,7 +80,7 @@ WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
 
 
 class PostgresWriter:
-    """The changes of ``service.ports.Writer``, on one connection."""
+    """The changes of ``tessera.service.ports.Writer``, on one connection."""
 
     def __init__(
         self, connection: sa.Connection, silence_s: float, limits: Limits = DEFAULT_LIMITS

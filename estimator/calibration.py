@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from formulation.errors import InvalidInput
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Bools, Floats, Ints
 
 Names = NDArray[np.str_]
 

@@ -12,18 +12,18 @@ from typing import Final
 
 import numpy as np
 
-from estimator.collectives.links import LinkNetwork
-from estimator.costs import candidates_of, stage_costs
-from estimator.graph import Graph, merged
-from estimator.hardware import Hardware
-from estimator.memory import Copies, Room, States
-from estimator.pipeline import DEFAULT, Overlap
-from estimator.planning.assembly import assembled_plan
-from estimator.planning.options import NoPlan, Options, depths, options_of
-from estimator.planning.pareto import comm_each, frontier
-from estimator.planning.search import Found, best_plans, latency_of, plan_of
-from estimator.planning.stages import Stages, least_cut
-from estimator.plans import (
+from tessera.estimator.collectives.links import LinkNetwork
+from tessera.estimator.costs import candidates_of, stage_costs
+from tessera.estimator.graph import Graph, merged
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.memory import Copies, Room, States
+from tessera.estimator.pipeline import DEFAULT, Overlap
+from tessera.estimator.planning.assembly import assembled_plan
+from tessera.estimator.planning.options import NoPlan, Options, depths, options_of
+from tessera.estimator.planning.pareto import comm_each, frontier
+from tessera.estimator.planning.search import Found, best_plans, latency_of, plan_of
+from tessera.estimator.planning.stages import Stages, least_cut
+from tessera.estimator.plans import (
     Candidates,
     Compute,
     Network,
@@ -33,10 +33,10 @@ from estimator.plans import (
     Training,
     powers_of_two,
 )
-from estimator.rooflines import RooflineCompute
-from formulation.cancelling import never, require_caller
-from formulation.errors import InvalidInput
-from formulation.tables import Ints
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Ints
 
 COARSE_LAYERS = 16
 """Layers that plans are made of: neighbours are joined to so many (the Arena artifact; Alpa, section 5)."""
@@ -98,7 +98,7 @@ class Setting:
         )  # fmt: skip
 
     def depths(self, costs: StageCosts) -> Ints:
-        """Return where candidate stages fit here (:func:`estimator.planning.options.depths`)."""
+        """Return where candidate stages fit here (:func:`tessera.estimator.planning.options.depths`)."""
         training = self.training
         return depths(
             costs,
@@ -127,7 +127,7 @@ def _remembered(graph: Graph, most: int) -> list[Graph]:
 
 
 def coarsened(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
-    """Return :func:`estimator.graph.merged`, once for each graph."""
+    """Return :func:`tessera.estimator.graph.merged`, once for each graph."""
     known = _remembered(graph, most)
     if not known:
         known.append(merged(graph, most, cancelled))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.graph import Graph
-from estimator.hardware import Hardware
-from estimator.layouts import Settings, settings_of
-from estimator.memory import Copies, States, parameter_bytes, state_bytes
-from estimator.plans import (
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.layouts import Settings, settings_of
+from tessera.estimator.memory import Copies, States, parameter_bytes, state_bytes
+from tessera.estimator.plans import (
     Candidates,
     Compute,
     Groups,
@@ -28,7 +28,7 @@ from estimator.plans import (
     powers_dividing,
     powers_of_two,
 )
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints
 
 UPDATE_UTILISATION = 0.8
 """Share of the memory bandwidth that the optimizer's kernels reach: they only stream."""

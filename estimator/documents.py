@@ -1,4 +1,4 @@
-"""YAML and JSON of users, within the limits of ``formulation.documents``.
+"""YAML and JSON of users, within the limits of ``tessera.formulation.documents``.
 
 Every field and file that takes YAML is read here. A document is one plain value: aliases, anchors, tags
 and merge keys are refused, since by them a short text can stand for a huge one.
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import yaml
 
-from formulation.cancelling import never, require_caller
-from formulation.documents import (
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.documents import (
     Limits,
     NotJson,
     check_counts,
@@ -21,7 +21,7 @@ from formulation.documents import (
     read_json,
     to_utf8,
 )
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 _Parser: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The one of libyaml, where PyYAML was built with it: it is ten times as fast."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.cells import Setting
-from estimator.costs import candidates_of
-from estimator.plans import Candidates, powers_dividing
-from estimator.times import Parts
-from formulation.tables import Floats, Ints
+from tessera.estimator.cells import Setting
+from tessera.estimator.costs import candidates_of
+from tessera.estimator.plans import Candidates, powers_dividing
+from tessera.estimator.times import Parts
+from tessera.formulation.tables import Floats, Ints
 
 LIKELY = 0.02
 """Plans less likely than this are left out."""

@@ -15,17 +15,17 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
-from estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find
-from estimator.architectures.resnet import WideResNet, wide_resnet
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.cells import coarse_for, on_sheets
-from estimator.graph import Graph, balanced_ends
-from estimator.hardware import CATALOGUE, Hardware
-from estimator.memory import States
-from estimator.plans import Plan, Stage, Training, shape_of
-from estimator.traffic import gradient_share, traffic_of
-from formulation.errors import InvalidInput
-from formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find
+from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.cells import coarse_for, on_sheets
+from tessera.estimator.graph import Graph, balanced_ends
+from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.memory import States
+from tessera.estimator.plans import Plan, Stage, Training, shape_of
+from tessera.estimator.traffic import gradient_share, traffic_of
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
 HOST_GPUS: Final = 8
 

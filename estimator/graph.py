@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from formulation.cancelling import never, require_caller
-from formulation.errors import TesseraError
-from formulation.tables import Floats, Ints
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.tables import Floats, Ints
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 """Types of weights and activations in compute, and bytes of a scalar."""

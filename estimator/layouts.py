@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.plans import Candidates, Groups, Shape, Training
-from formulation.tables import Bools, Floats, Ints
+from tessera.estimator.plans import Candidates, Groups, Shape, Training
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

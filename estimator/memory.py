@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.graph import Graph
-from estimator.hardware import GIB
-from estimator.plans import Schedule, StageCosts, Training
-from formulation.errors import TesseraError
-from formulation.tables import Floats, Ints
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import GIB
+from tessera.estimator.plans import Schedule, StageCosts, Training
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.tables import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from estimator.cells import MicroBatches, Setting, coarse_for, counts_of, priced
-from estimator.memory import Overflow, in_flight, overflow
-from estimator.planning.tightest import tightest_plan
-from estimator.plans import StageCosts
+from tessera.estimator.cells import MicroBatches, Setting, coarse_for, counts_of, priced
+from tessera.estimator.memory import Overflow, in_flight, overflow
+from tessera.estimator.planning.tightest import tightest_plan
+from tessera.estimator.plans import StageCosts
 
 
 def misses(

@@ -18,8 +18,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from estimator.plans import Schedule, StageCosts
-from formulation.tables import Floats, Ints
+from tessera.estimator.plans import Schedule, StageCosts
+from tessera.formulation.tables import Floats, Ints
 
 
 class Transfers(StrEnum):

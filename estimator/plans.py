@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from estimator.graph import Graph
-from formulation.tables import Bools, Floats, Ints
+from tessera.estimator.graph import Graph
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 class Schedule(StrEnum):

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from estimator.graph import Graph
-from estimator.hardware import Hardware
-from estimator.plans import Training
-from formulation.errors import TesseraError
-from formulation.tables import Floats, Ints
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.plans import Training
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.tables import Floats, Ints
 
 PARTS: Final = ("compute", "memory", "rows", "launch")
 """What a layer's seconds are the sum of: its products' FLOPs, its traffic, what products over few rows lose,
@@ -56,7 +56,7 @@ the mean; README.md has the ratios."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCompute:
-    """Kernels of one GPU type; meets :class:`estimator.plans.Compute`.
+    """Kernels of one GPU type; meets :class:`tessera.estimator.plans.Compute`.
 
     Not the roofline's maximum (Williams et al., CACM 2009) but a sum: in a layer products and the
     element-wise kernels between them run one after another.
@@ -91,7 +91,7 @@ class RooflineCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePart:
-    """One of :data:`PARTS` alone; meets :class:`estimator.plans.Compute`."""
+    """One of :data:`PARTS` alone; meets :class:`tessera.estimator.plans.Compute`."""
 
     whole: RooflineCompute
     part: int

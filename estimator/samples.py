@@ -14,17 +14,17 @@ from typing import Final
 
 import numpy as np
 
-from estimator.architectures.published import Published, published
-from estimator.cells import COARSE_LAYERS, Setting, coarsened, on_sheets
-from estimator.collectives import LinkNetwork, LinkRates
-from estimator.hardware import ALL, Hardware
-from estimator.memory import States
-from estimator.planning.even import Even, even_cuts, even_plans, least_times_s
-from estimator.planning.search import latency_of
-from estimator.plans import Shape, powers_dividing
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Source, Workload
-from formulation.tables import Floats
+from tessera.estimator.architectures.published import Published, published
+from tessera.estimator.cells import COARSE_LAYERS, Setting, coarsened, on_sheets
+from tessera.estimator.collectives import LinkNetwork, LinkRates
+from tessera.estimator.hardware import ALL, Hardware
+from tessera.estimator.memory import States
+from tessera.estimator.planning.even import Even, even_cuts, even_plans, least_times_s
+from tessera.estimator.planning.search import latency_of
+from tessera.estimator.plans import Shape, powers_dividing
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.tables import Floats
 
 GPU_COUNTS: Final = (1, 2, 4, 8, 16, 24, 32)
 PROVENANCE: Final = "analytic v2"

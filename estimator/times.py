@@ -8,14 +8,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from estimator.calibration import Parameter, Subject
-from estimator.cells import Setting, chosen, coarse_for
-from estimator.costs import candidates_of, stage_costs
-from estimator.planning.options import options_of
-from estimator.planning.search import latency_of
-from estimator.plans import Candidates, Groups, Primitive, StageCosts
-from estimator.rooflines import DEFAULT_RATES, PARTS, Rates, RooflineCompute, RooflinePart
-from formulation.tables import Floats, Ints
+from tessera.estimator.calibration import Parameter, Subject
+from tessera.estimator.cells import Setting, chosen, coarse_for
+from tessera.estimator.costs import candidates_of, stage_costs
+from tessera.estimator.planning.options import options_of
+from tessera.estimator.planning.search import latency_of
+from tessera.estimator.plans import Candidates, Groups, Primitive, StageCosts
+from tessera.estimator.rooflines import DEFAULT_RATES, PARTS, Rates, RooflineCompute, RooflinePart
+from tessera.formulation.tables import Floats, Ints
 
 PARAMETERS: Final = (
     Parameter(name="compute", value=1.0, shared_sd=0.1, family_sd=0.1, gpu_sd=0.05),
@@ -39,7 +39,7 @@ class Parts:
     costs: StageCosts  # at factors of one
     forward_s: Floats  # of each of rooflines.PARTS, shape (4, K)
     backward_s: Floats  # with the repeated forward pass, if any; shape (4, K)
-    depth: Ints  # of estimator.planning.options, shape (K,)
+    depth: Ints  # of tessera.estimator.planning.options, shape (K,)
 
     @property
     def candidates(self) -> Candidates:

@@ -1,8 +1,8 @@
 """What a plan sends between GPUs in one iteration, and when: for the network, where jobs meet on links.
 
-The groups and collectives are those that :mod:`estimator.costs` prices; here they are bytes. A collective of
-V bytes in a ring of n sends 2 V (n - 1) / n from each member to the next for an all-reduce, V (n - 1) / n for
-a reduce-scatter or an all-gather, in as many messages as it has steps.
+The groups and collectives are those that :mod:`tessera.estimator.costs` prices; here they are bytes. A
+collective of V bytes in a ring of n sends 2 V (n - 1) / n from each member to the next for an all-reduce, V
+(n - 1) / n for a reduce-scatter or an all-gather, in as many messages as it has steps.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from estimator.cells import Setting, coarsened
-from estimator.costs import messages
-from estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
-from estimator.plans import Candidates, Plan, Stage, StageCosts, Training
-from formulation.errors import InvalidInput
-from formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.estimator.cells import Setting, coarsened
+from tessera.estimator.costs import messages
+from tessera.estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
+from tessera.estimator.plans import Candidates, Plan, Stage, StageCosts, Training
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
 Sent = tuple[float, int]
 
 
 def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
-    """Return one iteration of ``plan``, a plan of ``estimator.cells.cells`` for this setting.
+    """Return one iteration of ``plan``, a plan of ``tessera.estimator.cells.cells`` for this setting.
 
     Compute is the plan's pipeline without any communication. Gradients can leave once the last backward pass
     has begun, everything else as soon as there are activations, so communication as a whole may begin at the

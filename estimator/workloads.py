@@ -12,29 +12,29 @@ from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from estimator.architectures import files
-from estimator.architectures.published import published
-from estimator.calibration import Calibration, Measurement, Residual, Subject
-from estimator.cells import Setting, cells, degrees_of, on_sheets
-from estimator.graph import Graph
-from estimator.hardware import CATALOGUE, Hardware
-from estimator.memory import States, parameter_bytes
-from estimator.plans import Plan, Shape, Training, shape_of
-from estimator.profiling.tasks import Profile, profiles_of, step_of
-from estimator.profiling.totals import ProfiledTotals
-from estimator.times import CellTimes
-from estimator.traffic import traffic_of
-from formulation.cancelling import never
-from formulation.errors import InvalidInput, TesseraError
-from formulation.release import release
-from formulation.resources import (
+from tessera.estimator.architectures import files
+from tessera.estimator.architectures.published import published
+from tessera.estimator.calibration import Calibration, Measurement, Residual, Subject
+from tessera.estimator.cells import Setting, cells, degrees_of, on_sheets
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.memory import States, parameter_bytes
+from tessera.estimator.plans import Plan, Shape, Training, shape_of
+from tessera.estimator.profiling.tasks import Profile, profiles_of, step_of
+from tessera.estimator.profiling.totals import ProfiledTotals
+from tessera.estimator.times import CellTimes
+from tessera.estimator.traffic import traffic_of
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.release import release
+from tessera.formulation.resources import (
     EstimateRecord,
     Kind,
     MeasurementRecord,
     ModelSpec,
     ProfileRow,
 )
-from formulation.snapshot import Source, Workload
+from tessera.formulation.snapshot import Source, Workload
 
 MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""

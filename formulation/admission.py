@@ -1,4 +1,4 @@
-"""What admission by look-ahead decided before a round was stated (``formulation.lookahead``)."""
+"""What admission by look-ahead decided before a round was stated (``tessera.formulation.lookahead``)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from formulation.snapshot import Legs
-from formulation.tables import Bools, Floats
+from tessera.formulation.snapshot import Legs
+from tessera.formulation.tables import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from formulation.errors import DeadlineTooShort
+from tessera.formulation.errors import DeadlineTooShort
 
 
 def never() -> bool:

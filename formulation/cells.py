@@ -14,8 +14,8 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from formulation.snapshot import Estimates, Snapshot
-from formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.snapshot import Estimates, Snapshot
+from tessera.formulation.tables import Bools, Floats, Ints, Table
 
 LOCALITY_FACTOR = 0.9
 """Rate kept for each halving of GPUs a node where no estimate exists (Arena's simulator, its rule 2)."""

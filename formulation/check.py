@@ -13,12 +13,12 @@ from itertools import chain
 
 import numpy as np
 
-from formulation.lifecycle import SCHEDULABLE
-from formulation.placement import Gang, Placement, changed, current_gangs
-from formulation.problem import CHANGES_ROW, Problem
-from formulation.snapshot import STATES, Hold, Snapshot
-from formulation.solution import Solution
-from formulation.tables import Bools, Ints
+from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.placement import Gang, Placement, changed, current_gangs
+from tessera.formulation.problem import CHANGES_ROW, Problem
+from tessera.formulation.snapshot import STATES, Hold, Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.tables import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from formulation.cells import Cells, Shapes
-from formulation.documents import SNAPSHOT, NotJson, read_json
-from formulation.errors import InvalidInput
-from formulation.network.facts import Measured, Standing, Traffics
-from formulation.problem import Problem, Row
-from formulation.snapshot import (
+from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.facts import Measured, Standing, Traffics
+from tessera.formulation.problem import Problem, Row
+from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
     Estimates,
@@ -35,7 +35,7 @@ from formulation.snapshot import (
     Tenants,
     Workload,
 )
-from formulation.solution import Solution, SolveStatus
+from tessera.formulation.solution import Solution, SolveStatus
 
 FORMAT = 2
 """Version of the JSON form; a reader refuses others."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.cells import Cells, cells_of, undominated_from
-from formulation.draft import Draft
-from formulation.information import cautious
-from formulation.lifecycle import SCHEDULABLE
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from formulation.tables import Bools, Ints, ranges
+from tessera.formulation.admission import Admission
+from tessera.formulation.cells import Cells, cells_of, undominated_from
+from tessera.formulation.draft import Draft
+from tessera.formulation.information import cautious
+from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools, Ints, ranges
 
 
 def first_draft(
@@ -27,7 +27,7 @@ def first_draft(
     The Cell that a job runs on stays a column even where another dominates it, because keeping it
     costs no restart. ``every_cell`` keeps dominated ones too: published policies choose by other rules.
     With ``policy.caution`` uncertain estimates count as slower, here and in all that looks at the draft.
-    Columns larger than the cluster are absent (see ``formulation.explain``).
+    Columns larger than the cluster are absent (see ``tessera.formulation.explain``).
     """
     snapshot = cautious(snapshot, policy.caution)
     cells, best = cells_of(snapshot)

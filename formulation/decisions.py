@@ -10,15 +10,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
-from formulation.placement import Gang, Placement, changed, current_gangs
-from formulation.problem import Problem
-from formulation.reasons import Reason
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution
-from formulation.statement import Statement
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.admission import Admission
+from tessera.formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
+from tessera.formulation.placement import Gang, Placement, changed, current_gangs
+from tessera.formulation.problem import Problem
+from tessera.formulation.reasons import Reason
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import Statement
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 class DecisionKind(StrEnum):

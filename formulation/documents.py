@@ -1,6 +1,6 @@
 """Texts from outside that describe something: limits of each kind, checked before anything is built.
 
-JSON is read here; ``estimator.documents`` reads YAML within the same limits.
+JSON is read here; ``tessera.estimator.documents`` reads YAML within the same limits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 MAX_NUMBER: Final = 40
 """Characters of one number. Nothing here counts or measures with more."""

@@ -1,8 +1,8 @@
 """A statement in the making: the columns that jobs may use, and the marks and rows that rules add.
 
 Each rule of a round is a pure function ``Draft -> Draft`` named after what it promises or limits
-(``formulation.promises``). It drops columns, marks jobs, or adds coupling rows; ``formulation.statement``
-runs them in order and turns the last draft into arrays.
+(``tessera.formulation.promises``). It drops columns, marks jobs, or adds coupling rows;
+``tessera.formulation.statement`` runs them in order and turns the last draft into arrays.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import cached_property
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.cells import Cells
-from formulation.policy import Policy
-from formulation.rates import (
+from tessera.formulation.admission import Admission
+from tessera.formulation.cells import Cells
+from tessera.formulation.policy import Policy
+from tessera.formulation.rates import (
     effective_weight,
     expected_rate,
     requested_rate,
     restart_share,
     unit_rate,
 )
-from formulation.reasons import Reason
-from formulation.snapshot import Snapshot
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.reasons import Reason
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools, Floats, Ints
 
 _NONE = np.zeros(0, np.int64)
 

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.lifecycle import SCHEDULABLE, JobState
-from formulation.offers import lost_out
-from formulation.problem import Problem
-from formulation.reasons import Reason, ReasonCode, is_held, is_leaving
-from formulation.snapshot import STATES, Snapshot
-from formulation.solution import Solution
+from tessera.formulation.lifecycle import SCHEDULABLE, JobState
+from tessera.formulation.offers import lost_out
+from tessera.formulation.problem import Problem
+from tessera.formulation.reasons import Reason, ReasonCode, is_held, is_leaving
+from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.formulation.solution import Solution
 
 
 def explain(

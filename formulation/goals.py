@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from formulation.tables import Floats, Ints, frozen
+from tessera.formulation.tables import Floats, Ints, frozen
 
 WEIGHTED_SUM: Final = "weighted sum"
 """Unit of objectives that were added up: what they count differs."""

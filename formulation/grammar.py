@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 LINEAR: Final = ("throughput", "deadline", "jct", "balanced", "cost")
 """Objectives that are sums over jobs."""

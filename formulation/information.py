@@ -12,9 +12,9 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.snapshot import BEST_FOUND, Estimates, Snapshot, Source
-from formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import BEST_FOUND, Estimates, Snapshot, Source
+from tessera.formulation.tables import Bools, Floats, Ints, Table
 
 Information = Callable[[Snapshot], Snapshot]
 

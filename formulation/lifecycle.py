@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from formulation.errors import NotAllowed
+from tessera.formulation.errors import NotAllowed
 
 
 class JobState(StrEnum):

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from formulation.goals import WEIGHTED_SUM
-from formulation.problem import CHANGES_ROW, Problem, jobwise
-from formulation.promises.quotas import HELD, KEPT, QUOTA
-from formulation.promises.reservation import RESERVED
-from formulation.reasons import Reason, ReasonCode
-from formulation.solution import Solution
-from formulation.tables import Bools, Floats, Ints, ranges
+from tessera.formulation.goals import WEIGHTED_SUM
+from tessera.formulation.problem import CHANGES_ROW, Problem, jobwise
+from tessera.formulation.promises.quotas import HELD, KEPT, QUOTA
+from tessera.formulation.promises.reservation import RESERVED
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.solution import Solution
+from tessera.formulation.tables import Bools, Floats, Ints, ranges
 
 _NO_WEIGHT: Final = Reason(
     code=ReasonCode.NO_WEIGHT,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from formulation.decisions import Decision
-from formulation.snapshot import Snapshot
+from tessera.formulation.decisions import Decision
+from tessera.formulation.snapshot import Snapshot
 
 
 def at_real_pace(snapshot: Snapshot) -> Snapshot:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from formulation.snapshot import Hold, Snapshot
+from tessera.formulation.snapshot import Hold, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

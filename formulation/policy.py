@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from formulation.errors import InvalidInput
-from formulation.grammar import Stage, parse, require_bounded
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import Stage, parse, require_bounded
 
 DeadlineMode = Literal["ignore", "keep", "myopic", "look-ahead", "planned"]
 DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = (
@@ -45,7 +45,7 @@ class Policy:
     """The choices that shape a round's statement. Flat, so that it can be recorded with the round."""
 
     objective: str = "throughput"
-    """What to optimise; ``formulation.grammar`` says how objectives combine."""
+    """What to optimise; ``tessera.formulation.grammar`` says how objectives combine."""
     raw_throughput: bool = False
     """Sum samples/s as they are (Arena Eq. 5 to the letter), which favours small models."""
     queue_weights: str = ""

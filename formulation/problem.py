@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cells import Cells
-from formulation.errors import InvalidInput, ProblemTooLarge
-from formulation.tables import Bools, Floats, Ints, frozen, ranges
+from tessera.formulation.cells import Cells
+from tessera.formulation.errors import InvalidInput, ProblemTooLarge
+from tessera.formulation.tables import Bools, Floats, Ints, frozen, ranges
 
 VALUE_SCALE: Final = 1_000_000
 """Solver integers in one effective GPU: rounding is below a thousandth of any gap."""

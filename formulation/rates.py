@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.cells import Cells
-from formulation.errors import ProblemTooLarge
-from formulation.lifecycle import SCHEDULABLE
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from formulation.tables import Floats
+from tessera.formulation.cells import Cells
+from tessera.formulation.errors import ProblemTooLarge
+from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Floats
 
 
 def work_left(snapshot: Snapshot) -> Floats:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from formulation.lifecycle import JobState
-from formulation.moments import rfc3339
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.moments import rfc3339
 
 
 class ReasonCode(StrEnum):

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from formulation.decisions import CHANGES_GPUS, Decision
-from formulation.goals import GoalResult
-from formulation.lifecycle import JobState
-from formulation.network.outcome import NetworkDecision, NetworkOutcome
-from formulation.reasons import Reason
-from formulation.runtimes import PROFILER
-from formulation.snapshot import NO_LEGS, PROFILING, GpuType, Legs, Snapshot, Source, Workload
+from tessera.formulation.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
+from tessera.formulation.reasons import Reason
+from tessera.formulation.runtimes import PROFILER
+from tessera.formulation.snapshot import (
+    NO_LEGS,
+    PROFILING,
+    GpuType,
+    Legs,
+    Snapshot,
+    Source,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +224,9 @@ class EstimateRecord:
     source: Source
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None: not known
-    traffic: str = ""  # of its plan, formulation.network.traffic.CellTraffic as JSON; "": not known
+    traffic: str = (
+        ""  # of its plan, tessera.formulation.network.traffic.CellTraffic as JSON; "": not known
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +235,7 @@ class ModelSpec:
 
     model: str  # as workloads name it
     params: str
-    architecture: str  # YAML or JSON, read by ``estimator.architectures.files``
+    architecture: str  # YAML or JSON, read by ``tessera.estimator.architectures.files``
     sequence: int = 0  # in place of the architecture's; 0: the architecture's
     dtype: str = ""  # f32, bf16 or f16 in place of the architecture's; "": the architecture's
     flash: bool = False  # attention does not keep its scores

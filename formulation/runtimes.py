@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 REPLAY: Final = "replay"
 """Replays users' jobs: a process that takes as long as training would, and trains nothing."""

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.network.facts import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.facts import (
     NO_MEASURED,
     NO_STANDING,
     NO_TRAFFIC,
@@ -19,7 +19,7 @@ from formulation.network.facts import (
     Standing,
     Traffics,
 )
-from formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.tables import Bools, Floats, Ints, Table
 
 BEST_FOUND = 0
 """Pipeline degree of a Cell whose plan a full search chose: the degree exists but was not recorded."""
@@ -279,7 +279,7 @@ class Snapshot:
     legs: Legs = NO_LEGS
     prices: Prices = NO_PRICES
     topology: str = ""
-    """The cluster's network, formulation.topologies.document as canonical JSON; "": not described."""
+    """The cluster's network, tessera.formulation.topologies.document as canonical JSON; "": not described."""
     traffic: Traffics = NO_TRAFFIC
     standing: Standing = NO_STANDING
     measured: Measured = NO_MEASURED

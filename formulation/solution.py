@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from formulation.tables import Floats, Ints, frozen
+from tessera.formulation.tables import Floats, Ints, frozen
 
 
 class SolveStatus(StrEnum):

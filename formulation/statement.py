@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.columns import first_draft
-from formulation.draft import Draft, RowUse, go_on
-from formulation.goals import Goal, Linear
-from formulation.objectives import goals_of, with_needs
-from formulation.policy import Policy
-from formulation.problem import Problem, Row
-from formulation.promises import PHYSICAL, PROMISES, PUBLISHED, Rule
-from formulation.reasons import Reason
-from formulation.snapshot import Snapshot
-from formulation.tables import Bools, Ints
+from tessera.formulation.admission import Admission
+from tessera.formulation.columns import first_draft
+from tessera.formulation.draft import Draft, RowUse, go_on
+from tessera.formulation.goals import Goal, Linear
+from tessera.formulation.objectives import goals_of, with_needs
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem, Row
+from tessera.formulation.promises import PHYSICAL, PROMISES, PUBLISHED, Rule
+from tessera.formulation.reasons import Reason
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

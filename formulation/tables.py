@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]

@@ -29,8 +29,9 @@ def generate(out: Path) -> None:
     ]  # fmt: skip
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed")
-    for package in ("tessera", "tessera/v1"):
-        (out / package / "__init__.py").touch()
+    (
+        out / "tessera" / "v1" / "__init__.py"
+    ).touch()  # `tessera` itself has none: others share the name
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def main(extra: str, folder: str) -> None:
             run(uv, "venv", "--quiet", "--python", sys.executable, folder)
         else:
             run(sys.executable, "-m", "venv", folder)
-    wanted = ("-c", "constraints.txt", "-e", f".[{extra}]")
+    wanted = ("-c", "constraints.txt", "-e", "./proto", "-e", f".[{extra}]")
     say(f"installing Tessera with the extra '{extra}', by {'uv' if uv else 'pip'}")
     if uv:
         run(uv, "pip", "install", "--python", python, *wanted)
@@ -66,7 +66,7 @@ def main(extra: str, folder: str) -> None:
             *wanted,
         )
     say("compiling the loops of the solvers, which takes half a minute of one core, once")
-    run(python, "-m", "solvers.kernels.warm")
+    run(python, "-m", "tessera.solvers.kernels.warm")
     say("done")
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from estimator.hardware import Hardware
-from estimator.profiling.tasks import Options, Profile, missing_tasks, nominal
-from estimator.workloads import (
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.profiling.tasks import Options, Profile, missing_tasks, nominal
+from tessera.estimator.workloads import (
     MAX_GPUS,
     Estimator,
     counts_of,
@@ -23,11 +23,17 @@ from estimator.workloads import (
     no_known_type,
     unknown_model,
 )
-from formulation.errors import AlreadyExists, TesseraError
-from formulation.reasons import Reason, ReasonCode
-from formulation.resources import EstimateRecord, Estimation, JobSpec, MeasurementRecord, Wanted
-from formulation.snapshot import Workload
-from service.ports import Store, Writer
+from tessera.formulation.errors import AlreadyExists, TesseraError
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.resources import (
+    EstimateRecord,
+    Estimation,
+    JobSpec,
+    MeasurementRecord,
+    Wanted,
+)
+from tessera.formulation.snapshot import Workload
+from tessera.service.ports import Store, Writer
 
 log = logging.getLogger(__name__)
 

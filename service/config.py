@@ -12,17 +12,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, get_type_hints
 
-from estimator.hardware import CATALOGUE, Hardware
-from estimator.hardware.files import read_hardware
-from estimator.profiling.tasks import Options
-from estimator.workloads import catalogue_of
-from formulation.errors import InvalidInput
-from formulation.resources import Limits, Retention
-from service.rpc.agents import AgentTiming
-from service.rpc.convert.rounds import read_options
-from solvers.registry import names as solver_names
-from solvers.rounds.options import RoundOptions
-from solvers.schedulers.registry import names as published_names
+from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.hardware.files import read_hardware
+from tessera.estimator.profiling.tasks import Options
+from tessera.estimator.workloads import catalogue_of
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import Limits, Retention
+from tessera.service.rpc.agents import AgentTiming
+from tessera.service.rpc.convert.rounds import read_options
+from tessera.solvers.registry import names as solver_names
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.schedulers.registry import names as published_names
 
 MAX_MULTIPLES: Final = 16
 """Of what a job requests, in ``estimate_counts``."""

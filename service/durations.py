@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 MAX_DURATION_S: Final = 315_576_000_000
 """Ten thousand years: what google.protobuf.Duration can hold."""

@@ -11,28 +11,28 @@ from importlib.metadata import version
 from statistics import median
 from typing import TypeAlias
 
-from formulation.clock import Clock
-from formulation.codec import digest, digest_of, encode
-from formulation.decisions import CHANGES_GPUS, DecisionKind
-from formulation.errors import DeadlineTooShort, TooBusy
-from formulation.release import release
-from formulation.resources import (
+from tessera.formulation.clock import Clock
+from tessera.formulation.codec import digest, digest_of, encode
+from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.errors import DeadlineTooShort, TooBusy
+from tessera.formulation.release import release
+from tessera.formulation.resources import (
     Request,
     RoundCommit,
     RoundRecord,
     RoundSummary,
     decision_record,
 )
-from formulation.snapshot import Snapshot
-from service.ports import Rounds
-from service.worker import Workers
-from solvers import registry as solvers
-from solvers.base import Budget, endless, require_wanted
-from solvers.kernels.warm import warm
-from solvers.registry import solver as make_solver
-from solvers.rounds.plan import Outcome, RoundOptions, plan_round
-from solvers.schedulers import registry as policies
-from solvers.schedulers.registry import scheduler_of
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.ports import Rounds
+from tessera.service.worker import Workers
+from tessera.solvers import registry as solvers
+from tessera.solvers.base import Budget, endless, require_wanted
+from tessera.solvers.kernels.warm import warm
+from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from tessera.solvers.schedulers import registry as policies
+from tessera.solvers.schedulers.registry import scheduler_of
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ import threading
 from functools import partial
 from typing import Final
 
-from formulation.clock import Clock
-from formulation.errors import Conflict, TesseraError
-from formulation.resources import ClusterRecord
-from service.loop import RoundLoop
-from service.ports import Store
-from service.rpc.calls import Calls
-from service.waking import SpacedWakes
-from solvers.rounds.options import RoundOptions
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import Conflict, TesseraError
+from tessera.formulation.resources import ClusterRecord
+from tessera.service.loop import RoundLoop
+from tessera.service.ports import Store
+from tessera.service.rpc.calls import Calls
+from tessera.service.waking import SpacedWakes
+from tessera.solvers.rounds.options import RoundOptions
 
 log = logging.getLogger(__name__)
 

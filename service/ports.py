@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from formulation.lifecycle import JobEvent, JobState
-from formulation.network.outcome import NetworkPlanRecord
-from formulation.reasons import Reason
-from formulation.resources import (
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import (
     CellFilter,
     ClusterRecord,
     Desired,
@@ -32,7 +32,7 @@ from formulation.resources import (
     TenantSpec,
     TopologyRecord,
 )
-from formulation.snapshot import GpuType, Snapshot, Workload
+from tessera.formulation.snapshot import GpuType, Snapshot, Workload
 
 
 class Writer(Protocol):

@@ -1,10 +1,10 @@
 """The process of a profiling task: measures layers on the one GPU that it sees, and sends what it found.
 
-Run as ``python -m service.profiletask``, with a specification as JSON on standard input; an empty one means
-that the agent died before it had written down this process's id. It leaves the files that an agent looks for
-(``service.agent.replay_job``). Records go to the job's folder as they are measured, so a task that is cut off
-goes on where it was, and to a server at the end, all at once. No fence keeps an older generation from writing
-there: a record is true whoever measured it.
+Run as ``python -m tessera.service.profiletask``, with a specification as JSON on standard input; an empty one
+means that the agent died before it had written down this process's id. It leaves the files that an agent
+looks for (``tessera.service.agent.replay_job``). Records go to the job's folder as they are measured, so a
+task that is cut off goes on where it was, and to a server at the end, all at once. No fence keeps an older
+generation from writing there: a record is true whoever measured it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
-from formulation.errors import NotAllowed, TesseraError
-from formulation.release import install_hint
-from service.agent.files import write_json
-from service.agent.replay_job import STOP, announce, end
+from tessera.formulation.errors import NotAllowed, TesseraError
+from tessera.formulation.release import install_hint
+from tessera.service.agent.files import write_json
+from tessera.service.agent.replay_job import STOP, announce, end
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc as rpc
 
@@ -66,9 +66,9 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
     Raises:
         TesseraError: it cannot be measured; says why.
     """
-    resuming = importlib.import_module("estimator.profiling.resuming")  # JAX starts slowly
-    stages = importlib.import_module("estimator.profiling.stages")
-    records = importlib.import_module("estimator.profiling.records")
+    resuming = importlib.import_module("tessera.estimator.profiling.resuming")  # JAX starts slowly
+    stages = importlib.import_module("tessera.estimator.profiling.stages")
+    records = importlib.import_module("tessera.estimator.profiling.records")
     task = json.loads(spec["task"])
     path = Path(spec["checkpoints"]) / RECORDS
     known = resuming.kept(path)

@@ -7,9 +7,9 @@ import contextlib
 import logging
 from typing import Final
 
-from formulation.errors import TesseraError
-from service.ports import Store
-from service.rpc.calls import Calls
+from tessera.formulation.errors import TesseraError
+from tessera.service.ports import Store
+from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.cancelling import never
-from formulation.clock import Clock
-from formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
-from formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
-from formulation.network.running import Observed, Running, observed, running_now
-from formulation.policy import Policy
-from formulation.resources import NetworkCommit
-from formulation.snapshot import Snapshot
-from service.ports import Store
-from solvers.base import require_wanted
-from solvers.rounds.network import plan_network
+from tessera.formulation.cancelling import never
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
+from tessera.formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
+from tessera.formulation.network.running import Observed, Running, observed, running_now
+from tessera.formulation.policy import Policy
+from tessera.formulation.resources import NetworkCommit
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.ports import Store
+from tessera.solvers.base import require_wanted
+from tessera.solvers.rounds.network import plan_network
 
 log = logging.getLogger(__name__)
 

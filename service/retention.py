@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from formulation.resources import Retention
-from service.ports import Store
+from tessera.formulation.resources import Retention
+from tessera.service.ports import Store
 
 log = logging.getLogger(__name__)
 

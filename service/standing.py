@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from formulation.policy import PROMISES_NONE
-from formulation.resources import JobRecord
-from solvers.rounds.options import RoundOptions
+from tessera.formulation.policy import PROMISES_NONE
+from tessera.formulation.resources import JobRecord
+from tessera.solvers.rounds.options import RoundOptions
 
 
 def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:

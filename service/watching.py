@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from formulation.clock import Clock
-from formulation.errors import TesseraError
-from service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
-from service.ports import Store
-from service.rpc.calls import Calls
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import TesseraError
+from tessera.service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
+from tessera.service.ports import Store
+from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
 

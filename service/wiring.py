@@ -14,26 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from db import embedded
-from db.deletion import PURGE_CHANNEL
-from db.engine import Database, connect
-from db.estimating import CHANNEL as ESTIMATING
-from db.notify import Listener
-from db.store import PostgresStore
-from db.turn import ROUNDS_CHANNEL
-from formulation.clock import SystemClock
-from service.automatic import Deriving
-from service.config import Config
-from service.ending import end_by, end_in_order
-from service.loop import RoundLoop
-from service.memory import give_back_repeatedly
-from service.periodic import PeriodicRounds
-from service.purging import ClusterPurger
-from service.retention import PERIOD_S as RETENTION_PERIOD_S
-from service.retention import Pruner
-from service.rpc.server import Server
-from service.watching import Watching
-from service.worker import Workers
+from tessera.db import embedded
+from tessera.db.deletion import PURGE_CHANNEL
+from tessera.db.engine import Database, connect
+from tessera.db.estimating import CHANNEL as ESTIMATING
+from tessera.db.notify import Listener
+from tessera.db.store import PostgresStore
+from tessera.db.turn import ROUNDS_CHANNEL
+from tessera.formulation.clock import SystemClock
+from tessera.service.automatic import Deriving
+from tessera.service.config import Config
+from tessera.service.ending import end_by, end_in_order
+from tessera.service.loop import RoundLoop
+from tessera.service.memory import give_back_repeatedly
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.purging import ClusterPurger
+from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
+from tessera.service.retention import Pruner
+from tessera.service.rpc.server import Server
+from tessera.service.watching import Watching
+from tessera.service.worker import Workers
 
 NETWORK_PERIOD_S: Final = 60.0
 """A network plan is looked after so often, beside when allocations change."""

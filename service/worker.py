@@ -18,15 +18,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from formulation.clock import SystemClock
-from formulation.errors import DeadlineTooShort, TesseraError, Unavailable
-from formulation.snapshot import Snapshot
-from solvers.base import Budget
-from solvers.kernels.warm import warm
-from solvers.registry import solver as make_solver
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.schedulers.registry import scheduler_of
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.errors import DeadlineTooShort, TesseraError, Unavailable
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.kernels.warm import warm
+from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.schedulers.registry import scheduler_of
 
 log = logging.getLogger(__name__)
 

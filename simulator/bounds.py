@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from formulation.errors import TesseraError
-from simulator.metrics import at_best_shapes
-from simulator.scenario import Scenario
+from tessera.formulation.errors import TesseraError
+from tessera.simulator.metrics import at_best_shapes
+from tessera.simulator.scenario import Scenario
 
 INTERVALS: Final = 10
 """More are tighter and slower: on Arena's Philly trace 40 took 20 times as long and were 0.2 % lower."""

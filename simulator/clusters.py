@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
-from formulation.errors import InvalidInput
-from formulation.resources import NodeSpec
-from formulation.snapshot import GpuType
+from tessera.estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import GpuType
 
 NODES_PER_RACK = 16
 """Of one type; the papers do not say how nodes lie in racks."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.resources import NodeSpec
-from simulator.world import Failure, Straggler
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import NodeSpec
+from tessera.simulator.world import Failure, Straggler
 
 DAY_S = 86_400.0
 

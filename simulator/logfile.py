@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from formulation.documents import TABLE_ROW, read_json
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, NodeSpec
-from formulation.snapshot import Source, Workload
-from simulator.log import Segment
-from simulator.overheads import Overheads
-from simulator.run import Result
+from tessera.formulation.documents import TABLE_ROW, read_json
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, NodeSpec
+from tessera.formulation.snapshot import Source, Workload
+from tessera.simulator.log import Segment
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Result
 
 FORMAT: Final = "tessera-allocations/1"
 

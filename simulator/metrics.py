@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.columns import first_draft
-from formulation.draft import Draft
-from formulation.objectives.fairness import fair_rate
-from formulation.policy import Policy
-from formulation.promises import PHYSICAL
-from formulation.tables import Bools, Floats, ranges
-from simulator.overheads import Overheads
-from simulator.run import Result, RoundRow
-from simulator.scenario import Scenario
-from simulator.store import MemoryStore
+from tessera.formulation.columns import first_draft
+from tessera.formulation.draft import Draft
+from tessera.formulation.objectives.fairness import fair_rate
+from tessera.formulation.policy import Policy
+from tessera.formulation.promises import PHYSICAL
+from tessera.formulation.tables import Bools, Floats, ranges
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Result, RoundRow
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import MemoryStore
 
 THROUGHPUT_FLOOR = 100.0
 """Samples/s: Arena's plots take the mean over rounds above it (notes of its artifact, section 4)."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from formulation.decisions import CHANGES_GPUS, Decision
-from formulation.rates import work_left
-from formulation.snapshot import Snapshot
-from solvers.rounds.plan import Outcome
+from tessera.formulation.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.rates import work_left
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.rounds.plan import Outcome
 
 _EXACT = 1e-9
 """Share of a job's remaining work by which sums of floating-point numbers may be off."""

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.decisions import Decision, DecisionKind
-from formulation.errors import InvalidInput
-from formulation.placement import Gang
-from formulation.resources import NodeSpec
-from formulation.snapshot import BEST_FOUND, Snapshot
-from formulation.tables import Floats
-from simulator.log import Segment
-from simulator.overheads import Overheads
-from simulator.scenario import Scenario
-from simulator.world import World
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import BEST_FOUND, Snapshot
+from tessera.formulation.tables import Floats
+from tessera.simulator.log import Segment
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> R
     """Let jobs hold what was recorded, and train at the scenario's speeds less the overheads.
 
     A job that is done before a later hold of its own leaves that out. One whose hold ends early goes on
-    with what it has trained; what it had to make good is owed still (``simulator.overheads``).
+    with what it has trained; what it had to make good is owed still (``tessera.simulator.overheads``).
 
     Raises:
         InvalidInput: holds of a job overlap or begin before it arrives, or the nodes are too few

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from formulation.resources import Request, RoundCommit, RoundRecord, decision_record
-from formulation.snapshot import Snapshot
-from simulator.world import World
+from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
+from tessera.formulation.resources import Request, RoundCommit, RoundRecord, decision_record
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,27 +8,27 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from formulation.clock import Clock
-from formulation.decisions import CHANGES_GPUS, DecisionKind
-from formulation.errors import InvalidInput
-from formulation.information import Information, estimates
-from formulation.resources import EstimateRecord
-from formulation.snapshot import STATES, Estimates, Snapshot
-from formulation.tables import Bools, Floats, Ints
-from simulator.log import Segment
-from simulator.overheads import Overheads
-from simulator.planned import due_s
-from simulator.scenario import Scenario
-from simulator.store import EPOCH_S
-from simulator.world import Failure, Slowdowns, Straggler, World
-from solvers.base import Budget
-from solvers.cpsat import CpSat
-from solvers.lookahead import ADMISSION
-from solvers.registry import solver as make_solver
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.schedulers.base import Published, Scheduler
-from solvers.schedulers.registry import published
+from tessera.formulation.clock import Clock
+from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import Information, estimates
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import STATES, Estimates, Snapshot
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.simulator.log import Segment
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.planned import due_s
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import EPOCH_S
+from tessera.simulator.world import Failure, Slowdowns, Straggler, World
+from tessera.solvers.base import Budget
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.lookahead import ADMISSION
+from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.schedulers.base import Published, Scheduler
+from tessera.solvers.schedulers.registry import published
 
 
 class _Remembered:
@@ -101,13 +101,13 @@ class Conditions:
     round_s: float = 300.0
     on_events: bool = False
     """Rounds come when something has happened, at most one each ``round_s``, and when promised schedules need
-    one (``simulator.planned``); else every ``round_s``."""
+    one (``tessera.simulator.planned``); else every ``round_s``."""
     horizon_s: float = math.inf
     """When the run ends, jobs or not."""
     patience_s: float = 7 * 86_400.0
     """A run ends when nothing has happened for so long and nothing is going to."""
     slowdowns: Slowdowns | None = None
-    """Of jobs that meet on the network (``simulator.network.slowdowns``); None: nobody meets."""
+    """Of jobs that meet on the network (``tessera.simulator.network.slowdowns``); None: nobody meets."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -148,7 +148,7 @@ class Result:
     arrival_s: Floats
     first_start_s: Floats  # inf: never
     end_s: Floats  # inf: it has not ended
-    state: tuple[str, ...]  # of formulation.lifecycle; held: it has not arrived
+    state: tuple[str, ...]  # of tessera.formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
     admitted: Bools  # its deadline was promised at some time
     nodes: tuple[str, ...]  # the names that segments mean

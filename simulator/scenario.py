@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
-from formulation.snapshot import GpuType
-from simulator.traces.trace import Arrival
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, NodeSpec, TenantSpec
+from tessera.formulation.snapshot import GpuType
+from tessera.simulator.traces.trace import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 10_000

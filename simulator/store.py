@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.resources import EstimateRecord
-from formulation.snapshot import (
+from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import (
     NO_LEGS,
     STATE_CODE,
     Allocations,
@@ -31,9 +31,9 @@ from formulation.snapshot import (
     Tenants,
     Workload,
 )
-from formulation.tables import Bools, Floats, Ints
-from simulator.scenario import Scenario
-from simulator.truth import estimates_table
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.truth import estimates_table
 
 EPOCH_S = 1_500_000_000.0
 """The moment at which every simulated world begins, seconds since 1970: a whole number of rounds."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulation.cells import Cells, build_cells
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Estimates, GpuType, Nodes, Snapshot, Workload
+from tessera.formulation.cells import Cells, build_cells
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Estimates, GpuType, Nodes, Snapshot, Workload
 
 
 def estimates_table(

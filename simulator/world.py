@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from formulation.decisions import Decision
-from formulation.errors import InvalidInput
-from formulation.placement import Gang
-from formulation.resources import EstimateRecord
-from formulation.snapshot import NO_LEGS, Legs, Snapshot
-from formulation.tables import Bools, Floats, Ints
-from simulator.log import Segment
-from simulator.overheads import Overheads
-from simulator.scenario import Scenario
-from simulator.store import Change, InvariantBroken, MemoryStore
-from simulator.truth import truth_of
+from tessera.formulation.decisions import Decision
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.simulator.log import Segment
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import Change, InvariantBroken, MemoryStore
+from tessera.simulator.truth import truth_of
 
 TOLERANCE = 1e-6
 """Relative, for sums of work and of GPU-seconds that are added up in two orders."""

@@ -7,9 +7,9 @@ import math
 import numpy as np
 from scipy import sparse
 
-from formulation.problem import Problem, jobwise
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 def objective_of(problem: Problem, choice: Ints) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from formulation.cancelling import never
-from formulation.errors import DeadlineTooShort, InvalidInput, TesseraError
-from formulation.problem import Problem
-from formulation.solution import Solution
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput, TesseraError
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution
 
 
 class SolverFailed(TesseraError):

@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 import pulp
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints
-from solvers.answers import after_one_run, is_answer, objective_of
-from solvers.base import Budget, SolverFailed
-from solvers.waiting import spells_out_waiting
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import after_one_run, is_answer, objective_of
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.waiting import spells_out_waiting
 
 STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,

@@ -11,17 +11,17 @@ from typing import Any, Final
 import numpy as np
 from scipy import sparse
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints
-from solvers.answers import (
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import (
     after_one_run,
     cannot_run,
     is_answer,
     usage_matrix,
 )
-from solvers.base import Budget, SolverFailed
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.waiting import spells_out_waiting
 
 
 def _cvxpy() -> Any:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.problem import Problem, restricted
-from formulation.tables import Floats, Ints
-from solvers.answers import objective_of
-from solvers.prices import Priced
+from tessera.formulation.problem import Problem, restricted
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import objective_of
+from tessera.solvers.prices import Priced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.problem import MAX_TOTAL, Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Floats, Ints
-from solvers.answers import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.problem import MAX_TOTAL, Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import (
     answer,
     cannot_run,
     objective_of,
@@ -19,11 +19,11 @@ from solvers.answers import (
     usable_hint,
     without_answer,
 )
-from solvers.base import Budget
-from solvers.kernels import greedy as loops
-from solvers.kernels.jit import fixed
-from solvers.prices import Shown
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget
+from tessera.solvers.kernels import greedy as loops
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.prices import Shown
+from tessera.solvers.waiting import spells_out_waiting
 
 _UNWATCHED: Final = (
     fixed(np.zeros(0)), fixed(np.zeros(0, np.bool_)), fixed(np.zeros(0, np.int64)), math.inf,
@@ -75,7 +75,8 @@ def outdoing(
     Greedy never stops a job nor takes a column of less value for it. So once it has taken a column, the
     job ends on that one or on one of more value, and what the best of these falls short of the job's best
     margin at prices is lost to greedy for good. Whatever it ends with is worth at most their bound less
-    what all jobs have lost (``solvers.fixing``): it is given up as soon as that is less than ``known``.
+    what all jobs have lost (``tessera.solvers.fixing``): it is given up as soon as that is less than
+    ``known``.
     """
     columns = _columns(problem, shares(problem))
     worth, better = objective_of(problem, known), None
@@ -127,8 +128,9 @@ def repaired(
     its best one at the prices. As long as a row is overfull, the job moves or stops that loses least
     (value less cost at the prices) per share of the overfull rows that it gives up; must-run jobs only
     move, and make room among themselves first. Then every step that gains is taken, by gain per cost.
-    Waiting must use nothing (``solvers.waiting`` sees to that). It always ends. With ``among`` (rising
-    jobs) only these move or step in the end; None then also means that they could not make enough room.
+    Waiting must use nothing (``tessera.solvers.waiting`` sees to that). It always ends. With ``among``
+    (rising jobs) only these move or step in the end; None then also means that they could not make enough
+    room.
     """
     _require_own(problem, choice)
     prices = np.clip(np.where(np.isfinite(prices), prices, 0.0), 0.0, MAX_TOTAL)

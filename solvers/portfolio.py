@@ -10,18 +10,18 @@ from typing import Final
 
 import numpy as np
 
-from formulation.check import violations
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Floats, Ints
-from solvers.answers import answer, objective_of, trivial_bound, without_answer
-from solvers.base import Budget, Solver, SolverFailed
-from solvers.cpsat import CpSat
-from solvers.greedy import Greedy, outdoing
-from solvers.pricing import Pricing
-from solvers.pricing.solver import known_to
-from solvers.relaxation import Relaxation
-from solvers.waiting import spells_out_waiting
+from tessera.formulation.check import violations
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import answer, objective_of, trivial_bound, without_answer
+from tessera.solvers.base import Budget, Solver, SolverFailed
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.greedy import Greedy, outdoing
+from tessera.solvers.pricing import Pricing
+from tessera.solvers.pricing.solver import known_to
+from tessera.solvers.relaxation import Relaxation
+from tessera.solvers.waiting import spells_out_waiting
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class Portfolio:
 
     The first stage always runs and always ends, so there is an answer however short the budget is.
     With a hint that has prices, prices come first (``_from_prices``). Every answer is checked by
-    ``formulation.check`` before it counts; one that breaks a rule is dropped with its bound, and logged.
+    ``tessera.formulation.check`` before it counts; one that breaks a rule is dropped with its bound, and
+    logged.
 
     ``work`` holds every stage's work. A stage that did not run, failed, or was cut short by the wall
     clock has work 0 and its answer does not count, so ``Budget(remaining_s=lambda: math.inf,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.problem import Problem
-from formulation.snapshot import Prices
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.pricing import margins
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Prices
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.pricing import margins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,28 +5,28 @@ from __future__ import annotations
 import importlib
 from typing import Final, cast
 
-from formulation.errors import InvalidInput
-from solvers.base import Solver
-from solvers.waiting import SpelledOut
+from tessera.formulation.errors import InvalidInput
+from tessera.solvers.base import Solver
+from tessera.solvers.waiting import SpelledOut
 
 DEFAULT: Final = "portfolio"
 
 _CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
-    "portfolio": ("solvers.portfolio", "Portfolio"),
-    "greedy": ("solvers.greedy", "Greedy"),
-    "pricing": ("solvers.pricing", "Pricing"),
-    "lp": ("solvers.relaxation", "Relaxation"),
-    "cp-sat": ("solvers.cpsat", "CpSat"),
-    "cbc": ("solvers.cbc", "Cbc"),
-    "cvxpy": ("solvers.convex", "Convex"),
+    "portfolio": ("tessera.solvers.portfolio", "Portfolio"),
+    "greedy": ("tessera.solvers.greedy", "Greedy"),
+    "pricing": ("tessera.solvers.pricing", "Pricing"),
+    "lp": ("tessera.solvers.relaxation", "Relaxation"),
+    "cp-sat": ("tessera.solvers.cpsat", "CpSat"),
+    "cbc": ("tessera.solvers.cbc", "Cbc"),
+    "cvxpy": ("tessera.solvers.convex", "Convex"),
 }
 
 _BASELINES: Final = {  # to compare with: no round is committed as they decide
-    "stock-cp-sat": ("solvers.baselines.stock", "StockCpSat"),
-    "highs": ("solvers.baselines.highs", "Highs"),
-    "pop-8": ("solvers.baselines.pop", "Pop"),
-    "sia": ("solvers.baselines.sia", "SiaProgram"),
-    "gavel": ("solvers.baselines.gavel", "GavelProgram"),
+    "stock-cp-sat": ("tessera.solvers.baselines.stock", "StockCpSat"),
+    "highs": ("tessera.solvers.baselines.highs", "Highs"),
+    "pop-8": ("tessera.solvers.baselines.pop", "Pop"),
+    "sia": ("tessera.solvers.baselines.sia", "SiaProgram"),
+    "gavel": ("tessera.solvers.baselines.gavel", "GavelProgram"),
 }
 
 _UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8", "sia", "gavel"})

@@ -10,10 +10,10 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from formulation.problem import Problem, jobwise
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Bools, Floats, Ints
-from solvers.answers import (
+from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.answers import (
     answer,
     lonely_fit,
     objective_of,
@@ -22,10 +22,10 @@ from solvers.answers import (
     usage_matrix,
     without_answer,
 )
-from solvers.base import Budget, SolverFailed
-from solvers.greedy import Greedy, improve, repaired, shares
-from solvers.prices import Priced, price
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.greedy import Greedy, improve, repaired, shares
+from tessera.solvers.prices import Priced, price
+from tessera.solvers.waiting import spells_out_waiting
 
 _LARGEST = 1e4
 """The LP sees values of at most this size, where HiGHS's absolute tolerances mean something."""
@@ -57,7 +57,7 @@ class Relaxed:
 class Relaxation:
     """Solves (1) to (3) with 0 <= x <= 1 and rounds the answer.
 
-    The bound is recomputed from the duals (``solvers.prices``), never taken from the LP's
+    The bound is recomputed from the duals (``tessera.solvers.prices``), never taken from the LP's
     floating-point optimum. Its work counts finished rounds of column generation.
     """
 

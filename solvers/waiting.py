@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints, ranges
-from solvers.answers import is_answer
-from solvers.base import Budget, Solver
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints, ranges
+from tessera.solvers.answers import is_answer
+from tessera.solvers.base import Budget, Solver
 
 Solve = TypeVar("Solve", bound=Callable[..., Solution])
 

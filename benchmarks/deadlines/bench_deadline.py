@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import numpy as np
 import typer
 
-from benchmarks.harness.options import (
+from tessera.benchmarks.harness.options import (
     DpMemoryOption,
     GpusShareOption,
     JobsOption,
@@ -26,19 +26,19 @@ from benchmarks.harness.options import (
     in_sweep,
     numbers,
 )
-from benchmarks.harness.registry import case
-from formulation.errors import InvalidInput
-from simulator.comparison.comparing import jct_ratio, mean, throughput_ratio
-from simulator.comparison.contestants import is_ours, listed
-from simulator.comparison.runs import Asked, Ran, check, runs_of
-from simulator.comparison.workload import SYNTHETIC, Work, default_trace
-from simulator.data import MissingData, data_file
-from simulator.figures import Figure, Report
-from simulator.report.comparisons import Curve, curves
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.write import write_report
-from simulator.statistics import mean_interval, ratio_interval
-from simulator.sweeps.runner import Sweep
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.comparing import jct_ratio, mean, throughput_ratio
+from tessera.simulator.comparison.contestants import is_ours, listed
+from tessera.simulator.comparison.runs import Asked, Ran, check, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, Work, default_trace
+from tessera.simulator.data import MissingData, data_file
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.comparisons import Curve, curves
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import mean_interval, ratio_interval
+from tessera.simulator.sweeps.runner import Sweep
 
 LOOK_AHEAD: Final = "ilp:deadline@deadlines=look-ahead"
 PLANNED: Final = "ilp:deadline@deadlines=planned"

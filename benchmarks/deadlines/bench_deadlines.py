@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import DeadlineMode, Policy
-from formulation.snapshot import (
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import DeadlineMode, Policy
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
@@ -28,11 +28,11 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from simulator.figures import Report
-from simulator.statistics import total_interval
-from solvers.base import Budget
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import Outcome, plan_round
+from tessera.simulator.figures import Report
+from tessera.simulator.statistics import total_interval
+from tessera.solvers.base import Budget
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import Outcome, plan_round
 
 ROUND_S: Final = 300.0
 BATCH: Final = 256

@@ -11,19 +11,19 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from estimator.architectures.published import find
-from estimator.calibration import Measurement, Parameter, Subject, TimeModel, most_telling
-from estimator.cells import Runtime, Setting
-from estimator.collectives.records import read_curves
-from estimator.collectives.tables import TableNetwork, Tables
-from estimator.equal_stages import EqualStages
-from estimator.hardware import A10, A40, A100, V100, Hardware
-from estimator.memory import Room, States
-from estimator.pipeline import Overlap, Transfers
-from estimator.plans import Shape
-from estimator.rooflines import RooflineCompute
-from estimator.times import CellTimes
-from formulation.tables import Floats
+from tessera.estimator.architectures.published import find
+from tessera.estimator.calibration import Measurement, Parameter, Subject, TimeModel, most_telling
+from tessera.estimator.cells import Runtime, Setting
+from tessera.estimator.collectives.records import read_curves
+from tessera.estimator.collectives.tables import TableNetwork, Tables
+from tessera.estimator.equal_stages import EqualStages
+from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
+from tessera.estimator.memory import Room, States
+from tessera.estimator.pipeline import Overlap, Transfers
+from tessera.estimator.plans import Shape
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.estimator.times import CellTimes
+from tessera.formulation.tables import Floats
 
 HARDWARE: Final = {kind.name: kind for kind in (A100, V100, A40, A10)}
 COUNTS: Final = (1, 2, 4, 8, 16)

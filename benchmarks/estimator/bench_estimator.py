@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.estimator import (
+from tessera.benchmarks.estimator import (
     choice,
     choice_of_plan,
     collectives,
@@ -20,12 +20,12 @@ from benchmarks.estimator import (
     speed,
     tuning,
 )
-from benchmarks.estimator.section import Section
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from formulation.errors import InvalidInput
-from simulator.data import MissingData, data_dir
-from simulator.figures import Figure, Report
+from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.figures import Figure, Report
 
 SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], Section]]] = {
     "iteration": iteration.section,

@@ -1,7 +1,7 @@
 """What is lost by running on the GPU type that is estimated to be fastest, at an equal number of GPUs.
 
-Data, calibration and judged rows are those of :mod:`benchmarks.estimator.iteration`. A case is a judged
-workload at a number of GPUs that was measured on at least two types, each on its fewest nodes.
+Data, calibration and judged rows are those of :mod:`tessera.benchmarks.estimator.iteration`. A case is a
+judged workload at a number of GPUs that was measured on at least two types, each on its fewest nodes.
 ``choice_regret`` is the mean over cases of all seeds of 1 - (time on the best type) / (time on the
 chosen one): the loss of speed. ``choice_right`` is how often the best was chosen. Baselines: the type
 with the highest peak for the model's type of compute, the uncalibrated model, any type.
@@ -16,11 +16,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks.estimator.alpa import HARDWARE, Cell, Row, Workload, rows_of, split, times_of
-from benchmarks.estimator.iteration import predicted
-from benchmarks.estimator.section import Section
-from estimator.architectures.published import find
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.alpa import (
+    HARDWARE,
+    Cell,
+    Row,
+    Workload,
+    rows_of,
+    split,
+    times_of,
+)
+from tessera.benchmarks.estimator.iteration import predicted
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.architectures.published import find
+from tessera.simulator.figures import Figure
 
 Case: TypeAlias = tuple[Workload, int]  # GPUs
 

@@ -6,8 +6,8 @@ the chosen one's. A rule chooses among the recorded plans of a cell and sees non
 times. Figures are means over cells.
 
 **Rule.** Arena's, section 3.3: least computation bias, then least communication load, by
-``estimator.planning.pareto``. A stage's communication is bytes a micro-batch as the authors' planner has
-them (``cell_stage_hints.csv``; for Wide-ResNet 1B and 4B, where they are missing, 2B's scaled with
+``tessera.estimator.planning.pareto``. A stage's communication is bytes a micro-batch as the authors' planner
+has them (``cell_stage_hints.csv``; for Wide-ResNet 1B and 4B, where they are missing, 2B's scaled with
 channels), never a time. What differs is where the layers' loads come from:
 
 * ``roofline``: the artifact's roofline time of each layer as it is: the paper's own rule, without the
@@ -23,7 +23,7 @@ the *other*
 
 **Beside it.** ``searched``: the plan of least latency under costs that are learned from the other cells
 of the family in the same way: kernels in either shape by roofline time, collectives by bytes; transfers
-between stages count nothing. This is what ``estimator.planning.search`` minimises; it needs a unit of
+between stages count nothing. This is what ``tessera.estimator.planning.search`` minimises; it needs a unit of
 time, which the proxy does without. ``crius``: the partition of least bias by the profiled loads (Crius'
 own cut needs boundary tensors, which are not recorded); of its recorded mixtures the one of least
 latency, put together from times of its stages in both shapes (section 5.1). Transfers between stages were
@@ -45,14 +45,20 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.recorded_cells import LAYERS, MICRO_BATCHES, STAGE_GPUS, Cell, read_cells
-from benchmarks.estimator.section import Section
-from estimator.planning.options import options_of
-from estimator.planning.pareto import comm_load, frontier, proxy_of
-from estimator.planning.search import Latency, best_plan
-from estimator.planning.stages import bias_of, stage_shares
-from formulation.tables import Floats
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.recorded_cells import (
+    LAYERS,
+    MICRO_BATCHES,
+    STAGE_GPUS,
+    Cell,
+    read_cells,
+)
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.planning.options import options_of
+from tessera.estimator.planning.pareto import comm_load, frontier, proxy_of
+from tessera.estimator.planning.search import Latency, best_plan
+from tessera.estimator.planning.stages import bias_of, stage_shares
+from tessera.formulation.tables import Floats
+from tessera.simulator.figures import Figure
 
 ODD: Final = "16d_moe"
 

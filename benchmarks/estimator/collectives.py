@@ -29,16 +29,23 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.section import Section
-from estimator.collectives import Curve, Layout, LinkNetwork, LinkRates, TableNetwork, Tables
-from estimator.collectives.fitting import Kind, fit_kinds, groups_of
-from estimator.collectives.kriging import Likeness, tuned
-from estimator.collectives.records import read_curves
-from estimator.collectives.tables import distances
-from estimator.hardware import A10, CATALOGUE, Hardware
-from estimator.plans import Primitive
-from formulation.tables import Bools, Floats
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.collectives import (
+    Curve,
+    Layout,
+    LinkNetwork,
+    LinkRates,
+    TableNetwork,
+    Tables,
+)
+from tessera.estimator.collectives.fitting import Kind, fit_kinds, groups_of
+from tessera.estimator.collectives.kriging import Likeness, tuned
+from tessera.estimator.collectives.records import read_curves
+from tessera.estimator.collectives.tables import distances
+from tessera.estimator.hardware import A10, CATALOGUE, Hardware
+from tessera.estimator.plans import Primitive
+from tessera.formulation.tables import Bools, Floats
+from tessera.simulator.figures import Figure
 
 HELD_BACK: Final = 0.3
 SMALL_BYTES: Final = 16 * 2**20

@@ -2,8 +2,8 @@
 
 Data: the rows of ``arena/alpa_optimal.csv`` that ran. For each seed at most three of them for each model
 family and GPU type calibrate, and rows of all other (model, size, batch) are judged
-(:func:`benchmarks.estimator.alpa.split`). Figures pool the judged rows of all seeds: ``mape_N`` is the
-mean of abs(estimate / measured - 1) at N GPUs, ``rows_N`` the number of different rows behind it.
+(:func:`tessera.benchmarks.estimator.alpa.split`). Figures pool the judged rows of all seeds: ``mape_N`` is
+the mean of abs(estimate / measured - 1) at N GPUs, ``rows_N`` the number of different rows behind it.
 ``mape_unseen_gpu``: for each GPU type in turn its calibration rows are taken away, and its judged rows
 are predicted from those of the other types. ``accuracy`` is 1 - abs(Te - Td) / Td as in Crius and Arena:
 the mean, the lowest mean of a family on a GPU type, and the lowest of a row.
@@ -41,7 +41,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.alpa import (
+from tessera.benchmarks.estimator.alpa import (
     COUNTS,
     HARDWARE,
     Cell,
@@ -52,10 +52,10 @@ from benchmarks.estimator.alpa import (
     split,
     times_of,
 )
-from benchmarks.estimator.section import Section
-from estimator.architectures.published import find
-from estimator.calibration import Calibration, Estimate, TimeModel
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.architectures.published import find
+from tessera.estimator.calibration import Calibration, Estimate, TimeModel
+from tessera.simulator.figures import Figure
 
 SUPERLINEAR: Final = 1.15
 FOLDS: Final = 3

@@ -3,9 +3,9 @@
 Data: ``arena/history/cell_plans.csv`` (plans on A40s with the artifact's estimate of their iteration time)
 and ``cell_modules.csv`` (of each stage and pass: kernels, collectives inside the stage, gradient exchange).
 Transfers between stages were not recorded: they are modelled from the ``send`` tables of ``comm.csv`` and the
-boundary tensors of :mod:`estimator.architectures` at the coarse layers where stages meet. The rest is
-:mod:`estimator.pipeline` with 16 micro-batches, in the artifact's setting: transfers are waited for, stages
-exchange gradients one after another. So this checks the formula and the transfers, not kernels.
+boundary tensors of :mod:`tessera.estimator.architectures` at the coarse layers where stages meet. The rest is
+:mod:`tessera.estimator.pipeline` with 16 micro-batches, in the artifact's setting: transfers are waited for,
+stages exchange gradients one after another. So this checks the formula and the transfers, not kernels.
 
 **Transfers.** Each stage of these plans is a node of two GPUs. Its GPUs get what they need one after another
 (the artifact adds tiles up): their replica's samples, whole on each tensor part. On the way back tensor
@@ -30,15 +30,15 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.section import Section
-from estimator.architectures.published import ARENA_MICRO_BATCHES, Published, find
-from estimator.collectives import TableNetwork, Tables, read_curves
-from estimator.graph import merged
-from estimator.hardware import A40
-from estimator.pipeline import Overlap, Pipelines, Sync, Transfers, iteration_s, pipelined_s
-from estimator.plans import Groups, Network, Primitive, Shape
-from formulation.tables import Floats, Ints
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.architectures.published import ARENA_MICRO_BATCHES, Published, find
+from tessera.estimator.collectives import TableNetwork, Tables, read_curves
+from tessera.estimator.graph import merged
+from tessera.estimator.hardware import A40
+from tessera.estimator.pipeline import Overlap, Pipelines, Sync, Transfers, iteration_s, pipelined_s
+from tessera.estimator.plans import Groups, Network, Primitive, Shape
+from tessera.formulation.tables import Floats, Ints
+from tessera.simulator.figures import Figure
 
 COARSE_LAYERS: Final = 16
 ARTIFACT: Final = Overlap(transfers=Transfers.ADDED, sync=Sync.IN_TURN)

@@ -2,9 +2,9 @@
 
 Data: ``arena/dp_memory.csv`` (peak memory a GPU by data-parallel degree) and
 ``arena/history/alpa_search.csv`` (peak memory of the fullest GPU under a plan of stages, degrees and coarse
-layers). The model is :mod:`estimator.memory` with ZeRO 1 (Alpa divides optimizer states among replicas),
-1F1B and 16 micro-batches; graphs are those of :mod:`estimator.architectures`, merged to as many coarse
-layers as the plan has.
+layers). The model is :mod:`tessera.estimator.memory` with ZeRO 1 (Alpa divides optimizer states among
+replicas), 1F1B and 16 micro-batches; graphs are those of :mod:`tessera.estimator.architectures`, merged to as
+many coarse layers as the plan has.
 
 **Which rows are truth.** For memory: all that were measured. For running out: those, as fitting, and the
 rows without a measurement, as not, but for three kinds of ``infeasible`` in ``dp_memory.csv``:
@@ -19,9 +19,9 @@ A plan of ``alpa_search.csv`` that did not run counts as out of memory, though t
 **Limit.** XLA was given 0.8 of what the device shows, which with error correction on is 15/16 of GDDR6.
 
 **Calibration.** How many copies XLA holds of a layer's activations, of a stage's and of gradients
-(:class:`estimator.memory.Copies`) is fitted for each model family and granularity of layers: *coarse* (fewer
-than 16), *fine* (16, the artifact's default), *inside* (more than the model has blocks, so that cuts run
-through blocks). For each seed a third of the (model, size, batch) calibrates and the rest judges; a group
+(:class:`tessera.estimator.memory.Copies`) is fitted for each model family and granularity of layers: *coarse*
+(fewer than 16), *fine* (16, the artifact's default), *inside* (more than the model has blocks, so that cuts
+run through blocks). For each seed a third of the (model, size, batch) calibrates and the rest judges; a group
 without calibration rows has the defaults. The constants see calibration rows alone; that there are these
 three, the granularities and the third kind of rows above were settled with all rows in view. A stage with
 ``free`` sharding whose replicas do not fit whole is predicted with divided weights (ZeRO 3), which Alpa may
@@ -43,16 +43,16 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from benchmarks.estimator.section import Section
-from estimator.architectures.published import find
-from estimator.costs import stage_costs
-from estimator.graph import Graph, merged
-from estimator.hardware import A10, A40, GIB, Hardware
-from estimator.memory import Copies, States, in_flight
-from estimator.plans import Candidates, Groups, Primitive, Schedule, Shape, Training
-from estimator.rooflines import RooflineCompute
-from formulation.tables import Bools, Floats
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.architectures.published import find
+from tessera.estimator.costs import stage_costs
+from tessera.estimator.graph import Graph, merged
+from tessera.estimator.hardware import A10, A40, GIB, Hardware
+from tessera.estimator.memory import Copies, States, in_flight
+from tessera.estimator.plans import Candidates, Groups, Primitive, Schedule, Shape, Training
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.formulation.tables import Bools, Floats
+from tessera.simulator.figures import Figure
 
 CALIBRATION_SHARE: Final = 1 / 3
 ECC: Final = 15 / 16

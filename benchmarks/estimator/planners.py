@@ -31,14 +31,14 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.section import Section
-from benchmarks.estimator.speed import setting_of
-from estimator.architectures.published import Published
-from estimator.cells import MicroBatches, Planner, Setting, cells
-from estimator.hardware import ALL, Hardware
-from estimator.plans import Plan
-from estimator.samples import sampled
-from simulator.figures import Figure
+from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.speed import setting_of
+from tessera.estimator.architectures.published import Published
+from tessera.estimator.cells import MicroBatches, Planner, Setting, cells
+from tessera.estimator.hardware import ALL, Hardware
+from tessera.estimator.plans import Plan
+from tessera.estimator.samples import sampled
+from tessera.simulator.figures import Figure
 
 COUNTS: Final = (2, 4, 8, 16, 32)
 DRAWN: Final = 100

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.estimator.section import Section
-from formulation.errors import Unavailable
-from formulation.release import install_hint
+from tessera.benchmarks.estimator.section import Section
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.release import install_hint
 
 NAME = "profiled"
 
@@ -30,7 +30,7 @@ def section(
     """Return errors of sums of profiled layers, and seconds of the device that both ways took.
 
     Nothing is read from ``data``, and times depend on no seed. ``models`` as in
-    ``estimator.profiling.compare``; ``records`` is a file to which the profile is appended.
+    ``tessera.estimator.profiling.compare``; ``records`` is a file to which the profile is appended.
 
     Raises:
         Unavailable: the measuring process failed.
@@ -40,7 +40,7 @@ def section(
         return Section(figures={}, rows=[{"section": NAME, "skipped": reason}])
     request = {"models": list(models), "date": date, "records": str(records) if records else ""}
     done = subprocess.run(
-        [sys.executable, "-m", "estimator.profiling.compare"],
+        [sys.executable, "-m", "tessera.estimator.profiling.compare"],
         input=json.dumps(request), capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
@@ -53,7 +53,7 @@ def section(
 
 
 def summary(report: Mapping[str, Any]) -> Section:
-    """Return the section of a report of ``estimator.profiling.compare``.
+    """Return the section of a report of ``tessera.estimator.profiling.compare``.
 
     ``profiled_error``: of forward and backward; ``profiled_step_error``: with the update of the weights;
     ``profiled_saving``: device seconds of measuring whole steps over those of profiling layers.

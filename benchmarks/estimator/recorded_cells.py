@@ -19,9 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from estimator.plans import Candidates
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints
+from tessera.estimator.plans import Candidates
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
 
 LAYERS: Final = 16
 MICRO_BATCHES: Final = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulator.figures import Figure
+from tessera.simulator.figures import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.section import Section
-from estimator.architectures.published import Published, find
-from estimator.cells import Setting, cells, on_sheets
-from estimator.hardware import ALL, Hardware
-from estimator.memory import States
-from estimator.plans import shape_of
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.architectures.published import Published, find
+from tessera.estimator.cells import Setting, cells, on_sheets
+from tessera.estimator.hardware import ALL, Hardware
+from tessera.estimator.memory import States
+from tessera.estimator.plans import shape_of
 
 MODELS: Final = (("bert", "1.3B"), ("moe", "2.4B"), ("wide_resnet", "2B"))
 COUNTS: Final = (2, 4, 8, 16, 32)

@@ -1,11 +1,12 @@
 """How much of the best plan pruned search spaces keep, and how much smaller they are.
 
 Data and truth as in ``choice_of_plan.py``. The full search looks at all recorded plans of a cell and
-finds the best. A pruned space keeps those recorded plans that are in it (``estimator.planning.tuning``);
-its quality is the best plan's time by that of the best plan kept. ``tuning_quality`` is the mean over
-cells, ``tuning_reduction`` all recorded plans by all kept ones, ``tuning_reduction_mean`` the mean over
-cells of that ratio. ``tuning_space_reduction`` counts whole spaces instead (every partition of 16 layers
-into two-GPU stages in either shape, recorded or not), as the geometric mean.
+finds the best. A pruned space keeps those recorded plans that are in it
+(``tessera.estimator.planning.tuning``); its quality is the best plan's time by that of the best plan kept.
+``tuning_quality`` is the mean over cells, ``tuning_reduction`` all recorded plans by all kept ones,
+``tuning_reduction_mean`` the mean over cells of that ratio. ``tuning_space_reduction`` counts whole spaces
+instead (every partition of 16 layers into two-GPU stages in either shape, recorded or not), as the geometric
+mean.
 
 Spaces, all guided by what the planner knows before anything runs (layers' loads learned from other cells
 of the family, communication in bytes; no iteration time):
@@ -31,25 +32,25 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.estimator.choice_of_plan import (
+from tessera.benchmarks.estimator.choice_of_plan import (
     assembled_best,
     learned,
     measures,
     proxy,
     roofline,
 )
-from benchmarks.estimator.recorded_cells import Cell, read_cells
-from benchmarks.estimator.section import Section
-from estimator.planning.pareto import undominated
-from estimator.planning.tuning import (
+from tessera.benchmarks.estimator.recorded_cells import Cell, read_cells
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.planning.pareto import undominated
+from tessera.estimator.planning.tuning import (
     SearchSpace,
     arena_rules,
     crius_halves,
     proxy_alone,
     whole_space,
 )
-from formulation.tables import Bools, Floats
-from simulator.figures import Figure
+from tessera.formulation.tables import Bools, Floats
+from tessera.simulator.figures import Figure
 
 Guide = Callable[[SearchSpace, Cell, Sequence[Cell]], SearchSpace]
 

@@ -6,8 +6,8 @@ import importlib
 from functools import cache
 from pathlib import Path
 
-import benchmarks
-from benchmarks.harness.registry import CASES, Case
+from tessera import benchmarks
+from tessera.benchmarks.harness.registry import CASES, Case
 
 
 @cache
@@ -15,5 +15,5 @@ def find_cases() -> dict[str, Case]:
     """Return all benchmarks by name, their modules imported."""
     (folder,) = (Path(path) for path in benchmarks.__path__)
     for module in sorted(folder.glob("*/bench_*.py")):
-        importlib.import_module(f"benchmarks.{module.parent.name}.{module.stem}")
+        importlib.import_module(f"tessera.benchmarks.{module.parent.name}.{module.stem}")
     return dict(sorted(CASES.items()))

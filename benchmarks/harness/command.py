@@ -13,8 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.cases import find_cases
-from benchmarks.harness.registry import Case, execute
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.harness.registry import Case, execute
 
 out, err = Console(), Console(stderr=True)
 

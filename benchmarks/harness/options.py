@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from formulation.errors import InvalidInput
-from service.cli.options import with_options
-from simulator.comparison.contestants import INFORMATION, listed
-from simulator.comparison.workload import SYNTHETIC, OnBad, Work, default_trace
-from simulator.figures import Report
-from simulator.sweeps.runner import asked_sweep
-from simulator.workloads.published import NAMES
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli.options import with_options
+from tessera.simulator.comparison.contestants import INFORMATION, listed
+from tessera.simulator.comparison.workload import SYNTHETIC, OnBad, Work, default_trace
+from tessera.simulator.figures import Report
+from tessera.simulator.sweeps.runner import asked_sweep
+from tessera.simulator.workloads.published import NAMES
 
 TraceOption = Annotated[
     str | None,

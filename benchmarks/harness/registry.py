@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simulator.data import MissingData
-from simulator.figures import Figure, Report
-from simulator.provenance import commit, json_number
+from tessera.simulator.data import MissingData
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.provenance import commit, json_number
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<=": operator.le,

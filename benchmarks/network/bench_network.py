@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import in_sweep
-from benchmarks.harness.registry import case
-from benchmarks.network.micro import FLOORS
-from benchmarks.network.optimum import TOLERANCE
-from simulator.figures import Figure, Report
-from simulator.statistics import mean_interval
-from simulator.sweeps.runner import Sweep
-from simulator.sweeps.tasks import Task
+from tessera.benchmarks.harness.options import in_sweep
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.network.micro import FLOORS
+from tessera.benchmarks.network.optimum import TOLERANCE
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.statistics import mean_interval
+from tessera.simulator.sweeps.runner import Sweep
+from tessera.simulator.sweeps.tasks import Task
 
 AT_ONCE: Final = 5
 """Cases of a task."""
@@ -89,7 +89,7 @@ def network(
     tasks = [
         Task(
             name=f"cases {first} to {min(first + AT_ONCE, cases) - 1}",
-            function="benchmarks.network.micro:judged_many",
+            function="tessera.benchmarks.network.micro:judged_many",
             options={
                 "seed": seed, "first": first, "count": min(AT_ONCE, cases - first),
                 "levels": levels, "torus_every": EVERY, "placements_every": EVERY,

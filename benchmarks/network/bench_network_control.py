@@ -11,20 +11,20 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.registry import case
-from benchmarks.network.fabrics import two_layer
-from benchmarks.network.workload import DAY_S, GPU, Workload, jobs_of
-from estimator.families import family_traffic
-from formulation.lifecycle import JobState
-from formulation.network.contention import demand_of
-from formulation.network.facts import Traffics
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.outcome import NetworkDecision
-from formulation.network.running import Running, running_now
-from formulation.network.traffic import CellTraffic
-from formulation.placement import Gang
-from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
-from formulation.snapshot import (
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.network.fabrics import two_layer
+from tessera.benchmarks.network.workload import DAY_S, GPU, Workload, jobs_of
+from tessera.estimator.families import family_traffic
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.contention import demand_of
+from tessera.formulation.network.facts import Traffics
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.outcome import NetworkDecision
+from tessera.formulation.network.running import Running, running_now
+from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
@@ -34,15 +34,15 @@ from formulation.snapshot import (
     Nodes,
     Snapshot,
 )
-from formulation.snapshot import Workload as Trained
-from formulation.topologies import document
-from formulation.topologies.topology import Tier, Topology
-from service.rpc.convert.agents import of_desired
-from simulator.figures import Report
-from solvers.network.fluid import simulate
-from solvers.network.jobs.placers import Occupancy, first_fit
-from solvers.rounds.network import plan_network
-from solvers.rounds.options import RoundOptions
+from tessera.formulation.snapshot import Workload as Trained
+from tessera.formulation.topologies import document
+from tessera.formulation.topologies.topology import Tier, Topology
+from tessera.service.rpc.convert.agents import of_desired
+from tessera.simulator.figures import Report
+from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.jobs.placers import Occupancy, first_fit
+from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import agents_pb2
 
 FRAMES_BYTES: Final = 5 + 9

@@ -11,18 +11,18 @@ from typing import Annotated, Final, TypeVar
 import numpy as np
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from benchmarks.network import crowds
-from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.tables import Ints
-from simulator.figures import Figure, Report
-from solvers.network.compression import compression_of, sampled
-from solvers.network.compression.cuts import cut_of
-from solvers.network.compression.dag import Dag, dag_of
-from solvers.network.priorities import order_of
-from solvers.network.replan import Options, replan
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.network import crowds
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.tables import Ints
+from tessera.simulator.figures import Figure, Report
+from tessera.solvers.network.compression import compression_of, sampled
+from tessera.solvers.network.compression.cuts import cut_of
+from tessera.solvers.network.compression.dag import Dag, dag_of
+from tessera.solvers.network.priorities import order_of
+from tessera.solvers.network.replan import Options, replan
 
 NETWORKS: Final = {
     "packed": crowds.packed, "scattered": crowds.scattered, "crossing": crowds.crossing,

@@ -9,19 +9,19 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from benchmarks.network.scenarios import SCENARIOS, Scenario
-from benchmarks.network.workload import PEAK_FLOP_PER_S
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of
-from formulation.network.flows import NetworkJob, contention
-from formulation.tables import Floats
-from formulation.topologies.topology import Topology
-from simulator.comparison.contestants import listed
-from simulator.figures import Figure, Report
-from solvers.network.fluid import simulate
-from solvers.network.mechanisms import mechanism
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.network.scenarios import SCENARIOS, Scenario
+from tessera.benchmarks.network.workload import PEAK_FLOP_PER_S
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.tables import Floats
+from tessera.formulation.topologies.topology import Topology
+from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.figures import Figure, Report
+from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.mechanisms import mechanism
 
 WARM: Final = 20.0
 """Iterations of the slowest job before counting begins."""

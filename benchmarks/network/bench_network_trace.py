@@ -8,15 +8,15 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import in_sweep, numbers
-from benchmarks.harness.registry import case
-from benchmarks.network.fabrics import FABRICS
-from benchmarks.network.traces import SCHEDULERS, Played
-from benchmarks.network.workload import DAY_S, Workload
-from simulator.comparison.contestants import listed
-from simulator.figures import Figure, Report
-from simulator.sweeps.runner import Sweep
-from solvers.network.mechanisms import names
+from tessera.benchmarks.harness.options import in_sweep, numbers
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.network.fabrics import FABRICS
+from tessera.benchmarks.network.traces import SCHEDULERS, Played
+from tessera.benchmarks.network.workload import DAY_S, Workload
+from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.sweeps.runner import Sweep
+from tessera.solvers.network.mechanisms import names
 
 ALONE: Final = "first-fit"
 """Placement without a job scheduler of the paper."""

@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.network.fabrics import host_names
-from benchmarks.network.workload import SIZES
-from formulation.network.contention import Contention, Demand
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.traffic import Exchange, Pattern, Traffic
-from formulation.tables import Floats, Ints
-from formulation.topologies.builders import clos
-from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from tessera.benchmarks.network.fabrics import host_names
+from tessera.benchmarks.network.workload import SIZES
+from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
+from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.topologies.builders import clos
+from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 
 MIXED: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
 """Shares of jobs by GPUs, made up to be near what Crux (6) says of its trace: a tenth have 128 GPUs or more,

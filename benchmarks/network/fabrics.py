@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from formulation.topologies.builders import clos, double_sided
-from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
-from formulation.topologies.topology import Topology
+from tessera.formulation.topologies.builders import clos, double_sided
+from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from tessera.formulation.topologies.topology import Topology
 
 HOSTS: Final = 250
 """Of 8 GPUs: 2,000, as many as the trace's cluster has at least."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.network.optimum import (
+from tessera.benchmarks.network.optimum import (
     Space,
     dense,
     space_of,
@@ -21,24 +21,24 @@ from benchmarks.network.optimum import (
     without_inversion,
     works_of,
 )
-from benchmarks.network.small import Small, drawn, on_clos, on_torus
-from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Bools, Floats, Ints
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
-from solvers.network.baselines.sincronia import bssi
-from solvers.network.baselines.varys import sebf
-from solvers.network.compression import compressed, sampled
-from solvers.network.compression.dag import dag_of
-from solvers.network.factors import factors
-from solvers.network.floor import floored
-from solvers.network.fluid import simulate
-from solvers.network.mechanisms import baselines, mechanism
-from solvers.network.priorities import assigned, order_of
-from solvers.network.replan import Options, joint, replan
-from solvers.network.swaps import releveled, swapped
+from tessera.benchmarks.network.small import Small, drawn, on_clos, on_torus
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
+from tessera.solvers.network.baselines.sincronia import bssi
+from tessera.solvers.network.baselines.varys import sebf
+from tessera.solvers.network.compression import compressed, sampled
+from tessera.solvers.network.compression.dag import dag_of
+from tessera.solvers.network.factors import factors
+from tessera.solvers.network.floor import floored
+from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.mechanisms import baselines, mechanism
+from tessera.solvers.network.priorities import assigned, order_of
+from tessera.solvers.network.replan import Options, joint, replan
+from tessera.solvers.network.swaps import releveled, swapped
 
 PLAIN: Final = Options(swap_jobs=0, trials=0, margin=0.0)
 """Crux as the paper has it."""

@@ -15,12 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Bools, Floats, Ints
-from solvers.network.fluid import meetings, works
-from solvers.network.swaps import compact
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.network.fluid import meetings, works
+from tessera.solvers.network.swaps import compact
 
 MOST_JOBS: Final = 6
 MOST_CHOICES: Final = 4_096

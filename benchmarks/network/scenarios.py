@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.network.fabrics import TOR_BYTES_PER_S, host_names
-from benchmarks.network.workload import GPU
-from estimator.families import family_traffic, gpt_traffic
-from estimator.hardware import CATALOGUE
-from formulation.network.flows import NetworkJob
-from formulation.network.traffic import Traffic
-from formulation.topologies.builders import clos, testbed
-from formulation.topologies.shapes import PCIE_HOST
-from formulation.topologies.topology import Topology
+from tessera.benchmarks.network.fabrics import TOR_BYTES_PER_S, host_names
+from tessera.benchmarks.network.workload import GPU
+from tessera.estimator.families import family_traffic, gpt_traffic
+from tessera.estimator.hardware import CATALOGUE
+from tessera.formulation.network.flows import NetworkJob
+from tessera.formulation.network.traffic import Traffic
+from tessera.formulation.topologies.builders import clos, testbed
+from tessera.formulation.topologies.shapes import PCIE_HOST
+from tessera.formulation.topologies.topology import Topology
 
 WHOLE: Final = tuple(range(8))
 LOW, HIGH = WHOLE[:4], WHOLE[4:]
@@ -34,7 +34,7 @@ class Scenario:
     name: str
     jobs: tuple[tuple[str, str, Gang], ...]  # name, family, GPUs
     paper: str
-    nvlink: bool = True  # else hosts of formulation.topologies.shapes.PCIE_HOST
+    nvlink: bool = True  # else hosts of tessera.formulation.topologies.shapes.PCIE_HOST
 
     def topology(self) -> Topology:
         """Return the testbed, its hosts with or without NVLink."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from formulation.network.contention import Contention, demand_of
-from formulation.placement import Gang
-from formulation.tables import Floats
-from solvers.network.jobs.muri import IN_TURN, efficiency, interleaved_s
-from solvers.network.jobs.placers import Occupancy
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.placement import Gang
+from tessera.formulation.tables import Floats
+from tessera.solvers.network.jobs.muri import IN_TURN, efficiency, interleaved_s
+from tessera.solvers.network.jobs.placers import Occupancy
 
 
 @dataclass(slots=True)

@@ -11,15 +11,15 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.network.fabrics import host_names
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.traffic import Exchange, Pattern, Traffic
-from formulation.tables import Floats, Ints, starts
-from formulation.topologies.builders import clos, torus
-from formulation.topologies.shapes import A100_HOST, GBIT_BYTES
-from formulation.topologies.topology import Tier, Topology
+from tessera.benchmarks.network.fabrics import host_names
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
+from tessera.formulation.tables import Floats, Ints, starts
+from tessera.formulation.topologies.builders import clos, torus
+from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from tessera.formulation.topologies.topology import Tier, Topology
 
 JOBS: Final = 5
 AGGREGATIONS: Final = 2

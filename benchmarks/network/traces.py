@@ -10,25 +10,31 @@ from zlib import crc32
 
 import numpy as np
 
-from benchmarks.network.fabrics import FABRICS
-from benchmarks.network.sharing import MuriPlaces
-from benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, statistics
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.plan import NetworkPlan
-from formulation.network.traffic import Traffic
-from formulation.placement import Gang
-from formulation.tables import Floats
-from formulation.topologies.routes import Routes
-from formulation.topologies.shapes import A100_HOST
-from formulation.topologies.topology import NOWHERE, Topology
-from simulator.network.rates import Rates, Window
-from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
-from simulator.sweeps.tasks import Task
-from solvers.network.jobs.hived import HiveD
-from solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
-from solvers.network.mechanisms import mechanism
+from tessera.benchmarks.network.fabrics import FABRICS
+from tessera.benchmarks.network.sharing import MuriPlaces
+from tessera.benchmarks.network.workload import (
+    DAY_S,
+    PEAK_FLOP_PER_S,
+    Workload,
+    jobs_of,
+    statistics,
+)
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.traffic import Traffic
+from tessera.formulation.placement import Gang
+from tessera.formulation.tables import Floats
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.shapes import A100_HOST
+from tessera.formulation.topologies.topology import NOWHERE, Topology
+from tessera.simulator.network.rates import Rates, Window
+from tessera.simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
+from tessera.simulator.sweeps.tasks import Task
+from tessera.solvers.network.jobs.hived import HiveD
+from tessera.solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
+from tessera.solvers.network.mechanisms import mechanism
 
 SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
 
@@ -63,7 +69,9 @@ class Played:
     def task(self) -> Task:
         """Return it as a task."""
         return Task(
-            name=self.name, function="benchmarks.network.traces:played", options=asdict(self)
+            name=self.name,
+            function="tessera.benchmarks.network.traces:played",
+            options=asdict(self),
         )
 
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from estimator.families import family_traffic
-from formulation.errors import InvalidInput
-from formulation.tables import Floats
-from simulator.network.trace import TraceJob, TraceResult
+from tessera.estimator.families import family_traffic
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats
+from tessera.simulator.network.trace import TraceJob, TraceResult
 
 DAY_S: Final = 86_400.0
 GPU: Final = "a100-80"

@@ -12,10 +12,10 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from benchmarks.papers.arena.arena import CompatResult, run
-from benchmarks.papers.arena.oddities import (
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.papers.arena.arena import CompatResult, run
+from tessera.benchmarks.papers.arena.oddities import (
     ARENA,
     PRUNED,
     ROUND_S,
@@ -25,26 +25,26 @@ from benchmarks.papers.arena.oddities import (
     of_policy,
     without,
 )
-from benchmarks.papers.arena.rigid import Rigid
-from formulation.errors import InvalidInput
-from formulation.information import Information, data_parallel, optimum, single_gpu
-from formulation.snapshot import Snapshot
-from simulator.clusters import arena_table1
-from simulator.comparison.information import read_dp_memory
-from simulator.data import MissingData, data_dir
-from simulator.figures import Figure, Report
-from simulator.run import Decider
-from simulator.scenario import Scenario
-from simulator.traces.profiles import read_profiles
-from simulator.traces.trace import Arrival, read_trace
-from solvers.rounds.options import RoundOptions
-from solvers.schedulers.arena import Arena
-from solvers.schedulers.base import Published
-from solvers.schedulers.elasticflow import ElasticFlow
-from solvers.schedulers.fcfs import Fcfs
-from solvers.schedulers.gandiva import Gandiva
-from solvers.schedulers.gavel import Gavel
-from solvers.schedulers.sia import Sia
+from tessera.benchmarks.papers.arena.rigid import Rigid
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import Information, data_parallel, optimum, single_gpu
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.comparison.information import read_dp_memory
+from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.run import Decider
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.profiles import read_profiles
+from tessera.simulator.traces.trace import Arrival, read_trace
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.schedulers.arena import Arena
+from tessera.solvers.schedulers.base import Published
+from tessera.solvers.schedulers.elasticflow import ElasticFlow
+from tessera.solvers.schedulers.fcfs import Fcfs
+from tessera.solvers.schedulers.gandiva import Gandiva
+from tessera.solvers.schedulers.gavel import Gavel
+from tessera.solvers.schedulers.sia import Sia
 
 QUIET: Final = 100.0
 """Rounds below so many samples/s are left out of the artifact's mean."""

@@ -11,10 +11,10 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.registry import case
-from benchmarks.papers.testbed.decided import Decided, decide_again
-from benchmarks.papers.testbed.records import PRUNED, ROUND_S, Recorded, fitted, read_runs
-from benchmarks.papers.testbed.replay import (
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.papers.testbed.decided import Decided, decide_again
+from tessera.benchmarks.papers.testbed.records import PRUNED, ROUND_S, Recorded, fitted, read_runs
+from tessera.benchmarks.papers.testbed.replay import (
     Campaign,
     Errors,
     as_recorded,
@@ -27,20 +27,20 @@ from benchmarks.papers.testbed.replay import (
     refined,
     replayed_rates,
 )
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec
-from simulator.data import MissingData, data_dir
-from simulator.figures import Figure, Report
-from simulator.overheads import Overheads
-from simulator.recorded import Replayed
-from simulator.report.comparisons import bars
-from simulator.report.lines import over_time
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.style import styles
-from simulator.report.write import write_report
-from simulator.statistics import Interval
-from simulator.traces.profiles import read_profiles
-from simulator.traces.trace import read_trace
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.recorded import Replayed
+from tessera.simulator.report.comparisons import bars
+from tessera.simulator.report.lines import over_time
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.style import styles
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import Interval
+from tessera.simulator.traces.profiles import read_profiles
+from tessera.simulator.traces.trace import read_trace
 
 MAIN: Final = "rt_plot"
 """The campaign that the papers report; the others are shorter."""

@@ -10,21 +10,26 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import OverheadsOption, PoliciesOption, RoundsOption, in_sweep
-from benchmarks.harness.registry import case
-from formulation.errors import InvalidInput
-from formulation.tables import Bools, Floats
-from simulator.comparison.contestants import is_ours, listed, options_of
-from simulator.comparison.runs import Asked, Ran, runs_of
-from simulator.comparison.workload import Work, made
-from simulator.figures import Figure, Report
-from simulator.report.comparisons import bars
-from simulator.report.lines import distribution, over_time
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.style import styles
-from simulator.report.write import write_report
-from simulator.statistics import Interval
-from simulator.sweeps.runner import Sweep
+from tessera.benchmarks.harness.options import (
+    OverheadsOption,
+    PoliciesOption,
+    RoundsOption,
+    in_sweep,
+)
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Bools, Floats
+from tessera.simulator.comparison.contestants import is_ours, listed, options_of
+from tessera.simulator.comparison.runs import Asked, Ran, runs_of
+from tessera.simulator.comparison.workload import Work, made
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.comparisons import bars
+from tessera.simulator.report.lines import distribution, over_time
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.style import styles
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import Interval
+from tessera.simulator.sweeps.runner import Sweep
 
 MT: Final = "morphling-mt"
 TRACES: Final = ("morphling-base", "morphling-bp", MT)

@@ -8,19 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness.options import DpMemoryOption, ProfilesOption
-from benchmarks.harness.registry import case
-from benchmarks.papers.openings import OPENINGS, Cell, Opening, Plan, Scene, decided, seen_rates
-from estimator.hardware import A100, V100
-from estimator.samples import sample_profiles
-from simulator.comparison.contestants import is_ours
-from simulator.data import data_file
-from simulator.figures import Figure, Report
-from simulator.report.comparisons import bars
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.write import write_report
-from simulator.statistics import Interval
-from simulator.traces.files import profiles_of
+from tessera.benchmarks.harness.options import DpMemoryOption, ProfilesOption
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.papers.openings import (
+    OPENINGS,
+    Cell,
+    Opening,
+    Plan,
+    Scene,
+    decided,
+    seen_rates,
+)
+from tessera.estimator.hardware import A100, V100
+from tessera.estimator.samples import sample_profiles
+from tessera.simulator.comparison.contestants import is_ours
+from tessera.simulator.data import data_file
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.comparisons import bars
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import Interval
+from tessera.simulator.traces.files import profiles_of
 
 RAW: Final = "ilp:throughput@raw_throughput=true@gap=1e-9"
 NORMALISED: Final = "ilp:throughput@gap=1e-9"

@@ -9,19 +9,19 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from estimator.hardware import A100, V100
-from formulation.decisions import CHANGES_GPUS
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import GpuType, Snapshot, Workload
-from simulator.comparison.contestants import information_of, options_of
-from simulator.metrics import reference_of
-from simulator.overheads import overheads
-from simulator.run import Decider
-from simulator.scenario import Scenario
-from simulator.traces.speeds import Room, Speeds
-from simulator.traces.trace import Arrival
-from simulator.truth import truth_of
-from simulator.world import World
+from tessera.estimator.hardware import A100, V100
+from tessera.formulation.decisions import CHANGES_GPUS
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import GpuType, Snapshot, Workload
+from tessera.simulator.comparison.contestants import information_of, options_of
+from tessera.simulator.metrics import reference_of
+from tessera.simulator.overheads import overheads
+from tessera.simulator.run import Decider
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.speeds import Room, Speeds
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.truth import truth_of
+from tessera.simulator.world import World
 
 HOURS: Final = 10.0
 """How long each job would last at its reference rate; only objectives about time look at it."""

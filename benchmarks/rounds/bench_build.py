@@ -9,11 +9,11 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from formulation.lifecycle import JobState
-from formulation.policy import Policy
-from formulation.snapshot import (
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
@@ -24,8 +24,8 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from formulation.statement import build_problem
-from simulator.figures import Report
+from tessera.formulation.statement import build_problem
+from tessera.simulator.figures import Report
 
 COUNTS = (1, 2, 4, 8, 16)
 DEGREES = (1, 2, 4)

@@ -11,28 +11,33 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.registry import case
-from benchmarks.rounds.fuzzed_budgets import budget_of, draw_gap, draw_work
-from benchmarks.rounds.fuzzed_goals import draw_statement, every_answer, goal_faults, same_answer
-from benchmarks.rounds.fuzzed_rounds import draw_round
-from benchmarks.rounds.fuzzing import TooLarge, a_problem, optimum, some_prices
-from benchmarks.rounds.instances import FAMILIES, instance
-from formulation.check import violations
-from formulation.policy import LOOKS_AHEAD, Policy
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import Statement, build_problem, state
-from simulator.figures import Report
-from simulator.sweeps.runner import ResultsFolder, Workers, run_tasks
-from simulator.sweeps.tasks import Task
-from solvers.answers import is_answer, objective_of, trivial_bound
-from solvers.base import Budget, Solver
-from solvers.goals import solve_goals, surrogate
-from solvers.lookahead import admit
-from solvers.registry import DEFAULT
-from solvers.registry import solver as make_solver
-from solvers.rounds.plan import plan_round
-from solvers.rounds.promises import keep_promises
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.rounds.fuzzed_budgets import budget_of, draw_gap, draw_work
+from tessera.benchmarks.rounds.fuzzed_goals import (
+    draw_statement,
+    every_answer,
+    goal_faults,
+    same_answer,
+)
+from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
+from tessera.benchmarks.rounds.fuzzing import TooLarge, a_problem, optimum, some_prices
+from tessera.benchmarks.rounds.instances import FAMILIES, instance
+from tessera.formulation.check import violations
+from tessera.formulation.policy import LOOKS_AHEAD, Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import Statement, build_problem, state
+from tessera.simulator.figures import Report
+from tessera.simulator.sweeps.runner import ResultsFolder, Workers, run_tasks
+from tessera.simulator.sweeps.tasks import Task
+from tessera.solvers.answers import is_answer, objective_of, trivial_bound
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.goals import solve_goals, surrogate
+from tessera.solvers.lookahead import admit
+from tessera.solvers.registry import DEFAULT
+from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.rounds.promises import keep_promises
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +104,7 @@ def fuzz(
     options = {"solver": solver, "seed": seed}
     tasks = [
         Task(
-            name=f"{what} {begin} to {end - 1}", function=f"benchmarks.rounds.bench_fuzz:{function}",
+            name=f"{what} {begin} to {end - 1}", function=f"tessera.benchmarks.rounds.bench_fuzz:{function}",
             options={**options, "first": begin, "count": end - begin},
         )
         for what, function, count in (

@@ -9,25 +9,25 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.registry import case
-from benchmarks.rounds.philly import driven, philly
-from formulation.check import placement_violations, score, violations
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution
-from formulation.statement import state
-from service.cli.demo.drive import snapshot_of
-from service.cli.demo.stack import running
-from simulator.clusters import arena_table1
-from simulator.figures import Report
-from solvers.answers import answer, trivial_bound
-from solvers.base import Budget
-from solvers.goals import solve_goals
-from solvers.placement import place
-from solvers.registry import solver
-from solvers.schedulers.arena import Arena
-from solvers.schedulers.base import carried, seen
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.rounds.philly import driven, philly
+from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import state
+from tessera.service.cli.demo.drive import snapshot_of
+from tessera.service.cli.demo.stack import running
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.figures import Report
+from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import solve_goals
+from tessera.solvers.placement import place
+from tessera.solvers.registry import solver
+from tessera.solvers.schedulers.arena import Arena
+from tessera.solvers.schedulers.base import carried, seen
 
 BASELINES = ("greedy", "arena")
 

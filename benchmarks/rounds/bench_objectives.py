@@ -14,22 +14,22 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
-from benchmarks.rounds.small_rounds import draw_snapshot
-from formulation.check import violations
-from formulation.policy import Policy
-from formulation.snapshot import (
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
+from tessera.benchmarks.rounds.small_rounds import draw_snapshot
+from tessera.formulation.check import violations
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import (
     Snapshot,
 )
-from formulation.solution import Solution
-from formulation.statement import Statement, state
-from simulator.figures import Report
-from solvers.base import Budget
-from solvers.goals import Solved, solve_goals, surrogate
-from solvers.greedy import Greedy
-from solvers.registry import DEFAULT, solver
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import Statement, state
+from tessera.simulator.figures import Report
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import Solved, solve_goals, surrogate
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.registry import DEFAULT, solver
 
 THROUGHPUT: Final = Asked(terms=(("throughput", 1.0),))
 OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {

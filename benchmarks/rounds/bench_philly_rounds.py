@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.registry import case
-from benchmarks.rounds.philly import driven, philly
-from service.cli.demo.drive import replay
-from service.cli.demo.stack import running
-from simulator.clusters import arena_table1
-from simulator.figures import Report
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.rounds.philly import driven, philly
+from tessera.service.cli.demo.drive import replay
+from tessera.service.cli.demo.stack import running
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.figures import Report
 
 
 @case(

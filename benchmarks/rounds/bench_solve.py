@@ -11,16 +11,16 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from benchmarks.rounds.contest import Entry, Outcome, Round, run
-from benchmarks.rounds.curve import Point, draw
-from benchmarks.rounds.instances import FAMILIES
-from formulation.errors import InvalidInput
-from formulation.policy import Policy
-from simulator.figures import Figure, Report
-from solvers.registry import DEFAULT
-from solvers.registry import solver as make_solver
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.rounds.contest import Entry, Outcome, Round, run
+from tessera.benchmarks.rounds.curve import Point, draw
+from tessera.benchmarks.rounds.instances import FAMILIES
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
+from tessera.simulator.figures import Figure, Report
+from tessera.solvers.registry import DEFAULT
+from tessera.solvers.registry import solver as make_solver
 
 STOCK: Final = ("cp-sat", "cbc", "highs")
 """Solvers as they come; the others are methods of peers."""
@@ -96,7 +96,7 @@ def solve(
 ) -> Report:
     """Solve rounds by ours and by baselines, each in a process of its own.
 
-    The families are those of ``benchmarks.rounds.instances``. ``build_s`` is from the snapshot to the
+    The families are those of ``tessera.benchmarks.rounds.instances``. ``build_s`` is from the snapshot to the
     problem, ``solve_s`` from there to the answer (goals in order: with greedy's, where they start);
     ``total_s`` is both. With ``--repeats`` ours solves as many rounds, and ``solve_s`` is the median,
     ``gap`` the worst; baselines solve the first. Imports and compilation are done before: each process first

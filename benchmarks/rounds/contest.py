@@ -1,7 +1,7 @@
 """One solver on one kind of round, in a process of its own, so that time and memory are its alone.
 
-``python -m benchmarks.rounds.contest`` reads an entry from standard input and prints a line of JSON for
-each thing that happens; ``run`` starts it, reads the lines, and kills it at twice its time limit.
+``python -m tessera.benchmarks.rounds.contest`` reads an entry from standard input and prints a line of JSON
+for each thing that happens; ``run`` starts it, reads the lines, and kills it at twice its time limit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from benchmarks.rounds.instances import churned, instance
-from formulation.check import violations
-from formulation.goals import GoalResult, Linear
-from formulation.policy import Policy
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import Statement, state
-from simulator.provenance import ROOT
-from solvers.answers import objective_of, trivial_bound
-from solvers.base import Budget, Solver
-from solvers.baselines.stock import StockCpSat
-from solvers.goals import Solved, solve_goals, surrogate
-from solvers.greedy import Greedy
-from solvers.registry import solver
+from tessera.benchmarks.rounds.instances import churned, instance
+from tessera.formulation.check import violations
+from tessera.formulation.goals import GoalResult, Linear
+from tessera.formulation.policy import Policy
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import Statement, state
+from tessera.simulator.provenance import ROOT
+from tessera.solvers.answers import objective_of, trivial_bound
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.baselines.stock import StockCpSat
+from tessera.solvers.goals import Solved, solve_goals, surrogate
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.registry import solver
 
 SETUP_S: Final = 600.0
 """Seconds in which a process must have imported, warmed up and drawn its first round."""
@@ -108,7 +108,7 @@ Tell = Callable[[dict[str, Any]], None]
 def run(entry: Entry) -> Outcome:
     """Run ``entry`` in a process of its own, and kill it at twice the time limit of a round."""
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.rounds.contest"], cwd=ROOT, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "tessera.benchmarks.rounds.contest"], cwd=ROOT, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, start_new_session=True, text=True,
     ) as process:  # fmt: skip
         if process.stdin is None or process.stdout is None:

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from solvers.base import Budget
-from solvers.goals.calls import CALLS
+from tessera.solvers.base import Budget
+from tessera.solvers.goals.calls import CALLS
 
 LARGEST_GAP: Final = 1e-2
 SMALLEST_GAP: Final = 1e-9

@@ -12,14 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem
-from formulation.check import violations
-from formulation.goals import Goal, GoalResult, Levels, Linear
-from formulation.problem import MAX_TOTAL, Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import Statement, revalued
-from formulation.tables import Bools, Floats, Ints
-from solvers.goals import Solved
+from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem
+from tessera.formulation.check import violations
+from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
+from tessera.formulation.problem import MAX_TOTAL, Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import Statement, revalued
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.goals import Solved
 
 MOST_ANSWERS: Final = 50_000
 """Answers that are listed: with more, nothing is judged but rules and repetition."""

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.rounds.small_rounds import draw_snapshot
-from formulation.errors import InvalidInput
-from formulation.grammar import LEXICOGRAPHIC
-from formulation.lifecycle import JobState
-from formulation.policy import Policy
-from formulation.snapshot import STATE_CODE, Allocations, Snapshot
+from tessera.benchmarks.rounds.small_rounds import draw_snapshot
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import LEXICOGRAPHIC
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
 
 MOST_JOBS: Final = 6
 MOST_STAGES: Final = 3

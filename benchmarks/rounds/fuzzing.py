@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cells import Cells, Shapes
-from formulation.problem import MAX_TOTAL, Problem, Row
-from formulation.tables import Floats, Ints
+from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.problem import MAX_TOTAL, Problem, Row
+from tessera.formulation.tables import Floats, Ints
 
 KINDS: Final = (
     "small", "middling", "empty", "huge", "tiny", "no capacity", "many rows", "alike",

@@ -27,10 +27,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.problem import Problem
-from formulation.snapshot import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
@@ -42,7 +42,7 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from formulation.tables import Bools, Floats, Ints, ranges
+from tessera.formulation.tables import Bools, Floats, Ints, ranges
 
 FAMILIES: Final = ("real", "equal-ratios", "tight", "alike")
 REQUESTS: Final = {1: 0.30, 2: 0.20, 4: 0.18, 8: 0.14, 16: 0.10, 32: 0.05, 64: 0.03}

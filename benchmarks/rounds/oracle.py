@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from formulation.policy import Policy
-from formulation.snapshot import STATES, Snapshot
-from formulation.tables import Floats, Ints, Table
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.formulation.tables import Floats, Ints, Table
 
 TIE = 1e-9
 """Relative difference of two computations of one number."""

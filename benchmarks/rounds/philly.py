@@ -7,15 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.harness.progress import steps
-from benchmarks.service.fleet import Fleet
-from formulation.resources import EstimateRecord
-from service.cli.demo.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
-from service.cli.demo.stack import Stack
-from simulator.clusters import Cluster
-from simulator.data import MissingData, data_dir
-from simulator.traces.profiles import read_profiles
-from simulator.traces.trace import Arrival, read_trace
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.formulation.resources import EstimateRecord
+from tessera.service.cli.demo.drive import (
+    CLUSTER,
+    add_estimates,
+    make_cluster,
+    schedule,
+    settle,
+    submit,
+)
+from tessera.service.cli.demo.stack import Stack
+from tessera.simulator.clusters import Cluster
+from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.traces.profiles import read_profiles
+from tessera.simulator.traces.trace import Arrival, read_trace
 from tessera.v1 import scheduler_pb2
 
 ROUND_S = 300.0

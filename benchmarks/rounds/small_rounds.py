@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from formulation.lifecycle import JobState
-from formulation.snapshot import (
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from benchmarks.schedulers.variants import Shape, Variant
-from formulation.errors import InvalidInput
-from simulator.comparison.contestants import GREEDY, ILP
-from simulator.comparison.runs import Asked
+from tessera.benchmarks.schedulers.variants import Shape, Variant
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.contestants import GREEDY, ILP
+from tessera.simulator.comparison.runs import Asked
 
 ARENA: Final = "arena"
 FULL: Final = "full"

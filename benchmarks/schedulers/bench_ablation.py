@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import (
+from tessera.benchmarks.harness.options import (
     DpMemoryOption,
     GpusShareOption,
     JobsOption,
@@ -20,21 +20,21 @@ from benchmarks.harness.options import (
     numbers,
     on_work,
 )
-from benchmarks.harness.registry import case
-from benchmarks.schedulers.ablations import ARENA, Plan, Row
-from benchmarks.schedulers.variants import checked, queue_of, seeded
-from simulator.comparison.comparing import Runs, jct_ratio, mean, throughput_ratio
-from simulator.comparison.contestants import listed
-from simulator.comparison.runs import Asked, runs_of
-from simulator.comparison.workload import SYNTHETIC, Work, sized
-from simulator.data import data_file
-from simulator.figures import Figure, Report
-from simulator.report.comparisons import Curve, bars, curves
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.style import styles
-from simulator.report.write import write_report
-from simulator.statistics import Interval
-from simulator.sweeps.runner import Sweep
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.schedulers.ablations import ARENA, Plan, Row
+from tessera.benchmarks.schedulers.variants import checked, queue_of, seeded
+from tessera.simulator.comparison.comparing import Runs, jct_ratio, mean, throughput_ratio
+from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.comparison.runs import Asked, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, Work, sized
+from tessera.simulator.data import data_file
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.comparisons import Curve, bars, curves
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.style import styles
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import Interval
+from tessera.simulator.sweeps.runner import Sweep
 
 PARTS: Final = ("components", "alone", "depth", "queues", "types")
 OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
@@ -84,19 +84,19 @@ def ablation(
     ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
     it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
     a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and are
-    told of one GPU count (``benchmarks.schedulers.variants.only_as_requested``). Ours knows no blocked jobs,
-    as it starts jobs by value: in the place of opportunism, jobs start in order of arrival
+    told of one GPU count (``tessera.benchmarks.schedulers.variants.only_as_requested``). Ours knows no
+    blocked jobs, as it starts jobs by value: in the place of opportunism, jobs start in order of arrival
     (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``).
     Planner and profiler are not in the simulator yet: what rounds know stands for them. Without a planner
     it is the optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU
-    times GPUs (``formulation.information``); and there are estimates that are off by 20 % on average.
+    times GPUs (``tessera.formulation.information``); and there are estimates that are off by 20 % on average.
     Elsewhere rounds know the truth.
 
     ``alone``: policies that all see data-parallel information and all search in full. ``depth`` and
     ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
     as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly; ours has ``queue_order`` and
     ``opportunistic`` there. ``types``: the same jobs and as many GPUs, of 1, 2 and 4 types
-    (``benchmarks.schedulers.variants.on_fewer_types``).
+    (``tessera.benchmarks.schedulers.variants.on_fewer_types``).
 
     Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
     jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure

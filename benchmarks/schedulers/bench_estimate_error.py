@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import (
+from tessera.benchmarks.harness.options import (
     GpusShareOption,
     JobsOption,
     OverheadsOption,
@@ -20,19 +20,19 @@ from benchmarks.harness.options import (
     numbers,
     on_work,
 )
-from benchmarks.harness.registry import case
-from formulation.errors import InvalidInput
-from simulator.comparison.comparing import finished_by
-from simulator.comparison.contestants import listed
-from simulator.comparison.runs import Asked, Ran, check, runs_of
-from simulator.comparison.workload import SYNTHETIC, Work
-from simulator.figures import Figure, Report
-from simulator.report.comparisons import Curve, curves
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.style import styles
-from simulator.report.write import write_report
-from simulator.statistics import mean_interval
-from simulator.sweeps.runner import Sweep
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.comparing import finished_by
+from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.comparison.runs import Asked, Ran, check, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.comparisons import Curve, curves
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.style import styles
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import mean_interval
+from tessera.simulator.sweeps.runner import Sweep
 
 POLICIES: Final = ("ilp:balanced", "ilp:jct", "ilp:throughput", "arena")
 LISTED: Final = ",".join(POLICIES)
@@ -67,7 +67,8 @@ def estimate_error(
 ) -> Report:
     """Decide on estimates that are off by 5, 10 and 20 % on average, and measure what that costs.
 
-    All policies are told the same estimates, a draw for each seed (``simulator.truth.perturbed``: log-normal
+    All policies are told the same estimates, a draw for each seed (``tessera.simulator.truth.perturbed``:
+    log-normal
     factors of the Cells' times); the jobs, the cluster and the true speeds stay. A loss is relative to the
     policy's own run on the truth: ``jct_loss_*`` of mean JCT over the jobs that both runs finished, to
     completion, and ``throughput_loss_*`` of normalised throughput over the horizon, each at the largest

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, get_args
 import numpy as np
 import typer
 
-from benchmarks.harness.options import (
+from tessera.benchmarks.harness.options import (
     DpMemoryOption,
     GpusShareOption,
     InformationOption,
@@ -24,10 +24,10 @@ from benchmarks.harness.options import (
     numbers,
     on_work,
 )
-from benchmarks.harness.registry import case
-from benchmarks.schedulers.variants import Shape, Variant, checked, seeded
-from formulation.errors import InvalidInput
-from simulator.comparison.comparing import (
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.schedulers.variants import Shape, Variant, checked, seeded
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.comparing import (
     ByPolicy,
     Runs,
     finished_by,
@@ -35,17 +35,17 @@ from simulator.comparison.comparing import (
     mean,
     throughput_ratio,
 )
-from simulator.comparison.contestants import INFORMATION, is_ilp, is_ours, listed
-from simulator.comparison.information import memory_file
-from simulator.comparison.runs import Asked, runs_of
-from simulator.comparison.workload import SYNTHETIC, Work, sized
-from simulator.figures import Figure, Report
-from simulator.report.comparisons import Curve, curves
-from simulator.report.model import Plot, ReportFolder, report_of
-from simulator.report.style import styles
-from simulator.report.write import write_report
-from simulator.statistics import mean_interval
-from simulator.sweeps.runner import Sweep
+from tessera.simulator.comparison.contestants import INFORMATION, is_ilp, is_ours, listed
+from tessera.simulator.comparison.information import memory_file
+from tessera.simulator.comparison.runs import Asked, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, Work, sized
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.comparisons import Curve, curves
+from tessera.simulator.report.model import Plot, ReportFolder, report_of
+from tessera.simulator.report.style import styles
+from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import mean_interval
+from tessera.simulator.sweeps.runner import Sweep
 
 Varied = Literal["load", "life", "large"]
 SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import (
+from tessera.benchmarks.harness.options import (
     DpMemoryOption,
     JobsOption,
     JobsShareOption,
@@ -22,18 +22,18 @@ from benchmarks.harness.options import (
     numbers,
     on_work,
 )
-from benchmarks.harness.registry import case
-from formulation.errors import InvalidInput
-from simulator.comparison.comparing import ByPolicy, best_ilp, headline, mean, rows
-from simulator.comparison.contestants import INFORMATION, compared, is_ilp, listed
-from simulator.comparison.information import memory_file
-from simulator.comparison.plots import ARENA, pictures
-from simulator.comparison.runs import Asked, Ran, bound_task, check
-from simulator.comparison.workload import SYNTHETIC, Work
-from simulator.figures import Figure, Report
-from simulator.report.model import ReportFolder, report_of
-from simulator.report.write import write_report
-from simulator.sweeps.runner import Sweep
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.comparing import ByPolicy, best_ilp, headline, mean, rows
+from tessera.simulator.comparison.contestants import INFORMATION, compared, is_ilp, listed
+from tessera.simulator.comparison.information import memory_file
+from tessera.simulator.comparison.plots import ARENA, pictures
+from tessera.simulator.comparison.runs import Asked, Ran, bound_task, check
+from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.report.model import ReportFolder, report_of
+from tessera.simulator.report.write import write_report
+from tessera.simulator.sweeps.runner import Sweep
 
 LISTED: Final = ",".join(compared())
 
@@ -99,8 +99,8 @@ def policies(
     throughput over the horizon (the rounds, or arrivals where these end before). The ranks are among all
     that are not our own. ``jct_bound_share`` is the mean JCT that no schedule can beat (each job at once,
     alone on its fastest Cell) over ours, ``throughput_bound_share`` our throughput over what no policy
-    can beat (``simulator.bounds``); ``jct_gain_limit`` and ``throughput_gain_limit`` are the gains over
-    Arena's that a policy at those bounds would have. Figures are of the first trace, information and
+    can beat (``tessera.simulator.bounds``); ``jct_gain_limit`` and ``throughput_gain_limit`` are the gains
+    over Arena's that a policy at those bounds would have. Figures are of the first trace, information and
     share; the table has all. Several seeds give intervals: each draws ``--jobs-share`` of the trace, or
     other synthetic jobs.
 

@@ -11,18 +11,18 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from benchmarks.harness.options import ClusterOption, ProfilesOption, RoundsOption
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from formulation.clock import SystemClock
-from formulation.snapshot import Snapshot
-from simulator.comparison.contestants import options_of
-from simulator.comparison.workload import ROUND_S, SYNTHETIC, Work, made
-from simulator.data import data_file
-from simulator.figures import Figure, Report
-from simulator.run import Conditions, Decider, Result, simulate
-from simulator.scenario import Scenario
-from solvers.rounds.plan import Outcome
+from tessera.benchmarks.harness.options import ClusterOption, ProfilesOption, RoundsOption
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.comparison.contestants import options_of
+from tessera.simulator.comparison.workload import ROUND_S, SYNTHETIC, Work, made
+from tessera.simulator.data import data_file
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.scenario import Scenario
+from tessera.solvers.rounds.plan import Outcome
 
 RUNS: Final = {"fcfs": "fcfs", "ilp": "ilp:throughput"}
 WARM_ROUNDS: Final = 12

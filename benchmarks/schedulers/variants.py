@@ -10,22 +10,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import Workload
-from formulation.tables import Ints
-from simulator.clusters import NODES_PER_RACK
-from simulator.comparison.runs import Asked, check, run_in
-from simulator.comparison.workload import ROUND_S, Made, Work, made
-from simulator.scenario import Scenario
-from simulator.sweeps.tasks import Task
-from simulator.traces.recipe import Recipe, follow
-from simulator.traces.screening import screen
-from simulator.traces.speeds import Room, Speeds, load
-from simulator.traces.trace import Arrival
-from solvers.schedulers.arena import Arena
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import Workload
+from tessera.formulation.tables import Ints
+from tessera.simulator.clusters import NODES_PER_RACK
+from tessera.simulator.comparison.runs import Asked, check, run_in
+from tessera.simulator.comparison.workload import ROUND_S, Made, Work, made
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.sweeps.tasks import Task
+from tessera.simulator.traces.recipe import Recipe, follow
+from tessera.simulator.traces.screening import screen
+from tessera.simulator.traces.speeds import Room, Speeds, load
+from tessera.simulator.traces.trace import Arrival
+from tessera.solvers.schedulers.arena import Arena
 
-TASK: Final = "benchmarks.schedulers.variants:simulated"
+TASK: Final = "tessera.benchmarks.schedulers.variants:simulated"
 TYPE_SALT, QUEUE_SALT = 1, 2
 """Beside the seed, so that draws of different things are independent."""
 
@@ -37,7 +37,7 @@ class Shape:
     gpu_types: int = 0
     """So many types, with as many GPUs in all; 0: those that there are (``on_fewer_types``)."""
     large_share: float | None = None
-    """The share of jobs with large models, at equal GPU-hours (``simulator.traces.redraw``)."""
+    """The share of jobs with large models, at equal GPU-hours (``tessera.simulator.traces.redraw``)."""
     arrival_factor: float = 1.0
     life_factor: float = 1.0
     queues: int = 1

@@ -26,7 +26,7 @@ class AgentProcess:
     def __post_init__(self) -> None:
         """Start it."""
         self.folder.mkdir(parents=True)
-        argv = [sys.executable, "-m", "service.agent.main", f"--server={self.address}"]
+        argv = [sys.executable, "-m", "tessera.service.agent.main", f"--server={self.address}"]
         argv += [f"--cluster={self.cluster}", f"--data-dir={self.folder}", "--stop-on-exit"]
         argv += [f"--node={name}:{gpu_type}:{gpus}" for name, gpu_type, gpus in self.nodes]
         with self.log.open("ab") as out:

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.harness.registry import case
-from benchmarks.service.hostile.attacks import KINDS
-from benchmarks.service.hostile.lab import GRACE_S, filled_lab
-from benchmarks.service.hostile.siege import TOGETHER, Siege
-from benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
-from formulation.errors import InvalidInput
-from simulator.figures import Report
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.service.hostile.attacks import KINDS
+from tessera.benchmarks.service.hostile.lab import GRACE_S, filled_lab
+from tessera.benchmarks.service.hostile.siege import TOGETHER, Siege
+from tessera.benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.figures import Report
 
 _EXAMPLES = 5
 

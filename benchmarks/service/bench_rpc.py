@@ -8,15 +8,22 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.progress import steps
-from benchmarks.harness.registry import case
-from benchmarks.service.fleet import Fleet
-from estimator.samples import sample_profiles
-from service.cli.demo.drive import CLUSTER, add_estimates, make_cluster, schedule, settle, submit
-from service.cli.demo.stack import running
-from simulator.clusters import arena_table1
-from simulator.figures import Report
-from simulator.workloads.philly_like import philly_like
+from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.estimator.samples import sample_profiles
+from tessera.service.cli.demo.drive import (
+    CLUSTER,
+    add_estimates,
+    make_cluster,
+    schedule,
+    settle,
+    submit,
+)
+from tessera.service.cli.demo.stack import running
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.figures import Report
+from tessera.simulator.workloads.philly_like import philly_like
 
 
 @case(

@@ -1,10 +1,10 @@
-"""Runs migrations on the connection, and inside the transaction, that ``db.migrate`` hands over."""
+"""Runs migrations on the connection, and inside the transaction, that ``tessera.db.migrate`` hands over."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from db.tables import metadata
+from tessera.db.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

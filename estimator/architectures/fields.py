@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from estimator.architectures.fields import build
-from estimator.architectures.huggingface import read
-from estimator.architectures.moe import MixtureOfExperts, mixture
-from estimator.architectures.resnet import WideResNet, wide_resnet
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.documents import read_document
-from estimator.graph import Graph
-from formulation.cancelling import never
-from formulation.documents import ARCHITECTURE
-from formulation.errors import InvalidInput
+from tessera.estimator.architectures.fields import build
+from tessera.estimator.architectures.huggingface import read
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
+from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.documents import read_document
+from tessera.estimator.graph import Graph
+from tessera.formulation.cancelling import never
+from tessera.formulation.documents import ARCHITECTURE
+from tessera.formulation.errors import InvalidInput
 
 Architecture = Transformer | MixtureOfExperts | WideResNet
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from estimator.architectures.fields import build, check_type
-from estimator.architectures.moe import MixtureOfExperts
-from estimator.architectures.parts import Activation
-from estimator.architectures.transformer import Transformer
-from formulation.errors import InvalidInput
+from tessera.estimator.architectures.fields import build, check_type
+from tessera.estimator.architectures.moe import MixtureOfExperts
+from tessera.estimator.architectures.parts import Activation
+from tessera.estimator.architectures.transformer import Transformer
+from tessera.formulation.errors import InvalidInput
 
 Scalar = TypeVar("Scalar", int, float, bool, str)
 

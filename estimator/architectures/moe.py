@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.architectures.parts import Activation, Part, feed_forward, linear
-from estimator.architectures.transformer import (
+from tessera.estimator.architectures.parts import Activation, Part, feed_forward, linear
+from tessera.estimator.architectures.transformer import (
     Transformer,
     block_layer,
     block_part,
@@ -15,8 +15,8 @@ from estimator.architectures.transformer import (
     stack,
     tensor_limit,
 )
-from estimator.graph import Graph, Layer, graph_of
-from formulation.errors import InvalidInput
+from tessera.estimator.graph import Graph, Layer, graph_of
+from tessera.formulation.errors import InvalidInput
 
 MAX_CAPACITY = 1000
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from estimator.graph import DTYPE_BYTES, Layer
+from tessera.estimator.graph import DTYPE_BYTES, Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from estimator.architectures.moe import MixtureOfExperts, mixture
-from estimator.architectures.resnet import WideResNet, wide_resnet
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.graph import Graph
-from estimator.plans import Training
-from formulation.errors import InvalidInput
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
+from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.graph import Graph
+from tessera.estimator.plans import Training
+from tessera.formulation.errors import InvalidInput
 
 ADAM_MIXED = 16.0
 """Bytes a parameter: 16-bit weight and gradient, 32-bit copy and two moments (ZeRO, SC 2020, section 3.1)."""
@@ -242,11 +242,11 @@ def jax_step(model: str, params: str) -> tuple[str, Mapping[str, int | str]] | N
     if found is None:
         return None
     function, arguments = found
-    return f"estimator.tracing.models.steps:{function}", arguments
+    return f"tessera.estimator.tracing.models.steps:{function}", arguments
 
 
 def _jax_arguments(model: str, params: str) -> tuple[str, dict[str, int | str]] | None:
-    """Return the function of ``estimator.tracing.models.steps`` and its arguments."""
+    """Return the function of ``tessera.estimator.tracing.models.steps`` and its arguments."""
     if model == "wide_resnet" and params in _WIDE_RESNETS:
         channels, width = _WIDE_RESNETS[params]
         return "wide_resnet", {"base": channels, "width": width, "classes": 1024, "dtype": "f32"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.architectures.fields import check_sizes
-from estimator.architectures.parts import Part, linear, loss
-from estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
-from formulation.errors import InvalidInput
+from tessera.estimator.architectures.fields import check_sizes
+from tessera.estimator.architectures.parts import Part, linear, loss
+from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
+from tessera.formulation.errors import InvalidInput
 
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Blocks of the four stages, by number of layers (He et al. 2016, Table 1; 200: their identity mappings)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from estimator.architectures.fields import check_sizes
-from estimator.architectures.parts import (
+from tessera.estimator.architectures.fields import check_sizes
+from tessera.estimator.architectures.parts import (
     Activation,
     Attention,
     Bias,
@@ -18,8 +18,8 @@ from estimator.architectures.parts import (
     loss,
     norm,
 )
-from estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
-from formulation.errors import InvalidInput
+from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
+from tessera.formulation.errors import InvalidInput
 
 MOST_LAYERS = 10_000
 

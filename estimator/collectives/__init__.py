@@ -1,8 +1,8 @@
 """How long collectives take: from links, or from measured tables; both are an ``estimator.plans.Network``."""
 
-from estimator.collectives.fitting import fit_links
-from estimator.collectives.links import LinkNetwork, LinkRates
-from estimator.collectives.records import (
+from tessera.estimator.collectives.fitting import fit_links
+from tessera.estimator.collectives.links import LinkNetwork, LinkRates
+from tessera.estimator.collectives.records import (
     CommRecord,
     Curve,
     Layout,
@@ -10,7 +10,7 @@ from estimator.collectives.records import (
     read_curves,
     write_records,
 )
-from estimator.collectives.tables import TableNetwork, Tables
+from tessera.estimator.collectives.tables import TableNetwork, Tables
 
 __all__ = [
     "CommRecord",

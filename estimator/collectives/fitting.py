@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.collectives.links import LinkRates, work
-from estimator.collectives.records import Curve, Layout
-from estimator.hardware import A10, CATALOGUE
-from estimator.plans import Groups, Primitive
-from formulation.tables import Bools, Floats
+from tessera.estimator.collectives.links import LinkRates, work
+from tessera.estimator.collectives.records import Curve, Layout
+from tessera.estimator.hardware import A10, CATALOGUE
+from tessera.estimator.plans import Groups, Primitive
+from tessera.formulation.tables import Bools, Floats
 
 KNOTS: Final[Floats] = np.exp2(np.arange(2.0, 31.0))
 """Sizes, in octaves, at which tables are compared with the model: small and large ones count alike."""

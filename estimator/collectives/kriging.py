@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.collectives.records import Layout
-from estimator.plans import Primitive
-from formulation.tables import Floats
+from tessera.estimator.collectives.records import Layout
+from tessera.estimator.plans import Primitive
+from tessera.formulation.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

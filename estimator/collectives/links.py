@@ -17,10 +17,10 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.hardware import Hardware, Link
-from estimator.plans import Groups, Primitive, Shape
-from formulation.errors import InvalidInput
-from formulation.tables import Floats
+from tessera.estimator.hardware import Hardware, Link
+from tessera.estimator.plans import Groups, Primitive, Shape
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats
 
 LAUNCH_S: Final = 8.4e-6
 STEP_S: Final = {Link.NVLINK: 3.4e-6, Link.XGMI: 3.4e-6, Link.PCIE: 5.7e-6}

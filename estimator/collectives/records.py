@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from estimator.plans import Primitive, Shape
-from formulation.errors import InvalidInput
-from formulation.tables import Floats
+from tessera.estimator.plans import Primitive, Shape
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.collectives.fitting import (
+from tessera.estimator.collectives.fitting import (
     KNOTS,
     Fits,
     Kind,
@@ -24,13 +24,13 @@ from estimator.collectives.fitting import (
     sampled,
     sheet_rates,
 )
-from estimator.collectives.kriging import Kriging, Likeness, krige
-from estimator.collectives.links import LinkRates, check_call, link_seconds
-from estimator.collectives.records import Curve, Layout
-from estimator.hardware import Hardware
-from estimator.plans import Groups, Primitive, Shape
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints
+from tessera.estimator.collectives.kriging import Kriging, Likeness, krige
+from tessera.estimator.collectives.links import LinkRates, check_call, link_seconds
+from tessera.estimator.collectives.records import Curve, Layout
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.plans import Groups, Primitive, Shape
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
 
 MEASURED_SD: Final = (0.15, 0.02)
 """Of the logarithm of a measured time, under and from ``LARGE_BYTES``: by so much do the artifact's tables
@@ -105,7 +105,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableNetwork:
-    """A :class:`estimator.plans.Network` of measured tables for ``shape`` nodes of one type.
+    """A :class:`tessera.estimator.plans.Network` of measured tables for ``shape`` nodes of one type.
 
     ``network`` names the tables to use; it may be left out where the type has one or was not measured.
     Measured sends include a runtime's control messages, about 1 ms in the Arena artifact's tables; they are

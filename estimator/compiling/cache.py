@@ -10,7 +10,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from estimator.compiling.compiled import Compiled, from_json, to_json
+from tessera.estimator.compiling.compiled import Compiled, from_json, to_json
 
 READER = "1"
 """Of the reading of compiled text; a new number leaves what the old reading stored."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from estimator.compiling.compiled import Collective
-from estimator.compiling.hlo import Computation, Instruction, Module, Shape, groups_of
-from estimator.plans import Primitive
+from tessera.estimator.compiling.compiled import Collective
+from tessera.estimator.compiling.hlo import Computation, Instruction, Module, Shape, groups_of
+from tessera.estimator.plans import Primitive
 
 _PRIMITIVES = {
     "all-reduce": Primitive.ALL_REDUCE,

@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from estimator.compiling.cache import default_folder
-from estimator.compiling.compiled import Compiled, Uncompilable, from_json
-from formulation.errors import Unavailable
-from formulation.release import install_hint
+from tessera.estimator.compiling.cache import default_folder
+from tessera.estimator.compiling.compiled import Compiled, Uncompilable, from_json
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.release import install_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Request:
     """A step as ``module:function`` with its arguments, and the devices it is divided over.
 
     ``dp`` devices share the batch, ``tp`` the tensors (and experts), by Megatron's rule
-    (:mod:`estimator.programs.parallel`); ``zero`` divides gradients and optimizer states over ``dp``,
+    (:mod:`tessera.estimator.programs.parallel`); ``zero`` divides gradients and optimizer states over ``dp``,
     too (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
     """
 
@@ -54,7 +54,7 @@ def compile_step(
     given = json.dumps(asdict(request) | {"folder": str(folder or default_folder())})
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "estimator.compiling.worker"],
+            [sys.executable, "-m", "tessera.estimator.compiling.worker"],
             input=given, capture_output=True, text=True, timeout=timeout_s, check=False,
             env=_environment(request.dp * request.tp),
         )  # fmt: skip

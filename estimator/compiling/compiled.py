@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from estimator.plans import Primitive
-from formulation.errors import TesseraError
+from tessera.estimator.plans import Primitive
+from tessera.formulation.errors import TesseraError
 
 
 class Uncompilable(TesseraError):
@@ -20,7 +20,7 @@ class Uncompilable(TesseraError):
 class Collective:
     """One collective of the compiled step.
 
-    ``payload_bytes`` is of the full tensor, as in :class:`estimator.plans.Network`; ``groups`` are of
+    ``payload_bytes`` is of the full tensor, as in :class:`tessera.estimator.plans.Network`; ``groups`` are of
     devices, numbered dp-major; ``times`` is how often it runs in a step. ``corrected`` names what the
     compiled text said otherwise: ``reduce-scatter`` (it was an all-reduce of which each device kept a part),
     ``dtype`` (it was of 32 bits).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from estimator.compiling.hlo import Computation, Instruction, Module
+from tessera.estimator.compiling.hlo import Computation, Instruction, Module
 
 _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",

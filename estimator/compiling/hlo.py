@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from estimator.compiling.compiled import Uncompilable
-from formulation.tables import Ints
+from tessera.estimator.compiling.compiled import Uncompilable
+from tessera.formulation.tables import Ints
 
 ITEM_BYTES = {
     "pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4,

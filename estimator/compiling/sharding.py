@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from estimator.compiling.compiled import Uncompilable
-from estimator.tracing.step import Step
-from estimator.tracing.trace import parameter_axes, traced
+from tessera.estimator.compiling.compiled import Uncompilable
+from tessera.estimator.tracing.step import Step
+from tessera.estimator.tracing.trace import parameter_axes, traced
 
 Axes = list[str | None]
 

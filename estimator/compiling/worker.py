@@ -10,15 +10,15 @@ from typing import Any
 
 import jax
 
-from estimator.compiling import cache
-from estimator.compiling.collectives import collectives_of
-from estimator.compiling.compile import Request
-from estimator.compiling.compiled import Compiled, Memory, Uncompilable, to_json
-from estimator.compiling.costs import further_turns
-from estimator.compiling.hlo import read
-from estimator.compiling.sharding import lowered_step
-from estimator.tracing.step import load_step
-from formulation.errors import TesseraError
+from tessera.estimator.compiling import cache
+from tessera.estimator.compiling.collectives import collectives_of
+from tessera.estimator.compiling.compile import Request
+from tessera.estimator.compiling.compiled import Compiled, Memory, Uncompilable, to_json
+from tessera.estimator.compiling.costs import further_turns
+from tessera.estimator.compiling.hlo import read
+from tessera.estimator.compiling.sharding import lowered_step
+from tessera.estimator.tracing.step import load_step
+from tessera.formulation.errors import TesseraError
 
 
 def compiled_step(request: Request, folder: Path) -> Compiled:

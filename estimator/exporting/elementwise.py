@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from estimator.exporting.layouts import same
-from estimator.exporting.lowering import Lowering, Rule
-from estimator.exporting.nodes import Node, reads, refs
+from tessera.estimator.exporting.layouts import same
+from tessera.estimator.exporting.lowering import Lowering, Rule
+from tessera.estimator.exporting.nodes import Node, reads, refs
 
 SAVES_RESULT: Final = frozenset(
     {"relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "_softmax", "_log_softmax",

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from estimator.exporting.elementwise import ACTIVATIONS
-from estimator.exporting.nodes import Exported
-from estimator.exporting.translate import program_of
-from estimator.graph import Graph, Untraceable, graph_of, layer_of
-from estimator.programs.layers import Layered, layered
-from estimator.programs.targets import check_call, function_of, takes
-from formulation.errors import Unavailable
-from formulation.release import install_hint
+from tessera.estimator.exporting.elementwise import ACTIVATIONS
+from tessera.estimator.exporting.nodes import Exported
+from tessera.estimator.exporting.translate import program_of
+from tessera.estimator.graph import Graph, Untraceable, graph_of, layer_of
+from tessera.estimator.programs.layers import Layered, layered
+from tessera.estimator.programs.targets import check_call, function_of, takes
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.release import install_hint
 
 SAMPLES: Final = (2, 4)
 """Numbers of samples that a function which takes ``samples`` is asked for."""
@@ -57,7 +57,7 @@ def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
 def _reading() -> Any:
     if importlib.util.find_spec("torch") is None:
         raise Unavailable(f"torch cannot be imported; install it with {install_hint('torch')}")
-    return importlib.import_module("estimator.exporting.reading")
+    return importlib.import_module("tessera.estimator.exporting.reading")
 
 
 def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:

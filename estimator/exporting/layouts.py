@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from estimator.exporting.lowering import Lowering, Rule
-from estimator.exporting.nodes import Node, reads, refs
+from tessera.estimator.exporting.lowering import Lowering, Rule
+from tessera.estimator.exporting.nodes import Node, reads, refs
 
 
 def _first(node: Node) -> int:

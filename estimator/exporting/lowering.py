@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimator.exporting.nodes import Exported, Node
-from estimator.programs.counts import flops_of
-from estimator.programs.program import Operator, Program, Value
+from tessera.estimator.exporting.nodes import Exported, Node
+from tessera.estimator.programs.counts import flops_of
+from tessera.estimator.programs.program import Operator, Program, Value
 
 Dims = tuple[int, ...]
 

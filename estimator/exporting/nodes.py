@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from estimator.programs.program import Value
+from tessera.estimator.programs.program import Value
 
 
 @dataclass(frozen=True, slots=True)

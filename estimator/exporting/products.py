@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from estimator.exporting.lowering import Lowering, Rule
-from estimator.exporting.nodes import Node, reads, refs
+from tessera.estimator.exporting.lowering import Lowering, Rule
+from tessera.estimator.exporting.nodes import Node, reads, refs
 
 Axes = tuple[int, ...]
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.export import graph_signature as signatures
 
-from estimator.exporting.nodes import Exported, Node, Ref
-from estimator.graph import Untraceable
-from estimator.programs.program import Value
+from tessera.estimator.exporting.nodes import Exported, Node, Ref
+from tessera.estimator.graph import Untraceable
+from tessera.estimator.programs.program import Value
 
 KEPT = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "layer_norm.default",

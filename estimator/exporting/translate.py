@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from estimator.exporting import elementwise, layouts, products
-from estimator.exporting.lowering import Lowering
-from estimator.exporting.nodes import Exported, Node
-from estimator.graph import Untraceable
-from estimator.programs.program import Program
+from tessera.estimator.exporting import elementwise, layouts, products
+from tessera.estimator.exporting.lowering import Lowering
+from tessera.estimator.exporting.nodes import Exported, Node
+from tessera.estimator.graph import Untraceable
+from tessera.estimator.programs.program import Program
 
 RULES: Final = layouts.RULES | elementwise.RULES | products.RULES
 

@@ -1,6 +1,6 @@
 """GPU types and their nodes: a catalogue; the user's own come from :mod:`estimator.hardware.files`."""
 
-from estimator.hardware.catalogue import (
+from tessera.estimator.hardware.catalogue import (
     A10,
     A40,
     A100,
@@ -16,7 +16,7 @@ from estimator.hardware.catalogue import (
     V100,
     V100_16,
 )
-from estimator.hardware.types import GIB, Hardware, Link
+from tessera.estimator.hardware.types import GIB, Hardware, Link
 
 __all__ = [
     "A10",

@@ -7,7 +7,7 @@ directions, half is taken. Memory is the data sheet's "GB" as GiB, which is what
 
 from __future__ import annotations
 
-from estimator.hardware.types import GIB, Hardware, Link
+from tessera.estimator.hardware.types import GIB, Hardware, Link
 
 _EDR = 12.5e9  # ConnectX-5 product brief: EDR InfiniBand, one port of 100 Gb/s (Crius Table 1)
 _HDR = 25e9  # ConnectX-6 product brief: HDR InfiniBand, one port of 200 Gb/s (Crius Table 1)

@@ -25,11 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from estimator.documents import read_document
-from estimator.hardware.catalogue import CATALOGUE
-from estimator.hardware.types import GIB, Hardware, Link
-from formulation.documents import HARDWARE
-from formulation.errors import InvalidInput
+from tessera.estimator.documents import read_document
+from tessera.estimator.hardware.catalogue import CATALOGUE
+from tessera.estimator.hardware.types import GIB, Hardware, Link
+from tessera.formulation.documents import HARDWARE
+from tessera.formulation.errors import InvalidInput
 
 _LIMITS: Final = {
     "memory_gib": (1.0, 4096.0),

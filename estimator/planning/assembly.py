@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.planning.options import NoPlan
-from estimator.planning.pareto import comm_each
-from estimator.planning.search import Found
-from estimator.planning.stages import Stages
-from estimator.plans import Candidates, Groups, Network, Primitive, StageCosts
-from formulation.tables import Floats, Ints
+from tessera.estimator.planning.options import NoPlan
+from tessera.estimator.planning.pareto import comm_each
+from tessera.estimator.planning.search import Found
+from tessera.estimator.planning.stages import Stages
+from tessera.estimator.plans import Candidates, Groups, Network, Primitive, StageCosts
+from tessera.formulation.tables import Floats, Ints
 
 DATA, TENSOR = 0, 1
 """The two ways to run a stage, as columns."""

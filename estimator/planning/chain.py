@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from estimator.planning.options import NoPlan, Options
-from formulation.cancelling import never, require_caller
-from formulation.tables import Floats, Ints
+from tessera.estimator.planning.options import NoPlan, Options
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.tables import Floats, Ints
 
 Fold = Callable[[Floats, Floats], Floats]
 """``np.add``: values of stages add up; ``np.maximum``: the greatest counts."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.graph import Graph, balanced_ends
-from estimator.memory import Room, limit_bytes, memory_bytes
-from estimator.planning.options import least_in_each
-from estimator.planning.search import Latency
-from estimator.plans import Candidates, Schedule, StageCosts, Training, powers_dividing
-from formulation.tables import Floats, Ints
+from tessera.estimator.graph import Graph, balanced_ends
+from tessera.estimator.memory import Room, limit_bytes, memory_bytes
+from tessera.estimator.planning.options import least_in_each
+from tessera.estimator.planning.search import Latency
+from tessera.estimator.plans import Candidates, Schedule, StageCosts, Training, powers_dividing
+from tessera.formulation.tables import Floats, Ints
 
 Even = tuple[int, int]
 """Stages, and GPUs of each."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from estimator.planning.chain import suffixes
-from estimator.planning.options import Options
-from formulation.cancelling import never, require_caller
-from formulation.tables import Bools, Floats, Ints, ranges
+from tessera.estimator.planning.chain import suffixes
+from tessera.estimator.planning.options import Options
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.tables import Bools, Floats, Ints, ranges
 
 _LOOK_BACK = 12
 """Labels are compared with so many before them in order of their first criterion."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.memory import Room, limit_bytes, memory_bytes
-from estimator.plans import Candidates, Schedule, Stage, StageCosts, powers_of_two
-from formulation.errors import TesseraError
-from formulation.tables import Bools, Floats, Ints
+from tessera.estimator.memory import Room, limit_bytes, memory_bytes
+from tessera.estimator.plans import Candidates, Schedule, Stage, StageCosts, powers_of_two
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.tables import Bools, Floats, Ints
 
 ANYWHERE = 2**30
 """A depth that no pipeline reaches."""

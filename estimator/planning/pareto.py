@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.planning.chain import suffixes, walk
-from estimator.planning.labels import Criteria, Rest, complete, rest_of
-from estimator.planning.options import NoPlan, Options, least_in_each
-from estimator.planning.stages import stage_shares
-from estimator.plans import StageCosts
-from formulation.tables import Bools, Floats, Ints
+from tessera.estimator.planning.chain import suffixes, walk
+from tessera.estimator.planning.labels import Criteria, Rest, complete, rest_of
+from tessera.estimator.planning.options import NoPlan, Options, least_in_each
+from tessera.estimator.planning.stages import stage_shares
+from tessera.estimator.plans import StageCosts
+from tessera.formulation.tables import Bools, Floats, Ints
 
 LIMIT = 32
 """Plans on the frontier that are kept (the Arena artifact's number; the paper says "a threshold")."""

@@ -1,7 +1,7 @@
 """The exact least-latency plan of a Cell under the cost model.
 
-An iteration takes a sum over stages and weighted maxima over stages (:mod:`estimator.pipeline`). With T
-the sum and m_i the maxima, latency = T + sum_i w_i * m_i. The heaviest weight, B - 1, is on the slowest
+An iteration takes a sum over stages and weighted maxima over stages (:mod:`tessera.estimator.pipeline`). With
+T the sum and m_i the maxima, latency = T + sum_i w_i * m_i. The heaviest weight, B - 1, is on the slowest
 stage: once some plan is known, no stage slower than (its latency - least T) / (B - 1) can be in a better
 one, which leaves few stages and few fronts of plans.
 """
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.memory import Room, in_flight, memory_bytes
-from estimator.pipeline import DEFAULT, Overlap, Sync, exposed_sync_s, first_send_s, paces_s
-from estimator.planning.chain import suffixes, walk
-from estimator.planning.labels import Criteria, Rest, complete, rest_of
-from estimator.planning.options import NoPlan, Options, least_in_each, stages_at
-from estimator.plans import Plan, StageCosts, Training
-from formulation.cancelling import never
-from formulation.tables import Bools, Floats, Ints
+from tessera.estimator.memory import Room, in_flight, memory_bytes
+from tessera.estimator.pipeline import DEFAULT, Overlap, Sync, exposed_sync_s, first_send_s, paces_s
+from tessera.estimator.planning.chain import suffixes, walk
+from tessera.estimator.planning.labels import Criteria, Rest, complete, rest_of
+from tessera.estimator.planning.options import NoPlan, Options, least_in_each, stages_at
+from tessera.estimator.plans import Plan, StageCosts, Training
+from tessera.formulation.cancelling import never
+from tessera.formulation.tables import Bools, Floats, Ints
 
 _LIMITS = np.array([0.0, 0.04, 0.15])
 """How much slower than the least the slowest stage of a first plan may be."""
@@ -46,7 +46,7 @@ class Latency:
 
 
 def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT) -> Latency:
-    """Return the terms of ``estimator.pipeline.iteration_s`` for each candidate."""
+    """Return the terms of ``tessera.estimator.pipeline.iteration_s`` for each candidate."""
     pace = paces_s(costs, overlap)
     synced = exposed_sync_s(costs.sync_s, costs.backward_s, overlap)
     in_turn = overlap.sync is Sync.IN_TURN

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.planning.chain import suffixes, walk
-from estimator.planning.options import NoPlan, Options, every_stage, options
-from estimator.plans import powers_of_two
-from formulation.tables import Floats, Ints, ranges
+from tessera.estimator.planning.chain import suffixes, walk
+from tessera.estimator.planning.options import NoPlan, Options, every_stage, options
+from tessera.estimator.plans import powers_of_two
+from tessera.formulation.tables import Floats, Ints, ranges
 
 NEAR = 0.5
 """A sum of GPUs is near the power of two that is nearest by ratio: log2 differs by at most this."""

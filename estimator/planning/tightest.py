@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.memory import Room, in_flight, memory_bytes
-from estimator.plans import StageCosts, Training
-from formulation.tables import Floats, Ints
+from tessera.estimator.memory import Room, in_flight, memory_bytes
+from tessera.estimator.plans import StageCosts, Training
+from tessera.formulation.tables import Floats, Ints
 
 
 def tightest_plan(

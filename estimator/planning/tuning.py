@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.planning.options import Options, options_of, stages_at
-from estimator.planning.stages import stage_shares
-from estimator.plans import Candidates, Stage
-from formulation.errors import TesseraError
-from formulation.tables import Bools, Floats, Ints
+from tessera.estimator.planning.options import Options, options_of, stages_at
+from tessera.estimator.planning.stages import stage_shares
+from tessera.estimator.plans import Candidates, Stage
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 class Mismatch(TesseraError):

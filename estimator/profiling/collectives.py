@@ -19,9 +19,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from estimator.collectives.records import CommRecord
-from estimator.plans import Primitive, Shape
-from formulation.errors import InvalidInput
+from tessera.estimator.collectives.records import CommRecord
+from tessera.estimator.plans import Primitive, Shape
+from tessera.formulation.errors import InvalidInput
 
 ELEMENT_BYTES: Final = 4  # float32
 REPEATS: Final = 5

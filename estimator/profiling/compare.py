@@ -1,7 +1,7 @@
 """Sums of profiled layers against whole steps measured directly, on the device that is there.
 
-``python -m estimator.profiling.compare`` reads a request as JSON and writes a report as JSON, so that its
-caller need not import JAX.
+``python -m tessera.estimator.profiling.compare`` reads a request as JSON and writes a report as JSON, so that
+its caller need not import JAX.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from estimator.profiling.records import ProfileRecord, save
-from estimator.profiling.stages import (
+from tessera.estimator.profiling.records import ProfileRecord, save
+from tessera.estimator.profiling.stages import (
     Source,
     kinds_of,
     measure_step,
@@ -24,10 +24,10 @@ from estimator.profiling.stages import (
     profile_stage,
     total_s,
 )
-from estimator.profiling.timing import Effort, device_name, versions
-from formulation.errors import TesseraError
+from tessera.estimator.profiling.timing import Effort, device_name, versions
+from tessera.formulation.errors import TesseraError
 
-_STEPS = "estimator.tracing.models.steps:"
+_STEPS = "tessera.estimator.tracing.models.steps:"
 
 SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     ("gpt", Source(target=f"{_STEPS}decoder", arguments={

@@ -1,6 +1,6 @@
 """Seconds of layers from profile records; where there are none, from another source scaled by what was seen.
 
-Meets :class:`estimator.plans.Compute`. No JAX here.
+Meets :class:`tessera.estimator.plans.Compute`. No JAX here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from estimator.graph import Graph
-from estimator.plans import Compute, Training
-from estimator.profiling.records import ProfileRecord, check
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints
+from tessera.estimator.graph import Graph
+from tessera.estimator.plans import Compute, Training
+from tessera.estimator.profiling.records import ProfileRecord, check
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
 
 Point = tuple[float, float, float]
 """Samples, forward and backward seconds."""

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from estimator.programs.flow import Flow
-from estimator.programs.program import Operator, Program
-from estimator.tracing.trace import Traced
+from tessera.estimator.programs.flow import Flow
+from tessera.estimator.programs.program import Operator, Program
+from tessera.estimator.tracing.trace import Traced
 
 _BLOCK = 2**20 + 7  # odd, so that rows of a matrix differ
 

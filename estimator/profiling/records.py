@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from formulation.documents import TABLE_ROW, NotJson, read_json
-from formulation.errors import InvalidInput
+from tessera.formulation.documents import TABLE_ROW, NotJson, read_json
+from tessera.formulation.errors import InvalidInput
 
 Key = tuple[str, float, int, str]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jax
 
-from estimator.profiling.records import ProfileMismatch, ProfileRecord, load
-from estimator.profiling.stages import Source, kinds_of, profile_stage
-from estimator.profiling.timing import Effort, device_name, versions
-from formulation.errors import NotAllowed
+from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, load
+from tessera.estimator.profiling.stages import Source, kinds_of, profile_stage
+from tessera.estimator.profiling.timing import Effort, device_name, versions
+from tessera.formulation.errors import NotAllowed
 
 Size = tuple[int, int]
 """Samples on one device, and tensor degree."""

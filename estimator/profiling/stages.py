@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from estimator.graph import Graph, Untraceable
-from estimator.profiling.pieces import Piece, examples, piece_of
-from estimator.profiling.records import ProfileRecord
-from estimator.profiling.timing import Effort, Timing, device_name, timed, versions
-from estimator.tracing.step import Step, load_step
-from estimator.tracing.trace import Traced, traced
+from tessera.estimator.graph import Graph, Untraceable
+from tessera.estimator.profiling.pieces import Piece, examples, piece_of
+from tessera.estimator.profiling.records import ProfileRecord
+from tessera.estimator.profiling.timing import Effort, Timing, device_name, timed, versions
+from tessera.estimator.tracing.step import Step, load_step
+from tessera.estimator.tracing.trace import Traced, traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

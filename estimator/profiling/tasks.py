@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from estimator.architectures.published import jax_step
-from estimator.profiling.compute import Point
-from formulation.errors import InvalidInput
-from formulation.lifecycle import ACTIVE, JobState
-from formulation.resources import EstimateRecord, Estimation, JobSpec, ModelSpec, ProfileRow
-from formulation.snapshot import PROFILING, Source, Workload
+from tessera.estimator.architectures.published import jax_step
+from tessera.estimator.profiling.compute import Point
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.resources import EstimateRecord, Estimation, JobSpec, ModelSpec, ProfileRow
+from tessera.formulation.snapshot import PROFILING, Source, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100

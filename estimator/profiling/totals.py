@@ -1,7 +1,8 @@
 """Seconds of layers from what their whole model took on one device: data sheets, scaled to that. No JAX.
 
 For a model whose graph is not the one that was profiled, so that its layers cannot be matched one by one: a
-JAX step measured for an architecture that is described by its sizes. Meets :class:`estimator.plans.Compute`.
+JAX step measured for an architecture that is described by its sizes. Meets
+:class:`tessera.estimator.plans.Compute`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from math import log2
 
 import numpy as np
 
-from estimator.graph import Graph
-from estimator.plans import Compute, Training
-from estimator.profiling.compute import Point
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints
+from tessera.estimator.graph import Graph
+from tessera.estimator.plans import Compute, Training
+from tessera.estimator.profiling.compute import Point
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from estimator.programs.counts import is_reduction
+from tessera.estimator.programs.counts import is_reduction
 
 Dims = tuple[int, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from itertools import pairwise
 
-from estimator.programs.counts import HEAVY
-from estimator.programs.flow import Flow
-from estimator.programs.program import Operator
+from tessera.estimator.programs.counts import HEAVY
+from tessera.estimator.programs.flow import Flow
+from tessera.estimator.programs.program import Operator
 
 LONG = 12
 """Products between two cuts, above which narrower places are looked for: attention has 6, a T5 block 14."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.programs.counts import ALIAS
-from estimator.programs.program import Program
+from tessera.estimator.programs.counts import ALIAS
+from tessera.estimator.programs.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

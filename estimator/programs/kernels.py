@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.programs.counts import ALIAS, ALONE, HEAVY, is_reduction
-from estimator.programs.flow import Flow
-from estimator.programs.program import Operator
+from tessera.estimator.programs.counts import ALIAS, ALONE, HEAVY, is_reduction
+from tessera.estimator.programs.flow import Flow
+from tessera.estimator.programs.program import Operator
 
 
 @dataclass(slots=True)

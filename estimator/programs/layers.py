@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from estimator.graph import DTYPE_BYTES, Graph, Layer, Untraceable, graph_of
-from estimator.programs.counts import HEAVY
-from estimator.programs.cutting import ends_of, kind_of
-from estimator.programs.flow import Flow, flow_of
-from estimator.programs.kernels import Footprint, footprints
-from estimator.programs.parallel import Division, divide
-from estimator.programs.program import Program
+from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, Untraceable, graph_of
+from tessera.estimator.programs.counts import HEAVY
+from tessera.estimator.programs.cutting import ends_of, kind_of
+from tessera.estimator.programs.flow import Flow, flow_of
+from tessera.estimator.programs.kernels import Footprint, footprints
+from tessera.estimator.programs.parallel import Division, divide
+from tessera.estimator.programs.program import Program
 
 _DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32"}
 
@@ -31,10 +31,11 @@ def layered(
 ) -> Layered:
     """Return the layers of a program whose batch has so many samples.
 
-    ``ending``: operators that stay in the layer they end (:func:`estimator.programs.cutting.ends_of`).
+    ``ending``: operators that stay in the layer they end
+    (:func:`tessera.estimator.programs.cutting.ends_of`).
 
     Reductions, exchanges and what is divided follow Megatron's rule and GShard's
-    (:mod:`estimator.programs.parallel`).
+    (:mod:`tessera.estimator.programs.parallel`).
 
     Raises:
         Untraceable: the loss does not depend on the batch.

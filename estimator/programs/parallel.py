@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimator.programs.axes import through
-from estimator.programs.flow import Flow
-from estimator.programs.program import Operator
+from tessera.estimator.programs.axes import through
+from tessera.estimator.programs.flow import Flow
+from tessera.estimator.programs.program import Operator
 
 SMALL = 0.01
 """A product with a smaller share of its layer's FLOPs (a router, a relative position) is not divided."""

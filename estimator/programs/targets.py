@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from estimator.graph import Untraceable
+from tessera.estimator.graph import Untraceable
 
 
 def function_of(target: str) -> Callable[..., Any]:

@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-from formulation.errors import Unavailable
-from formulation.release import install_hint
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.release import install_hint
 
 if missing := [name for name in ("jax", "equinox") if find_spec(name) is None]:
     raise Unavailable(

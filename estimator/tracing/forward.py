@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from estimator.graph import Untraceable
-from estimator.tracing.program import JaxProgram
-from estimator.tracing.step import Step
+from tessera.estimator.graph import Untraceable
+from tessera.estimator.tracing.program import JaxProgram
+from tessera.estimator.tracing.step import Step
 
 CONCRETE = (
     jax.errors.ConcretizationTypeError,

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from estimator.graph import Untraceable
-from estimator.programs.counts import flops_of
-from estimator.programs.program import Operator, Program, Value
+from tessera.estimator.graph import Untraceable
+from tessera.estimator.programs.counts import flops_of
+from tessera.estimator.programs.program import Operator, Program, Value
 
 CALLS = {
     "jit": "jaxpr",

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from estimator.graph import Untraceable
-from estimator.programs.targets import check_call, function_of
+from tessera.estimator.graph import Untraceable
+from tessera.estimator.programs.targets import check_call, function_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.graph import Graph
-from estimator.programs.flow import Flow
-from estimator.programs.layers import layered
-from estimator.programs.parallel import Division
-from estimator.tracing.forward import parameter_order, program_of
-from estimator.tracing.program import JaxProgram
-from estimator.tracing.step import Step, load_step
+from tessera.estimator.graph import Graph
+from tessera.estimator.programs.flow import Flow
+from tessera.estimator.programs.layers import layered
+from tessera.estimator.programs.parallel import Division
+from tessera.estimator.tracing.forward import parameter_order, program_of
+from tessera.estimator.tracing.program import JaxProgram
+from tessera.estimator.tracing.step import Step, load_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ and doubles with the distance; a later grid contains every boundary that an earl
 it, so a schedule that was promised can always be told again.
 """
 
-from formulation.lookahead.check import MILLIONTH, schedule_violations
-from formulation.lookahead.grid import boundaries, spacing
-from formulation.lookahead.kept import reserved, spare_gpus, staying
-from formulation.lookahead.plan import (
+from tessera.formulation.lookahead.check import MILLIONTH, schedule_violations
+from tessera.formulation.lookahead.grid import boundaries, spacing
+from tessera.formulation.lookahead.kept import reserved, spare_gpus, staying
+from tessera.formulation.lookahead.plan import (
     NEED,
     Lookahead,
     Picks,
@@ -19,7 +19,7 @@ from formulation.lookahead.plan import (
     usage,
     usage_of,
 )
-from formulation.lookahead.statement import look_ahead, scattered, without_reserve
+from tessera.formulation.lookahead.statement import look_ahead, scattered, without_reserve
 
 __all__ = [
     "MILLIONTH",

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from formulation.cells import build_cells
-from formulation.check import Violation
-from formulation.lifecycle import ACTIVE
-from formulation.lookahead.grid import SAME_S
-from formulation.placement import current_gangs
-from formulation.snapshot import STATE_CODE, Legs, Snapshot
-from formulation.tables import Bools
+from tessera.formulation.cells import build_cells
+from tessera.formulation.check import Violation
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.placement import current_gangs
+from tessera.formulation.snapshot import STATE_CODE, Legs, Snapshot
+from tessera.formulation.tables import Bools
 
 MILLIONTH: Final = 1e-6
 """Share of a job's whole work by which a schedule may fall short: rounding, not a promise."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from formulation.tables import Floats
+from tessera.formulation.tables import Floats
 
 FINE: Final = 4
 """A slot is at most a quarter as long as its end is away, so little is lost to whole slots."""

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.rates import work_left
-from formulation.snapshot import Hold, Legs
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.draft import Draft
+from tessera.formulation.rates import work_left
+from tessera.formulation.snapshot import Hold, Legs
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cells import Cells
-from formulation.draft import go_on
-from formulation.lookahead.grid import SAME_S
-from formulation.snapshot import Legs
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.cells import Cells
+from tessera.formulation.draft import go_on
+from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.snapshot import Legs
+from tessera.formulation.tables import Bools, Floats, Ints
 
 NEED: Final = 10**8
 """A job's remaining work in integers; rounding loses less than a millionth of it."""

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.lookahead.check import MILLIONTH
-from formulation.lookahead.grid import SAME_S, boundaries
-from formulation.lookahead.kept import reserved, staying
-from formulation.lookahead.plan import Lookahead, picks_of, samples
-from formulation.policy import KEEP, PLANNED
-from formulation.rates import work_left
-from formulation.snapshot import Legs, Nodes
-from formulation.tables import Floats, Ints
+from tessera.formulation.draft import Draft
+from tessera.formulation.lookahead.check import MILLIONTH
+from tessera.formulation.lookahead.grid import SAME_S, boundaries
+from tessera.formulation.lookahead.kept import reserved, staying
+from tessera.formulation.lookahead.plan import Lookahead, picks_of, samples
+from tessera.formulation.policy import KEEP, PLANNED
+from tessera.formulation.rates import work_left
+from tessera.formulation.snapshot import Legs, Nodes
+from tessera.formulation.tables import Floats, Ints
 
 
 def look_ahead(base: Draft, draft: Draft) -> Lookahead:

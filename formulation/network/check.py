@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.check import Violation
-from formulation.network.contention import Contention
-from formulation.network.plan import NetworkPlan
+from tessera.formulation.check import Violation
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.plan import NetworkPlan
 
 
 def network_violations(contention: Contention, plan: NetworkPlan) -> list[Violation]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.tables import Bools, Floats, Ints, ranges, starts
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts
 
 
 def _nobody() -> Ints:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.tables import Bools, Floats, Ints, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,7 +21,7 @@ class Traffics(Table):
     nodes: Ints
     pipeline_degree: Ints
     plan: Ints  # index into Snapshot.plans
-    document: tuple[str, ...]  # of formulation.network.traffic.CellTraffic, as JSON
+    document: tuple[str, ...]  # of tessera.formulation.network.traffic.CellTraffic, as JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,13 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention
-from formulation.network.patterns import Flows, Placed, flows_of
-from formulation.network.traffic import Traffic
-from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
-from formulation.topologies.routes import MOST, Routes, Ways
-from formulation.topologies.topology import Topology
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.patterns import Flows, Placed, flows_of
+from tessera.formulation.network.traffic import Traffic
+from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts, sums
+from tessera.formulation.topologies.routes import MOST, Routes, Ways
+from tessera.formulation.topologies.topology import Topology
 
 _APART: Final = "it is taken to meet no other job"
 

@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.network.contention import Contention
-from formulation.network.flows import NetworkJob, Note, sent_by_hosts
-from formulation.network.traffic import Exchange
-from formulation.tables import Floats, Ints
-from formulation.topologies.topology import Topology
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.flows import NetworkJob, Note, sent_by_hosts
+from tessera.formulation.network.traffic import Exchange
+from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.topologies.topology import Topology
 
 BELIEVED: Final = 4.0
 """A factor above this, or below its inverse, is taken for a mistake: another program's traffic, a period that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from formulation.check import Violation
+from tessera.formulation.check import Violation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from formulation.network.traffic import Exchange, Pattern
-from formulation.tables import Floats, Ints, ranges, sums
+from tessera.formulation.network.traffic import Exchange, Pattern
+from tessera.formulation.tables import Floats, Ints, ranges, sums
 
 LEAST_BYTES: Final = 1e-6
 """A flow of less carries nothing: intensity, work by seconds of traffic, must stay a number."""

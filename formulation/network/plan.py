@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
+from tessera.formulation.tables import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

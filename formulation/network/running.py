@@ -9,13 +9,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from formulation.decisions import CHANGES_GPUS, Decision
-from formulation.lifecycle import ACTIVE
-from formulation.network.measured import Seen
-from formulation.network.traffic import Traffic, cell_traffic
-from formulation.placement import Gang, current_gangs
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
+from tessera.formulation.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.network.measured import Seen
+from tessera.formulation.network.traffic import Traffic, cell_traffic
+from tessera.formulation.placement import Gang, current_gangs
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 CODE_POINTS = 64
 PRIORITIES = 8

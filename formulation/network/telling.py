@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.network.contention import Contention, Demand
-from formulation.network.outcome import Route
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Ints
-from formulation.topologies.topology import Topology
+from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.network.outcome import Route
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Ints
+from tessera.formulation.topologies.topology import Topology
 
 MEETS: Final = 10
 """Jobs that are named as met by a job, those nearest in rank; it may meet more."""

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from formulation.documents import CELL_TRAFFIC, read_json
-from formulation.errors import InvalidInput
-from formulation.tables import Ints
+from tessera.formulation.documents import CELL_TRAFFIC, read_json
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Ints
 
 MOST_FLOP: Final = 1e30
 SHORTEST_S: Final = 1e-9

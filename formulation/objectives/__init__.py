@@ -13,16 +13,16 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
-from formulation.grammar import Stage
-from formulation.objectives.completion import balanced, completion_time, makespan
-from formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
-from formulation.objectives.fairness import finish_time_fairness, max_min
-from formulation.objectives.owed import jobs_without_weight_wait
-from formulation.objectives.throughput import throughput
-from formulation.objectives.values import Valued
-from formulation.problem import VALUE_SCALE, bounded_worth, scaled
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
+from tessera.formulation.grammar import Stage
+from tessera.formulation.objectives.completion import balanced, completion_time, makespan
+from tessera.formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
+from tessera.formulation.objectives.fairness import finish_time_fairness, max_min
+from tessera.formulation.objectives.owed import jobs_without_weight_wait
+from tessera.formulation.objectives.throughput import throughput
+from tessera.formulation.objectives.values import Valued
+from tessera.formulation.problem import VALUE_SCALE, bounded_worth, scaled
 
 LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
     "throughput": throughput,

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.goals import Levels
-from formulation.objectives.values import Valued, compared
-from formulation.problem import VALUE_SCALE
-from formulation.rates import work_left
-from formulation.tables import Floats
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import Levels
+from tessera.formulation.objectives.values import Valued, compared
+from tessera.formulation.problem import VALUE_SCALE
+from tessera.formulation.rates import work_left
+from tessera.formulation.tables import Floats
 
 JCT_SCALE: Final = 100.0 * VALUE_SCALE
 """Of a job with months to go a horizon does a thousandth: that too must keep four digits."""

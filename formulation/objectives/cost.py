@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.goals import Linear
-from formulation.objectives.owed import owed
-from formulation.objectives.values import Valued
-from formulation.problem import VALUE_SCALE, bounded_worth, jobwise, scaled
-from formulation.reasons import Reason, ReasonCode
-from formulation.tables import Bools, Floats
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import Linear
+from tessera.formulation.objectives.owed import owed
+from tessera.formulation.objectives.values import Valued
+from tessera.formulation.problem import VALUE_SCALE, bounded_worth, jobwise, scaled
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.tables import Bools, Floats
 
 _FORGIVEN: Final = 1e-9
 """Relative error of a rate that does not put it below the floor."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.cells import undominated, undominated_from
-from formulation.draft import Draft
-from formulation.goals import Levels
-from formulation.lifecycle import SCHEDULABLE
-from formulation.objectives.completion import restart_paid_s, time_to_finish_s
-from formulation.objectives.values import compared
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.cells import undominated, undominated_from
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import Levels
+from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.objectives.completion import restart_paid_s, time_to_finish_s
+from tessera.formulation.objectives.values import compared
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 def finish_time_fairness(draft: Draft) -> Levels:

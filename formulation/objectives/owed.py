@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.lifecycle import ACTIVE
-from formulation.reasons import Reason, ReasonCode
-from formulation.tables import Bools
+from tessera.formulation.draft import Draft
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.tables import Bools
 
 
 def owed(draft: Draft) -> Bools:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.objectives.values import Valued
-from formulation.problem import VALUE_SCALE
+from tessera.formulation.draft import Draft
+from tessera.formulation.objectives.values import Valued
+from tessera.formulation.problem import VALUE_SCALE
 
 
 def throughput(draft: Draft) -> Valued:

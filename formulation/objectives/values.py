@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.goals import Levels
-from formulation.problem import VALUE_SCALE
-from formulation.tables import Floats
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import Levels
+from tessera.formulation.problem import VALUE_SCALE
+from tessera.formulation.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from formulation.draft import Draft
-from formulation.promises.backoff import failed_jobs_wait
-from formulation.promises.deadlines import deadlines_are_kept
-from formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
-from formulation.promises.launched import launched_jobs_run
-from formulation.promises.pins import avoided_nodes, bounded_gpus, pinned_type
-from formulation.promises.profiling import profiling_waits
-from formulation.promises.queues import (
+from tessera.formulation.draft import Draft
+from tessera.formulation.promises.backoff import failed_jobs_wait
+from tessera.formulation.promises.deadlines import deadlines_are_kept
+from tessera.formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
+from tessera.formulation.promises.launched import launched_jobs_run
+from tessera.formulation.promises.pins import avoided_nodes, bounded_gpus, pinned_type
+from tessera.formulation.promises.profiling import profiling_waits
+from tessera.formulation.promises.queues import (
     guaranteed_jobs_within_quota_start,
     long_waits_are_reserved,
     queues_launch_in_order,
 )
-from formulation.promises.quotas import (
+from tessera.formulation.promises.quotas import (
     guaranteed_jobs_stay_within_quota,
     tenants_borrow_within_limits,
     unlent_quota_is_kept,
 )
-from formulation.promises.stability import changes_are_capped, jobs_run_their_minimum_time
+from tessera.formulation.promises.stability import changes_are_capped, jobs_run_their_minimum_time
 
 Rule = Callable[[Draft], Draft]
 

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.moments import rfc3339
-from formulation.reasons import Reason, ReasonCode
+from tessera.formulation.draft import Draft
+from tessera.formulation.moments import rfc3339
+from tessera.formulation.reasons import Reason, ReasonCode
 
 FIRST_S: Final = 30.0
 """Seconds of back-off after the first failure; each further failure in a row doubles them."""

@@ -8,18 +8,18 @@ from typing import Final
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.draft import Draft, RowUse
-from formulation.lifecycle import JobState
-from formulation.lookahead import reserved, spare_gpus, staying
-from formulation.moments import rfc3339
-from formulation.policy import KEEP
-from formulation.promises.guarantee import ROUNDING
-from formulation.promises.launched import launched
-from formulation.rates import work_left
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import STATE_CODE
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.admission import Admission
+from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import reserved, spare_gpus, staying
+from tessera.formulation.moments import rfc3339
+from tessera.formulation.policy import KEEP
+from tessera.formulation.promises.guarantee import ROUNDING
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.rates import work_left
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import STATE_CODE
+from tessera.formulation.tables import Bools, Floats, Ints
 
 _NOW_S: Final = 1e-3
 

@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cells import Cells, build_cells
-from formulation.draft import Draft
-from formulation.problem import jobwise
-from formulation.promises.launched import launched
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import Hold, Snapshot
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.cells import Cells, build_cells
+from tessera.formulation.draft import Draft
+from tessera.formulation.problem import jobwise
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import Hold, Snapshot
+from tessera.formulation.tables import Bools, Floats, Ints
 
 ROUNDING: Final = 1e-9
 """Rates and times that differ by no more than this share are the same."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from formulation.draft import Draft
-from formulation.lifecycle import ACTIVE
-from formulation.snapshot import Snapshot
-from formulation.tables import Bools
+from tessera.formulation.draft import Draft
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools
 
 
 def launched(snapshot: Snapshot) -> Bools:

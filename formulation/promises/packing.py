@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft, RowUse
-from formulation.problem import CHANGES_ROW
-from formulation.promises.launched import launched
-from formulation.tables import Floats, Ints
+from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.problem import CHANGES_ROW
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.tables import Floats, Ints
 
 NOWHERE: Final = np.iinfo(np.int64).max
 """GPUs that a job needs of a type on which it has no column."""

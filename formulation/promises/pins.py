@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import Hold, Snapshot
-from formulation.tables import Bools, Ints
+from tessera.formulation.draft import Draft
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import Hold, Snapshot
+from tessera.formulation.tables import Bools, Ints
 
 
 def pinned_type(draft: Draft) -> Draft:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.reasons import Reason, ReasonCode
+from tessera.formulation.draft import Draft
+from tessera.formulation.reasons import Reason, ReasonCode
 
 _WAITS = Reason(
     code=ReasonCode.NOT_CHOSEN,

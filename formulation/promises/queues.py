@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.promises.guarantee import owed_a_rate
-from formulation.promises.launched import launched
-from formulation.promises.packing import Packing
-from formulation.promises.reservation import ReservedFor, overdue, reservation
-from formulation.reasons import Reason, ReasonCode
-from formulation.tables import Bools, Floats
+from tessera.formulation.draft import Draft
+from tessera.formulation.promises.guarantee import owed_a_rate
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.packing import Packing
+from tessera.formulation.promises.reservation import ReservedFor, overdue, reservation
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.tables import Bools, Floats
 
 
 def guaranteed_jobs_within_quota_start(draft: Draft) -> Draft:

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft, RowUse
-from formulation.promises.guarantee import min_demand, owed_a_rate
-from formulation.tables import Bools, Ints
+from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.promises.guarantee import min_demand, owed_a_rate
+from tessera.formulation.tables import Bools, Ints
 
 QUOTA: Final = "quota"
 HELD: Final = "held"

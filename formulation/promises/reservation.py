@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.draft import Draft, RowUse
-from formulation.promises.launched import launched
-from formulation.promises.packing import NOWHERE, Packing
-from formulation.rates import work_left
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.packing import NOWHERE, Packing
+from tessera.formulation.rates import work_left
+from tessera.formulation.tables import Bools, Floats, Ints
 
 RESERVED: Final = "reserved"
 """First part of the name of the row: ``reserved/JOB``."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.draft import Draft, RowUse
-from formulation.problem import CHANGES_ROW
-from formulation.promises.launched import launched
-from formulation.promises.packing import Packing
-from formulation.tables import Ints
+from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.problem import CHANGES_ROW
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.packing import Packing
+from tessera.formulation.tables import Ints
 
 
 def jobs_run_their_minimum_time(draft: Draft) -> Draft:

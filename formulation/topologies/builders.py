@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from formulation.cancelling import never
-from formulation.errors import InvalidInput
-from formulation.topologies.drafts import Draft
-from formulation.topologies.shapes import A100_HOST, GBIT_BYTES, HostShape
-from formulation.topologies.topology import Tier, Topology
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.drafts import Draft
+from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES, HostShape
+from tessera.formulation.topologies.topology import Tier, Topology
 
 
 def clos(

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from formulation.cancelling import never, require_caller
-from formulation.errors import InvalidInput
-from formulation.topologies import builders
-from formulation.topologies.drafts import MAX_NAME, Draft
-from formulation.topologies.fields import Fields, items, near, real, shown, text
-from formulation.topologies.shapes import SHAPES, HostShape
-from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies import builders
+from tessera.formulation.topologies.drafts import MAX_NAME, Draft
+from tessera.formulation.topologies.fields import Fields, items, near, real, shown, text
+from tessera.formulation.topologies.shapes import SHAPES, HostShape
+from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_HOSTS: Final = 100_000
 MAX_SWITCHES: Final = 100_000

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cancelling import never, require_caller
-from formulation.errors import InvalidInput
-from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_LINKS: Final = 4_000_000
 """Directed; about what 100,000 hosts have. Beyond, a count is a slip of the pen."""

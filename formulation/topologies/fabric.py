@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints, ranges, starts, sums
-from formulation.topologies.topology import NOWHERE, Topology
+from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts, sums
+from tessera.formulation.topologies.topology import NOWHERE, Topology
 
 GOLDEN: Final = (5**0.5 - 1) / 2
 

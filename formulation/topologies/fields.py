@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 LOW_BYTES_PER_S: Final = 1e6
 HIGH_BYTES_PER_S: Final = 1e14

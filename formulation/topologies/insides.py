@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.tables import Bools, Ints
-from formulation.topologies.topology import NOWHERE, Tier, Topology
+from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
 
 RELAYS = (Tier.NVSWITCH, Tier.PCIE)
 """What passes traffic on inside a host; a GPU or a NIC does not."""

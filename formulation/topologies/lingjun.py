@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 HEADER: Final = ["host_id", "dsw", "psw", "asw"]
 

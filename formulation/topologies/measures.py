@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from formulation.topologies.topology import NOWHERE, Tier, Topology
+from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.tables import Bools, Floats, Ints, ranges, starts
-from formulation.topologies.fabric import Fabric, Listed
-from formulation.topologies.insides import NONE, Insides
-from formulation.topologies.topology import Topology
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts
+from tessera.formulation.topologies.fabric import Fabric, Listed
+from tessera.formulation.topologies.insides import NONE, Insides
+from tessera.formulation.topologies.topology import Topology
 
 MOST: Final = 64
 """So many equal-cost paths are listed where there are more; switches limit groups of next hops alike."""

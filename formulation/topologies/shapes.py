@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.topologies.drafts import Draft
-from formulation.topologies.topology import Tier
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.drafts import Draft
+from tessera.formulation.topologies.topology import Tier
 
 GBIT_BYTES: Final = 1e9 / 8
 """Bytes a second of 1 Gb/s."""

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints, Table
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints, Table
 
 NOWHERE = -1
 """Host of a vertex that is in none: a switch of the fabric."""

@@ -3,7 +3,7 @@
 A directory a job, on a file system that all of the job's nodes share (with working ``flock``). It holds
 ``lock``, ``fence.json`` (the newest job of the name and its newest generation that opened it) and
 ``checkpoint.json``. Imported by the jobs' processes, so it stays light: hence also an error outside of
-``formulation.errors``.
+``tessera.formulation.errors``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from service.agent.files import read_json, write_json
+from tessera.service.agent.files import read_json, write_json
 
 
 class StaleGeneration(RuntimeError):

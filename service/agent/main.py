@@ -18,22 +18,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from formulation.documents import NODE_LIST, NotJson, read_json
-from formulation.errors import InvalidInput, TesseraError
-from formulation.release import install_hint, release
-from formulation.runtimes import PROFILER, REPLAY
-from service.agent.network import command as network
-from service.agent.network.backend import Backend
-from service.agent.network.carrying import Carrying
-from service.agent.network.launch import Launch
-from service.agent.network.node import NodeNetwork
-from service.agent.network.sampling import Sampling, sent
-from service.agent.profiler import ByName, ProfilerRuntime
-from service.agent.replay import ReplayRuntime
-from service.agent.runtime import Runtime
-from service.agent.state import StateDir
-from service.agent.stream import Lease, Link, Superseded, Timing, watch_lease
-from service.agent.supervisor import Supervisor
+from tessera.formulation.documents import NODE_LIST, NotJson, read_json
+from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.release import install_hint, release
+from tessera.formulation.runtimes import PROFILER, REPLAY
+from tessera.service.agent.network import command as network
+from tessera.service.agent.network.backend import Backend
+from tessera.service.agent.network.carrying import Carrying
+from tessera.service.agent.network.launch import Launch
+from tessera.service.agent.network.node import NodeNetwork
+from tessera.service.agent.network.sampling import Sampling, sent
+from tessera.service.agent.profiler import ByName, ProfilerRuntime
+from tessera.service.agent.replay import ReplayRuntime
+from tessera.service.agent.runtime import Runtime
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.stream import Lease, Link, Superseded, Timing, watch_lease
+from tessera.service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)

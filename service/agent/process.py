@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from service.agent.files import read_json, write_json
+from tessera.service.agent.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.runtimes import PROFILER, RUNTIMES
-from service.agent.gangs import Gang
-from service.agent.replay import ReplayHandle
-from service.agent.runtime import NOTHING, Handle, Runtime
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.runtimes import PROFILER, RUNTIMES
+from tessera.service.agent.gangs import Gang
+from tessera.service.agent.replay import ReplayHandle
+from tessera.service.agent.runtime import NOTHING, Handle, Runtime
 
-MODULE: Final = "service.profiletask"
+MODULE: Final = "tessera.service.profiletask"
 """Run, never imported: it needs the estimator, which agents do without."""
 
 VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

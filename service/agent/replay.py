@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeGuard
 
-from formulation.errors import InvalidInput
-from formulation.runtimes import fail_at
-from service.agent import replay_job
-from service.agent.files import read_json, read_start
-from service.agent.gangs import Gang
-from service.agent.process import Process, python_argv
-from service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.runtimes import fail_at
+from tessera.service.agent import replay_job
+from tessera.service.agent.files import read_json, read_start
+from tessera.service.agent.gangs import Gang
+from tessera.service.agent.process import Process, python_argv
+from tessera.service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ import sys
 import time
 
 if __name__ == "__main__":  # without site, the checkout or site-packages must be named
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    here = os.path.abspath(__file__)  # ROOT/tessera/service/agent
+    sys.path[0] = here.rsplit(os.sep, 4)[0]
 
-from service.agent import checkpoint
-from service.agent.files import write_json
+from tessera.service.agent import checkpoint
+from tessera.service.agent.files import write_json
 
 TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:

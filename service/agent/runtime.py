@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from service.agent.gangs import Gang
+from tessera.service.agent.gangs import Gang
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 """No variables."""
@@ -67,7 +67,7 @@ class Runtime(Protocol):
     """Starts gangs whose leading member is on this node.
 
     What it starts must outlive the agent, and a generation that is too old must not be able to write a
-    checkpoint (``service.agent.checkpoint``).
+    checkpoint (``tessera.service.agent.checkpoint``).
     """
 
     def start(

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
-from formulation.errors import InvalidInput, NotAllowed
-from service.agent.files import read_json, write_json
-from service.agent.gangs import Gang, Key, Part, gang_from_json, gang_to_json
-from service.agent.process import Process, boot_id
+from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.gangs import Gang, Key, Part, gang_from_json, gang_to_json
+from tessera.service.agent.process import Process, boot_id
 
 log = logging.getLogger(__name__)
 

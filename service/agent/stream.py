@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from formulation.errors import NotAllowed, Unavailable
-from service.agent.gangs import gang_from_message, observed_message
-from service.agent.network.carrying import settings_from_message
-from service.agent.state import StateDir
-from service.agent.supervisor import Supervisor
+from tessera.formulation.errors import NotAllowed, Unavailable
+from tessera.service.agent.gangs import gang_from_message, observed_message
+from tessera.service.agent.network.carrying import settings_from_message
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc as rpc
 

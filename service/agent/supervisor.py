@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from formulation.errors import TesseraError
-from formulation.network.tags import Settings
-from service.agent.gangs import LIVE, Gang, Key, Phase, Report
-from service.agent.network.carrying import Carrying
-from service.agent.network.sampling import Sampling
-from service.agent.runtime import Exit, Handle, Outcome, Progress, Runtime
-from service.agent.state import StateDir
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.network.tags import Settings
+from tessera.service.agent.gangs import LIVE, Gang, Key, Phase, Report
+from tessera.service.agent.network.carrying import Carrying
+from tessera.service.agent.network.sampling import Sampling
+from tessera.service.agent.runtime import Exit, Handle, Outcome, Progress, Runtime
+from tessera.service.agent.state import StateDir
 
 log = logging.getLogger(__name__)
 

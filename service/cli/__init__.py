@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 
-from formulation.release import install_hint
+from tessera.formulation.release import install_hint
 
 NEEDED = ("google.rpc", "grpc_status", "rich", "typer", "yaml")
 """Modules that every command of the client imports."""
@@ -20,4 +20,4 @@ def run() -> None:
             f"error: `tessera` needs {', '.join(missing)}, which an agent does not need; install them"
             f" with: {install_hint('client')}"
         )
-    importlib.import_module("service.cli.main").main()
+    importlib.import_module("tessera.service.cli.main").main()

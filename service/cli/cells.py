@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import typer
 
-from formulation.errors import InvalidInput
-from service.cli import limits
-from service.cli.client import connect, new_request_id
-from service.cli.deletion import Yes, confirm
-from service.cli.names import parent, short
-from service.cli.options import (
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits
+from tessera.service.cli.client import connect, new_request_id
+from tessera.service.cli.deletion import Yes, confirm
+from tessera.service.cli.names import parent, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -23,7 +23,7 @@ from service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from service.cli.render import Column, counted, line, note, number, show_message, show_table
+from tessera.service.cli.render import Column, counted, line, note, number, show_message, show_table
 from tessera.v1.estimates_pb2 import (
     CellEstimate,
     DeleteCellsRequest,

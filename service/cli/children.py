@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from formulation.errors import Unavailable
+from tessera.formulation.errors import Unavailable
 
 TAIL_CHARS: Final = 2000
 """What is shown of a log when its process has ended unexpectedly."""

@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from formulation.errors import NotFound, TesseraError
+from tessera.formulation.errors import NotFound, TesseraError
 from tessera.v1 import (
     clusters_pb2_grpc,
     estimates_pb2_grpc,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from formulation.errors import InvalidInput
-from service.cli import limits, options, tenantfile
-from service.cli.names import short
-from service.cli.yamlfile import Mapping, documents
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits, options, tenantfile
+from tessera.service.cli.names import short
+from tessera.service.cli.yamlfile import Mapping, documents
 from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import typer
 
-from service.cli import yamlfile
-from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from service.cli.clusterfile import ClusterFile, read_cluster
-from service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
-from service.cli.names import full_name, parent, short
-from service.cli.options import (
+from tessera.service.cli import yamlfile
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
+from tessera.service.cli.clusterfile import ClusterFile, read_cluster
+from tessera.service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
+from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -22,7 +22,7 @@ from service.cli.options import (
     Server,
     ValidateOnly,
 )
-from service.cli.render import (
+from tessera.service.cli.render import (
     Column,
     age,
     counted,
@@ -34,7 +34,7 @@ from service.cli.render import (
     show_message,
     show_table,
 )
-from service.cli.tenants import apply_tenants
+from tessera.service.cli.tenants import apply_tenants
 from tessera.v1 import clusters_pb2
 
 GIB: Final = 2**30

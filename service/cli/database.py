@@ -8,15 +8,15 @@ from typing import Annotated, Final
 
 import typer
 
-from db.embedded import default_directory
-from db.engine import Database
-from db.migrate import head, upgrade
-from db.store import PostgresStore
-from formulation.errors import InvalidInput
-from service.cli import limits, options
-from service.cli.render import line, note
-from service.config import Config, load_config, without_password
-from service.wiring import open_database
+from tessera.db.embedded import default_directory
+from tessera.db.engine import Database
+from tessera.db.migrate import head, upgrade
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits, options
+from tessera.service.cli.render import line, note
+from tessera.service.config import Config, load_config, without_password
+from tessera.service.wiring import open_database
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
 """A century; the database knows no times before its own calendar."""

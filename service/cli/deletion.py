@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from google.protobuf.empty_pb2 import Empty
 
-from service.cli.client import CallFailed, Exit
-from service.cli.options import Output
-from service.cli.render import err, line, show_message
+from tessera.service.cli.client import CallFailed, Exit
+from tessera.service.cli.options import Output
+from tessera.service.cli.render import err, line, show_message
 
 Yes = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask. On anything but a terminal nothing asks.")

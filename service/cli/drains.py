@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 import typer
 
-from service.cli import options
-from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
-from service.cli.names import full_name, parent, short
-from service.cli.nodes import NodeNames, show_nodes
-from service.cli.options import (
+from tessera.service.cli import options
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id
+from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.nodes import NodeNames, show_nodes
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -24,7 +24,7 @@ from service.cli.options import (
     Server,
     ValidateOnly,
 )
-from service.cli.render import counted, note
+from tessera.service.cli.render import counted, note
 from tessera.v1 import clusters_pb2
 
 POLL_S: Final = 1.0

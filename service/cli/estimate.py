@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from estimator.cells import (
+from tessera.estimator.cells import (
     COARSE_LAYERS,
     MicroBatches,
     Planner,
@@ -22,26 +22,26 @@ from estimator.cells import (
     micro_batches_of,
     on_sheets,
 )
-from estimator.collectives import TableNetwork, Tables, read_curves
-from estimator.hardware import CATALOGUE, Hardware
-from estimator.hardware.files import read_hardware
-from estimator.misses import misses
-from estimator.plans import Shape, shape_of
-from estimator.profiling.compute import ProfiledCompute
-from estimator.profiling.records import ProfileRecord, load
-from estimator.rooflines import RooflineCompute
-from estimator.samples import PROVENANCE
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Source, Workload
-from service.cli import estimateview, limits
-from service.cli.estimateview import Answer
-from service.cli.importing import read_rows
-from service.cli.modelling import Model, with_model
-from service.cli.nodeshapes import NodeShapes, shapes_of
-from service.cli.options import numbers
-from service.cli.render import err, note
-from simulator.traces.writing import profiles_csv
+from tessera.estimator.collectives import TableNetwork, Tables, read_curves
+from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.hardware.files import read_hardware
+from tessera.estimator.misses import misses
+from tessera.estimator.plans import Shape, shape_of
+from tessera.estimator.profiling.compute import ProfiledCompute
+from tessera.estimator.profiling.records import ProfileRecord, load
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.estimator.samples import PROVENANCE
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Source, Workload
+from tessera.service.cli import estimateview, limits
+from tessera.service.cli.estimateview import Answer
+from tessera.service.cli.importing import read_rows
+from tessera.service.cli.modelling import Model, with_model
+from tessera.service.cli.nodeshapes import NodeShapes, shapes_of
+from tessera.service.cli.options import numbers
+from tessera.service.cli.render import err, note
+from tessera.simulator.traces.writing import profiles_csv
 
 MOST_GPUS: Final = 512
 """So many take the search 0.2 to 3 s in 16 layers; its time and memory grow with their square."""

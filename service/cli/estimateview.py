@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from estimator.hardware import GIB, Hardware
-from estimator.memory import Overflow, Room, limit_bytes
-from estimator.plans import Plan, Shape, Stage
-from service.cli.modelling import Model
-from service.cli.render import Column, line, note, number, show_table
+from tessera.estimator.hardware import GIB, Hardware
+from tessera.estimator.memory import Overflow, Room, limit_bytes
+from tessera.estimator.plans import Plan, Shape, Stage
+from tessera.service.cli.modelling import Model
+from tessera.service.cli.render import Column, line, note, number, show_table
 
 NO_PLAN: Final = (
     "no plan: too few layers, or samples in a micro-batch, for so many GPUs; or they are not the sum of so"

@@ -16,10 +16,10 @@ from typing import IO, Any, Final
 
 import psutil
 
-from db import embedded
-from formulation.errors import InvalidInput
-from service.cli.client import CallFailed, Exit
-from service.cli.options import DEFAULT_CLUSTER
+from tessera.db import embedded
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli.client import CallFailed, Exit
+from tessera.service.cli.options import DEFAULT_CLUSTER
 
 FORMAT: Final = 1
 """Version of the record's form; another one is refused."""

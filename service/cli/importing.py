@@ -12,21 +12,27 @@ import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.progress import Progress
 
-from estimator.hardware import CATALOGUE
-from estimator.samples import sample_profiles
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, TenantSpec
-from formulation.snapshot import Source, Workload
-from service.cli import limits, traces, traceview
-from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from service.cli.names import parent, short
-from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, Server, ValidateOnly
-from service.cli.render import err, note
-from service.cli.tenants import apply_tenants
-from simulator.traces.files import profiles_of, trace_of
-from simulator.traces.screening import order_lines, screen_form
-from simulator.traces.trace import Arrival, Asked, TraceOptions, parse_trace
-from simulator.traces.writing import trace_csv
+from tessera.estimator.hardware import CATALOGUE
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, TenantSpec
+from tessera.formulation.snapshot import Source, Workload
+from tessera.service.cli import limits, traces, traceview
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
+from tessera.service.cli.names import parent, short
+from tessera.service.cli.options import (
+    DEFAULT_CLUSTER,
+    DEFAULT_SERVER,
+    Cluster,
+    Server,
+    ValidateOnly,
+)
+from tessera.service.cli.render import err, note
+from tessera.service.cli.tenants import apply_tenants
+from tessera.simulator.traces.files import profiles_of, trace_of
+from tessera.simulator.traces.screening import order_lines, screen_form
+from tessera.simulator.traces.trace import Arrival, Asked, TraceOptions, parse_trace
+from tessera.simulator.traces.writing import trace_csv
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
 from tessera.v1.tenants_pb2 import Tenant
 

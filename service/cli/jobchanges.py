@@ -9,12 +9,12 @@ import grpc
 import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from formulation.errors import InvalidInput, NotAllowed
-from service.cli import options
-from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from service.cli.jobview import show_jobs, warn
-from service.cli.names import full_name, short
-from service.cli.options import (
+from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.service.cli import options
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
+from tessera.service.cli.jobview import show_jobs, warn
+from tessera.service.cli.names import full_name, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     AvoidNode,
@@ -30,7 +30,7 @@ from service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from service.cli.render import complain, note
+from tessera.service.cli.render import complain, note
 from tessera.v1 import jobs_pb2
 
 _Change = TypeVar(

@@ -6,10 +6,10 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from formulation.errors import InvalidInput
-from service.cli import limits, options
-from service.cli.names import full_name
-from service.cli.yamlfile import Mapping, documents
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits, options
+from tessera.service.cli.names import full_name
+from tessera.service.cli.yamlfile import Mapping, documents
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 KEYS: Final = (

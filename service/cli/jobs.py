@@ -8,14 +8,14 @@ from typing import Annotated, Final
 
 import typer
 
-from formulation.errors import InvalidInput
-from service.cli import jobfile, limits, options, yamlfile
-from service.cli.client import Client, connect, new_request_id, now
-from service.cli.jobview import JobDetails, show_job, show_jobs, warn
-from service.cli.names import full_name, parent, short
-from service.cli.networks import said_of
-from service.cli.nextround import next_round, next_round_line
-from service.cli.options import (
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import jobfile, limits, options, yamlfile
+from tessera.service.cli.client import Client, connect, new_request_id, now
+from tessera.service.cli.jobview import JobDetails, show_job, show_jobs, warn
+from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.networks import said_of
+from tessera.service.cli.nextround import next_round, next_round_line
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     AvoidNode,
@@ -31,8 +31,8 @@ from service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from service.cli.render import counted, line, note, show_message
-from service.cli.watch import watch_job, watch_jobs
+from tessera.service.cli.render import counted, line, note, show_message
+from tessera.service.cli.watch import watch_job, watch_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 READABLE: Final = (Output.TABLE, Output.WIDE)

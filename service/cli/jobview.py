@@ -11,9 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import RenderableType
 from rich.text import Text
 
-from service.cli.names import short
-from service.cli.options import Output
-from service.cli.render import (
+from tessera.service.cli.names import short
+from tessera.service.cli.options import Output
+from tessera.service.cli.render import (
     Column,
     age,
     at,

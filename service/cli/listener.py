@@ -9,10 +9,10 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from formulation.errors import InvalidInput
-from service.cli.client import CallFailed, Exit
-from service.cli.options import DEFAULT_SERVER
-from service.rpc.health import INSTANCE
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli.client import CallFailed, Exit
+from tessera.service.cli.options import DEFAULT_SERVER
+from tessera.service.rpc.health import INSTANCE
 from tessera.v1 import scheduler_pb2
 
 CONNECT_S: Final = 1.0

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from formulation.release import install_hint, release
-from service.cli import (
+from tessera.formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
+from tessera.formulation.release import install_hint, release
+from tessera.service.cli import (
     cells,
     clusters,
     drains,
@@ -28,8 +28,8 @@ from service.cli import (
     rounds,
     tenants,
 )
-from service.cli.client import CallFailed, Exit
-from service.cli.render import complain, line
+from tessera.service.cli.client import CallFailed, Exit
+from tessera.service.cli.render import complain, line
 
 PLUGINS: Final = "tessera.commands"
 """Group of entry points; each is a function that adds the command of its name to a Typer."""
@@ -53,65 +53,66 @@ class Later:
 
 _BUILT_IN: Final = {
     "import": Later(
-        "service.cli.importing:add",
+        "tessera.service.cli.importing:add",
         "Bring in how fast workloads run, and traces of jobs.",
         "Clusters",
         "estimates",
     ),
     "topology": Later(
-        "service.cli.topology:add",
+        "tessera.service.cli.topology:add",
         "Describe a cluster's network, or look at one.",
         "Clusters",
         "estimates",
     ),
     "estimate": Later(
-        "service.cli.estimate:add",
+        "tessera.service.cli.estimate:add",
         "Estimate how fast a model trains on GPUs, with or without a server.",
         "Estimates",
         "estimates",
     ),
     "profile": Later(
-        "service.cli.profile:add",
+        "tessera.service.cli.profile:add",
         "Measure layers, or collectives, on this machine.",
         "Estimates",
         "estimator",
     ),
     "solve": Later(
-        "service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
+        "tessera.service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
     ),
     "demo": Later(
-        "service.cli.demo.command:add",
+        "tessera.service.cli.demo.command:add",
         "Schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.",
         "Simulation",
     ),
     "simulate": Later(
-        "service.cli.simulate.command:add",
+        "tessera.service.cli.simulate.command:add",
         "Run a trace under policies, and compare them; needs no server.",
         "Simulation",
     ),
     "up": Later(
-        "service.cli.up:add",
+        "tessera.service.cli.up:add",
         "Start a database, a server and agents on this machine (or --reset them).",
     ),
-    "serve": Later("service.cli.serve:add", "Run a server."),
-    "agent": Later("service.cli.serve:add", "Run an agent on a GPU node."),
-    "migrate": Later("service.cli.database:add", "Upgrade the database's schema to this release."),
-    "prune": Later(
-        "service.cli.database:add", "Delete old request ids, rounds, ended jobs and history."
+    "serve": Later("tessera.service.cli.serve:add", "Run a server."),
+    "agent": Later("tessera.service.cli.serve:add", "Run an agent on a GPU node."),
+    "migrate": Later(
+        "tessera.service.cli.database:add", "Upgrade the database's schema to this release."
     ),
-    "db": Later("service.cli.database:add", "Look at the database."),
+    "prune": Later(
+        "tessera.service.cli.database:add",
+        "Delete old request ids, rounds, ended jobs and history.",
+    ),
+    "db": Later("tessera.service.cli.database:add", "Look at the database."),
 }
 
-OWN_PLUGINS: Final = "benchmarks."
+OWN_PLUGINS: Final = "tessera.benchmarks."
 """The package of our own command that the service must not import."""
+
+OURSELVES: Final = frozenset({"tessera", "tests"})
+"""Our own packages, which are no libraries to install."""
 
 OURS: Final = {"bench": ("Simulation", "server")}
 """Panel of ``--help`` and extra of our own plugin."""
-
-ROOMS: Final = frozenset(
-    {"benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers", "tests"}
-)
-"""Our own packages: none of them is a library to install."""
 
 
 class Commands(TyperGroup):
@@ -181,7 +182,7 @@ def _missing_library(error: Exception) -> str:
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     library = error.name.partition(".")[0]
-    return "" if library in ROOMS else library
+    return "" if library in OURSELVES else library
 
 
 def _plugin_help(name: str, module: str) -> str:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.collectives import CommRecord
-from estimator.graph import Graph, Untraceable
-from estimator.plans import Primitive, Shape, powers_dividing
-from estimator.profiling.collectives import Bench, machine, measure
-from estimator.profiling.records import ProfileRecord, load, save
-from estimator.profiling.stages import Source, kinds_of, profile_stage
-from estimator.profiling.timing import Effort, device_name, versions
-from estimator.tracing.step import Step, load_step
-from estimator.tracing.trace import trace
-from formulation.errors import InvalidInput
+from tessera.estimator.collectives import CommRecord
+from tessera.estimator.graph import Graph, Untraceable
+from tessera.estimator.plans import Primitive, Shape, powers_dividing
+from tessera.estimator.profiling.collectives import Bench, machine, measure
+from tessera.estimator.profiling.records import ProfileRecord, load, save
+from tessera.estimator.profiling.stages import Source, kinds_of, profile_stage
+from tessera.estimator.profiling.timing import Effort, device_name, versions
+from tessera.estimator.tracing.step import Step, load_step
+from tessera.estimator.tracing.trace import trace
+from tessera.formulation.errors import InvalidInput
 
 
 def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:

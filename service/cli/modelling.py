@@ -15,18 +15,18 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from estimator.architectures import files
-from estimator.architectures.published import find, published
-from estimator.cells import MicroBatches
-from estimator.exporting.graphs import export
-from estimator.graph import DTYPE_BYTES, Graph
-from estimator.memory import States
-from estimator.plans import Training
-from estimator.profiling.tasks import Value, value_of
-from formulation.errors import InvalidInput
-from formulation.release import install_hint
-from service.cli import limits, options
-from service.cli.client import CallFailed, Exit
+from tessera.estimator.architectures import files
+from tessera.estimator.architectures.published import find, published
+from tessera.estimator.cells import MicroBatches
+from tessera.estimator.exporting.graphs import export
+from tessera.estimator.graph import DTYPE_BYTES, Graph
+from tessera.estimator.memory import States
+from tessera.estimator.plans import Training
+from tessera.estimator.profiling.tasks import Value, value_of
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.release import install_hint
+from tessera.service.cli import limits, options
+from tessera.service.cli.client import CallFailed, Exit
 
 DEFAULT_MICRO_BATCHES: Final = 16
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -205,7 +205,7 @@ def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
 
 def traced(target: str, arguments: Mapping[str, Any]) -> Graph:
     """Return the graph of a step. Raises InvalidInput, CallFailed: JAX is not there."""
-    graph: Graph = with_jax("service.cli.measuring").graph_of(target, arguments)
+    graph: Graph = with_jax("tessera.service.cli.measuring").graph_of(target, arguments)
     return graph
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 
 def parent(cluster: str) -> str:

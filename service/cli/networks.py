@@ -9,9 +9,9 @@ from typing import Annotated, Final, NamedTuple
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from service.cli.client import CallFailed, Client, Exit, connect, now
-from service.cli.names import parent, short
-from service.cli.options import (
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, now
+from tessera.service.cli.names import parent, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -20,7 +20,7 @@ from service.cli.options import (
     Server,
     refuse_options,
 )
-from service.cli.render import (
+from tessera.service.cli.render import (
     Column,
     age,
     at,

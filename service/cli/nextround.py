@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from service.cli.client import CallFailed, Client, now
-from service.cli.render import at, span
+from tessera.service.cli.client import CallFailed, Client, now
+from tessera.service.cli.render import at, span
 from tessera.v1 import clusters_pb2
 
 SOON_S: Final = 10.0

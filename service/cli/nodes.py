@@ -8,10 +8,10 @@ from typing import Annotated, Final
 
 import typer
 
-from service.cli.client import connect, new_request_id
-from service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
-from service.cli.names import full_name, parent, short
-from service.cli.options import (
+from tessera.service.cli.client import connect, new_request_id
+from tessera.service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
+from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -21,7 +21,7 @@ from service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from service.cli.render import Column, at, counted, note, show_list
+from tessera.service.cli.render import Column, at, counted, note, show_list
 from tessera.v1 import clusters_pb2
 
 NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids or full names.")]

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from estimator.hardware import Hardware
-from estimator.workloads import hardware_of
-from formulation.resources import Kind
-from formulation.snapshot import GpuType
-from service.cli.client import CallFailed, connect
-from service.cli.names import parent, short
-from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.workloads import hardware_of
+from tessera.formulation.resources import Kind
+from tessera.formulation.snapshot import GpuType
+from tessera.service.cli.client import CallFailed, connect
+from tessera.service.cli.names import parent, short
+from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from tessera.v1 import clusters_pb2
 
 CONNECT_S: Final = 0.5

@@ -13,9 +13,9 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from formulation.errors import InvalidInput
-from service import durations
-from service.cli import limits
+from tessera.formulation.errors import InvalidInput
+from tessera.service import durations
+from tessera.service.cli import limits
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"

@@ -12,16 +12,16 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from estimator.collectives import CommRecord, write_records
-from estimator.plans import Primitive, Shape
-from estimator.profiling.records import ProfileRecord
-from formulation.errors import InvalidInput
-from service.cli import options
-from service.cli.client import now
-from service.cli.modelling import step_arguments, with_jax
-from service.cli.render import Column, err, line, note, number, show_table
+from tessera.estimator.collectives import CommRecord, write_records
+from tessera.estimator.plans import Primitive, Shape
+from tessera.estimator.profiling.records import ProfileRecord
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import options
+from tessera.service.cli.client import now
+from tessera.service.cli.modelling import step_arguments, with_jax
+from tessera.service.cli.render import Column, err, line, note, number, show_table
 
-MEASURING: Final = "service.cli.measuring"
+MEASURING: Final = "tessera.service.cli.measuring"
 SIZES: Final = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 _GROUP: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
 _MOST_REPEATS: Final = 10_000

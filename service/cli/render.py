@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.options import Output
+from tessera.service.cli.options import Output
 
 _UNBOUNDED: Final = 1_000_000
 """Columns of a console that never folds or cuts: what a terminal cannot show is its to wrap."""

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 from google.protobuf import duration_pb2
 
-from formulation.errors import InvalidInput
-from formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
-from formulation.policy import MAX_CAUTION, NETWORK_LEVELS, Policy
-from service.cli import limits, options
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
+from tessera.formulation.policy import MAX_CAUTION, NETWORK_LEVELS, Policy
+from tessera.service.cli import limits, options
 from tessera.v1 import scheduler_pb2
 
 NEVER: Final = "never"

@@ -8,11 +8,11 @@ from typing import Annotated, Final
 import grpc
 import typer
 
-from formulation.errors import InvalidInput
-from service.cli import options
-from service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from service.cli.names import full_name, parent
-from service.cli.options import (
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import options
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
+from tessera.service.cli.names import full_name, parent
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -20,9 +20,9 @@ from service.cli.options import (
     OutputOption,
     Server,
 )
-from service.cli.render import line, note, show_list, show_message
-from service.cli.roundoptions import over, with_round_options
-from service.cli.roundview import round_columns, show_replay, show_round
+from tessera.service.cli.render import line, note, show_list, show_message
+from tessera.service.cli.roundoptions import over, with_round_options
+from tessera.service.cli.roundview import round_columns, show_replay, show_round
 from tessera.v1 import scheduler_pb2
 
 TIME_LIMIT: Final = "60s"

@@ -10,10 +10,10 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from formulation.policy import NETWORK_LEVELS
-from service.cli.jobview import cell
-from service.cli.names import short
-from service.cli.render import (
+from tessera.formulation.policy import NETWORK_LEVELS
+from tessera.service.cli.jobview import cell
+from tessera.service.cli.names import short
+from tessera.service.cli.render import (
     Column,
     age,
     at,

@@ -13,13 +13,13 @@ from typing import Annotated
 
 import typer
 
-from db.migrate import upgrade
-from formulation.errors import InvalidInput
-from service import wiring
-from service.agent import main as agent_program
-from service.cli import options
-from service.cli.render import note
-from service.config import Config, load_config
+from tessera.db.migrate import upgrade
+from tessera.formulation.errors import InvalidInput
+from tessera.service import wiring
+from tessera.service.agent import main as agent_program
+from tessera.service.cli import options
+from tessera.service.cli.render import note
+from tessera.service.config import Config, load_config
 
 FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
 SWITCH_S = 0.001

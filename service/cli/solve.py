@@ -7,15 +7,22 @@ from typing import Annotated
 
 import typer
 
-from formulation.clock import SystemClock
-from formulation.codec import decode
-from formulation.errors import InvalidInput
-from formulation.snapshot import Snapshot
-from service.cli.options import Output, OutputOption
-from service.cli.roundoptions import with_round_options
-from service.cli.rounds import TIME_LIMIT, Everything, OldDeadline, TimeLimit, limit_s, show_decided
-from service.loop import decide_again
-from service.rpc.convert.rounds import of_round, to_options
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.codec import decode
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.cli.options import Output, OutputOption
+from tessera.service.cli.roundoptions import with_round_options
+from tessera.service.cli.rounds import (
+    TIME_LIMIT,
+    Everything,
+    OldDeadline,
+    TimeLimit,
+    limit_s,
+    show_decided,
+)
+from tessera.service.loop import decide_again
+from tessera.service.rpc.convert.rounds import of_round, to_options
 from tessera.v1 import scheduler_pb2
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from formulation.errors import InvalidInput
-from service.cli import limits
-from service.cli.yamlfile import Mapping, documents
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits
+from tessera.service.cli.yamlfile import Mapping, documents
 from tessera.v1.tenants_pb2 import Tenant
 
 KEYS: Final = ("weight", "quotas", "borrow_gpus", "keeps_idle_quota")

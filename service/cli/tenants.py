@@ -8,11 +8,11 @@ from typing import Annotated, Final
 
 import typer
 
-from service.cli import tenantfile, yamlfile
-from service.cli.client import Client, connect, new_request_id
-from service.cli.deletion import AllowMissing
-from service.cli.names import full_name, parent, short
-from service.cli.options import (
+from tessera.service.cli import tenantfile, yamlfile
+from tessera.service.cli.client import Client, connect, new_request_id
+from tessera.service.cli.deletion import AllowMissing
+from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -21,7 +21,7 @@ from service.cli.options import (
     Server,
     ValidateOnly,
 )
-from service.cli.render import Column, counted, note, number, show_list
+from tessera.service.cli.render import Column, counted, note, number, show_list
 from tessera.v1 import tenants_pb2
 
 TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (

@@ -11,20 +11,25 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from estimator import documents
-from formulation.documents import TOPOLOGY
-from formulation.errors import InvalidInput
-from formulation.topologies.document import assumptions, read
-from formulation.topologies.fields import near
-from formulation.topologies.lingjun import rows_of
-from formulation.topologies.measures import LinkKind, bisection_bytes_per_s, link_kinds, tiers
-from formulation.topologies.routes import MOST, Routes
-from formulation.topologies.topology import Tier, Topology
-from service.cli import limits, yamlfile
-from service.cli.client import CallFailed, Client, Exit, connect, new_request_id
-from service.cli.deletion import AllowMissing, Yes, confirm
-from service.cli.names import parent, short
-from service.cli.options import (
+from tessera.estimator import documents
+from tessera.formulation.documents import TOPOLOGY
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.document import assumptions, read
+from tessera.formulation.topologies.fields import near
+from tessera.formulation.topologies.lingjun import rows_of
+from tessera.formulation.topologies.measures import (
+    LinkKind,
+    bisection_bytes_per_s,
+    link_kinds,
+    tiers,
+)
+from tessera.formulation.topologies.routes import MOST, Routes
+from tessera.formulation.topologies.topology import Tier, Topology
+from tessera.service.cli import limits, yamlfile
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id
+from tessera.service.cli.deletion import AllowMissing, Yes, confirm
+from tessera.service.cli.names import parent, short
+from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
@@ -33,7 +38,15 @@ from service.cli.options import (
     Server,
     ValidateOnly,
 )
-from service.cli.render import Column, line, note, number, show_facts, show_message, show_table
+from tessera.service.cli.render import (
+    Column,
+    line,
+    note,
+    number,
+    show_facts,
+    show_message,
+    show_table,
+)
 from tessera.v1 import networks_pb2
 
 LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)

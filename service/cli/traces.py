@@ -12,16 +12,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
-from formulation.snapshot import GpuType, Source, Workload
-from service.cli import limits, options
-from service.cli.client import Client
-from service.cli.names import short
-from simulator.traces.files import profiles_of
-from simulator.traces.recipe import Recipe, follow
-from simulator.traces.redraw import parameters
-from simulator.traces.screening import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, NodeSpec, TenantSpec
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.service.cli import limits, options
+from tessera.service.cli.client import Client
+from tessera.service.cli.names import short
+from tessera.simulator.traces.files import profiles_of
+from tessera.simulator.traces.recipe import Recipe, follow
+from tessera.simulator.traces.redraw import parameters
+from tessera.simulator.traces.screening import (
     Dropped,
     Screened,
     in_order,
@@ -30,8 +30,8 @@ from simulator.traces.screening import (
     screen_form,
     screen_profiled,
 )
-from simulator.traces.speeds import Room, Speeds
-from simulator.traces.trace import Arrival, Asked
+from tessera.simulator.traces.speeds import Room, Speeds
+from tessera.simulator.traces.trace import Arrival, Asked
 from tessera.v1 import clusters_pb2, estimates_pb2
 
 _NODES: Final = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})=([0-9]{1,6})x([0-9]{1,2})", re.ASCII)

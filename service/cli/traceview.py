@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from service.cli.render import Column, note, number, percent, show_facts, show_table, span
-from service.cli.traces import Shaped
-from simulator.traces.recipe import Recipe
-from simulator.traces.redraw import parameters, sizes
-from simulator.traces.screening import bad_lines, order_lines
-from simulator.traces.speeds import gpu_seconds, load
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli.render import Column, note, number, percent, show_facts, show_table, span
+from tessera.service.cli.traces import Shaped
+from tessera.simulator.traces.recipe import Recipe
+from tessera.simulator.traces.redraw import parameters, sizes
+from tessera.simulator.traces.screening import bad_lines, order_lines
+from tessera.simulator.traces.speeds import gpu_seconds, load
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,23 +16,23 @@ from typing import Annotated, Final
 
 import typer
 
-from db import embedded
-from db.engine import connect as connect_database
-from db.migrate import upgrade
-from formulation.errors import InvalidInput, Unavailable
-from service.cli import clusterfile, options, yamlfile
-from service.cli.children import Child, ending_signals, running
-from service.cli.client import CallFailed, Client, Exit, connect
-from service.cli.clusterfile import ClusterFile
-from service.cli.clusters import apply_cluster
-from service.cli.home import Home, claim, default_home
-from service.cli.importing import send_samples
-from service.cli.listener import Health, address_of, health_of, require_free
-from service.cli.names import parent, short
-from service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
-from service.cli.render import err, line, note
-from service.cli.upsettings import EXAMPLE, Asked, delete_data, settled
-from service.config import Config
+from tessera.db import embedded
+from tessera.db.engine import connect as connect_database
+from tessera.db.migrate import upgrade
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service.cli import clusterfile, options, yamlfile
+from tessera.service.cli.children import Child, ending_signals, running
+from tessera.service.cli.client import CallFailed, Client, Exit, connect
+from tessera.service.cli.clusterfile import ClusterFile
+from tessera.service.cli.clusters import apply_cluster
+from tessera.service.cli.home import Home, claim, default_home
+from tessera.service.cli.importing import send_samples
+from tessera.service.cli.listener import Health, address_of, health_of, require_free
+from tessera.service.cli.names import parent, short
+from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
+from tessera.service.cli.render import err, line, note
+from tessera.service.cli.upsettings import EXAMPLE, Asked, delete_data, settled
+from tessera.service.config import Config
 from tessera.v1 import clusters_pb2
 
 START_S: Final = 600.0
@@ -284,7 +284,7 @@ def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
     }
     return running(
         "server",
-        "service.cli.main",
+        "tessera.service.cli.main",
         arguments,
         plan.home.path / "logs",
         GRACE_S,
@@ -325,7 +325,7 @@ def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
     ]
     return running(
         agent,
-        "service.agent.main",
+        "tessera.service.agent.main",
         arguments,
         plan.home.path / "logs",
         3 * GANG_GRACE_S,

@@ -9,13 +9,13 @@ from typing import Final
 
 import typer
 
-from db.engine import without_password
-from formulation.errors import InvalidInput
-from service.cli import clusterfile
-from service.cli.client import Exit
-from service.cli.home import Home, Record
-from service.cli.options import DEFAULT_CLUSTER
-from service.cli.render import note
+from tessera.db.engine import without_password
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import clusterfile
+from tessera.service.cli.client import Exit
+from tessera.service.cli.home import Home, Record
+from tessera.service.cli.options import DEFAULT_CLUSTER
+from tessera.service.cli.render import note
 
 EXAMPLE: Final = "the example"
 """The source of the cluster that is started where no file is named."""

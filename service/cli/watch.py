@@ -15,11 +15,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from service.cli.client import CallFailed, Exit, now
-from service.cli.jobview import JobDetails, job_columns, job_parts
-from service.cli.names import short
-from service.cli.options import Output
-from service.cli.render import as_json, console_for, fitted, line, show_message, table
+from tessera.service.cli.client import CallFailed, Exit, now
+from tessera.service.cli.jobview import JobDetails, job_columns, job_parts
+from tessera.service.cli.names import short
+from tessera.service.cli.options import Output
+from tessera.service.cli.render import as_json, console_for, fitted, line, show_message, table
 from tessera.v1 import jobs_pb2
 
 POLL_S: Final = 2.0

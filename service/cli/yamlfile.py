@@ -11,10 +11,10 @@ from pathlib import Path
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from estimator.documents import read_yaml
-from formulation.documents import CLUSTER_FILE, Limits
-from formulation.errors import InvalidInput
-from service.cli import limits, options
+from tessera.estimator.documents import read_yaml
+from tessera.formulation.documents import CLUSTER_FILE, Limits
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits, options
 
 STDIN = "-"
 

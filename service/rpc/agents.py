@@ -17,15 +17,15 @@ from typing import Any, Final
 
 import grpc.aio
 
-from formulation.clock import Clock
-from formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
-from formulation.resources import Heartbeat, ObservedGang
-from service.ports import Store
-from service.rpc import fields, names
-from service.rpc.calls import StreamPlaces, Subscription, Wakeups
-from service.rpc.convert import agents as convert
-from service.rpc.heartbeats import Heartbeats
-from service.rpc.lanes import CALLER, FairCalls
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
+from tessera.formulation.resources import Heartbeat, ObservedGang
+from tessera.service.ports import Store
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
+from tessera.service.rpc.convert import agents as convert
+from tessera.service.rpc.heartbeats import Heartbeats
+from tessera.service.rpc.lanes import CALLER, FairCalls
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from formulation.errors import TooBusy
-from service.rpc.handlers import Behaviour, rewrapped
-from service.rpc.lanes import client_of
+from tessera.formulation.errors import TooBusy
+from tessera.service.rpc.handlers import Behaviour, rewrapped
+from tessera.service.rpc.lanes import client_of
 
 LARGE_BYTES: Final = 256 * 2**10
 """Smaller answers are not counted: the transport takes most of them at once."""

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from formulation.errors import TooBusy, Unavailable
+from tessera.formulation.errors import TooBusy, Unavailable
 
 _A = TypeVar("_A")
 _P = ParamSpec("_P")

@@ -8,13 +8,13 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
-from formulation.errors import NotFound
-from formulation.resources import ClusterRecord, NodeRecord, Request
-from service.ports import Store, Writer
-from service.rpc import fields, names
-from service.rpc.convert import clusters as convert
-from service.rpc.lanes import SizedCalls
-from service.rpc.paging import page_of
+from tessera.formulation.errors import NotFound
+from tessera.formulation.resources import ClusterRecord, NodeRecord, Request
+from tessera.service.ports import Store, Writer
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert import clusters as convert
+from tessera.service.rpc.lanes import SizedCalls
+from tessera.service.rpc.paging import page_of
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc
 

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from formulation import errors
-from service.rpc import names
-from service.rpc.handlers import Behaviour, Parse, rewrapped
-from service.rpc.lanes import CALLER, Share, client_of
-from solvers.base import SolverFailed
+from tessera.formulation import errors
+from tessera.service.rpc import names
+from tessera.service.rpc.handlers import Behaviour, Parse, rewrapped
+from tessera.service.rpc.lanes import CALLER, Share, client_of
+from tessera.solvers.base import SolverFailed
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
-from estimator.architectures.published import published
-from estimator.hardware import Hardware
-from estimator.profiling.tasks import Options, status
-from estimator.workloads import (
+from tessera.estimator.architectures.published import published
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.profiling.tasks import Options, status
+from tessera.estimator.workloads import (
     MAX_GPUS,
     MULTIPLES,
     CellEstimate,
@@ -26,17 +26,17 @@ from estimator.workloads import (
     no_known_type,
     read_model,
 )
-from formulation.cancelling import require_caller
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
-from formulation.snapshot import Workload
-from service.ports import Store, Writer
-from service.rpc import fields, names
-from service.rpc.convert import estimates as convert
-from service.rpc.convert.models import of_cell, of_model, of_published, to_model
-from service.rpc.convert.profiles import of_status, to_profiles
-from service.rpc.lanes import CALLER, Lane, SizedCalls
-from service.rpc.paging import page_of
+from tessera.formulation.cancelling import require_caller
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
+from tessera.formulation.snapshot import Workload
+from tessera.service.ports import Store, Writer
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert import estimates as convert
+from tessera.service.rpc.convert.models import of_cell, of_model, of_published, to_model
+from tessera.service.rpc.convert.profiles import of_status, to_profiles
+from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
+from tessera.service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 

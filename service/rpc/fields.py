@@ -13,8 +13,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from formulation.errors import InvalidInput, StaleEtag
-from formulation.resources import Request
+from tessera.formulation.errors import InvalidInput, StaleEtag
+from tessera.formulation.resources import Request
 
 MAX_REQUEST_ID: Final = 64
 MAX_DURATION_S: Final = 315_576_000_000

@@ -11,9 +11,9 @@ from typing import Any, Final
 import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
-from formulation.errors import Unavailable
-from service.ports import Store
-from service.rpc.calls import Calls
+from tessera.formulation.errors import Unavailable
+from tessera.service.ports import Store
+from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
 

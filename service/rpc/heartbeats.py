@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from formulation.errors import Conflict, TesseraError
-from formulation.resources import Heartbeat
-from service.ports import Store
-from service.rpc.calls import Calls
+from tessera.formulation.errors import Conflict, TesseraError
+from tessera.formulation.resources import Heartbeat
+from tessera.service.ports import Store
+from tessera.service.rpc.calls import Calls
 
 MOST: Final = 1000
 """Heartbeats in one transaction."""

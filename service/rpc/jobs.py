@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import grpc.aio
 
-from formulation.errors import InvalidInput
-from formulation.lifecycle import TERMINAL, JobEvent
-from formulation.resources import JobRecord, JobSpec, Request
-from service.ports import Store, Writer
-from service.rpc import fields, names
-from service.rpc.calls import StreamPlaces, Wakeups
-from service.rpc.convert import jobs as convert
-from service.rpc.lanes import CALLER, SizedCalls
-from service.rpc.paging import page_of
-from service.rpc.sharing import SharedReads
-from service.standing import unheeded_wishes
-from solvers.rounds.options import RoundOptions
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import TERMINAL, JobEvent
+from tessera.formulation.resources import JobRecord, JobSpec, Request
+from tessera.service.ports import Store, Writer
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.calls import StreamPlaces, Wakeups
+from tessera.service.rpc.convert import jobs as convert
+from tessera.service.rpc.lanes import CALLER, SizedCalls
+from tessera.service.rpc.paging import page_of
+from tessera.service.rpc.sharing import SharedReads
+from tessera.service.standing import unheeded_wishes
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
 

@@ -30,8 +30,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
-from formulation.errors import TooBusy
-from service.rpc.calls import ThreadPool, name_of
+from tessera.formulation.errors import TooBusy
+from tessera.service.rpc.calls import ThreadPool, name_of
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Message)

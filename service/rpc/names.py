@@ -7,7 +7,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _GPU_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")

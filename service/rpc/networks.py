@@ -9,16 +9,16 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
-from formulation.clock import Clock
-from formulation.errors import NotFound
-from formulation.network.running import running_now
-from formulation.topologies import document
-from service.ports import Store, Writer
-from service.replanning import Replanning
-from service.rpc import fields, names
-from service.rpc.convert import networks as convert
-from service.rpc.lanes import CALLER, Lane, SizedCalls
-from service.rpc.paging import page_of
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import NotFound
+from tessera.formulation.network.running import running_now
+from tessera.formulation.topologies import document
+from tessera.service.ports import Store, Writer
+from tessera.service.replanning import Replanning
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert import networks as convert
+from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
+from tessera.service.rpc.paging import page_of
 from tessera.v1 import networks_pb2 as pb
 from tessera.v1 import networks_pb2_grpc
 

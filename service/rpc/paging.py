@@ -10,8 +10,8 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from formulation.errors import InvalidInput
-from service.rpc.fields import digest
+from tessera.formulation.errors import InvalidInput
+from tessera.service.rpc.fields import digest
 
 DEFAULT_SIZE: Final = 100
 MAX_TOKEN: Final = 1000

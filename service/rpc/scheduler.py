@@ -7,15 +7,15 @@ from typing import Any
 
 import grpc.aio
 
-from formulation.clock import Clock
-from formulation.codec import encode
-from service.loop import RoundLoop
-from service.ports import Store
-from service.rpc import fields, names
-from service.rpc.convert import rounds as convert
-from service.rpc.lanes import CALLER, Lane, SizedCalls, Turn
-from service.rpc.paging import page_of
-from solvers.rounds.options import RoundOptions
+from tessera.formulation.clock import Clock
+from tessera.formulation.codec import encode
+from tessera.service.loop import RoundLoop
+from tessera.service.ports import Store
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert import rounds as convert
+from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls, Turn
+from tessera.service.rpc.paging import page_of
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 

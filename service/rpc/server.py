@@ -12,30 +12,30 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from formulation.clock import Clock
-from formulation.errors import InvalidInput
-from service.config import (
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import InvalidInput
+from tessera.service.config import (
     ESTIMATE_THREADS,
     HEAVY_THREADS,
     LEASE_THREADS,
     Config,
 )
-from service.loop import RoundLoop
-from service.ports import Store
-from service.replanning import Replanning
-from service.rpc.agents import AgentCalls, AgentsServicer
-from service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
-from service.rpc.calls import Calls, StreamPlaces, Wakeups
-from service.rpc.clusters import ClustersServicer
-from service.rpc.errors import Guard
-from service.rpc.estimates import EstimatesServicer
-from service.rpc.health import Health
-from service.rpc.heartbeats import Heartbeats
-from service.rpc.jobs import JobsServicer
-from service.rpc.lanes import FairCalls, Lane, Limits, SizedCalls
-from service.rpc.networks import NetworksServicer
-from service.rpc.scheduler import SchedulerServicer
-from service.rpc.tenants import TenantsServicer
+from tessera.service.loop import RoundLoop
+from tessera.service.ports import Store
+from tessera.service.replanning import Replanning
+from tessera.service.rpc.agents import AgentCalls, AgentsServicer
+from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
+from tessera.service.rpc.calls import Calls, StreamPlaces, Wakeups
+from tessera.service.rpc.clusters import ClustersServicer
+from tessera.service.rpc.errors import Guard
+from tessera.service.rpc.estimates import EstimatesServicer
+from tessera.service.rpc.health import Health
+from tessera.service.rpc.heartbeats import Heartbeats
+from tessera.service.rpc.jobs import JobsServicer
+from tessera.service.rpc.lanes import FairCalls, Lane, Limits, SizedCalls
+from tessera.service.rpc.networks import NetworksServicer
+from tessera.service.rpc.scheduler import SchedulerServicer
+from tessera.service.rpc.tenants import TenantsServicer
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import grpc.aio
 
-from service.ports import Store, Writer
-from service.rpc import fields, names
-from service.rpc.convert import tenants as convert
-from service.rpc.lanes import SizedCalls
-from service.rpc.paging import page_of
+from tessera.service.ports import Store, Writer
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert import tenants as convert
+from tessera.service.rpc.lanes import SizedCalls
+from tessera.service.rpc.paging import page_of
 from tessera.v1 import tenants_pb2 as pb
 from tessera.v1 import tenants_pb2_grpc
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.tables import Bools
-from simulator.comparison.contestants import is_ilp, is_ours
-from simulator.comparison.runs import Ran
-from simulator.figures import Figure
-from simulator.statistics import Interval, mean_interval, ratio_interval
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Bools
+from tessera.simulator.comparison.contestants import is_ilp, is_ours
+from tessera.simulator.comparison.runs import Ran
+from tessera.simulator.figures import Figure
+from tessera.simulator.statistics import Interval, mean_interval, ratio_interval
 
 Runs = Sequence[Ran]
 ByPolicy = Mapping[str, Runs]

@@ -6,11 +6,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from formulation.errors import InvalidInput
-from formulation.information import Information, data_parallel, estimates, optimum, single_gpu
-from simulator.comparison.information import read_dp_memory
-from solvers.rounds.options import RoundOptions
-from solvers.schedulers import registry
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import (
+    Information,
+    data_parallel,
+    estimates,
+    optimum,
+    single_gpu,
+)
+from tessera.simulator.comparison.information import read_dp_memory
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.schedulers import registry
 
 ILP: Final = "ilp:"
 GREEDY: Final = "greedy:"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.information import DpMemory
-from formulation.snapshot import Workload
-from simulator.data import MissingData, data_file
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import DpMemory
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.data import MissingData, data_file
 
 GIB = 2**30
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from formulation.check import score
-from formulation.clock import SystemClock
-from formulation.snapshot import Snapshot
-from formulation.statement import state
-from simulator.run import Decider
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome
-from solvers.schedulers.base import carried
+from tessera.formulation.check import score
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import state
+from tessera.simulator.run import Decider
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.schedulers.base import carried
 
 
 class Watch:

@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from simulator.comparison.comparing import ByPolicy, jct_ratio, rows, throughput_ratio
-from simulator.comparison.contestants import is_ilp, is_ours
-from simulator.report.comparisons import bars
-from simulator.report.gpu_map import gpu_map
-from simulator.report.lines import distribution, gap_over_rounds, over_time
-from simulator.report.model import Plot
-from simulator.report.style import styles
-from simulator.statistics import Interval
+from tessera.simulator.comparison.comparing import ByPolicy, jct_ratio, rows, throughput_ratio
+from tessera.simulator.comparison.contestants import is_ilp, is_ours
+from tessera.simulator.report.comparisons import bars
+from tessera.simulator.report.gpu_map import gpu_map
+from tessera.simulator.report.lines import distribution, gap_over_rounds, over_time
+from tessera.simulator.report.model import Plot
+from tessera.simulator.report.style import styles
+from tessera.simulator.statistics import Interval
 
 ARENA: Final = "arena"
 DRAWN: Final = 7

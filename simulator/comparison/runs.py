@@ -10,25 +10,32 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from formulation.resources import EstimateRecord
-from formulation.tables import Floats
-from simulator.bounds import throughput_bound
-from simulator.comparison.contestants import information_of, options_of
-from simulator.comparison.judging import Judged, Watch
-from simulator.comparison.workload import ROUND_S, Made, Work, check_seeds, check_trace, made
-from simulator.log import Segment
-from simulator.metrics import Reference, alone_seconds, figures, reference_of, series_of
-from simulator.overheads import overheads as overheads_of
-from simulator.run import Conditions, Decider, Result, simulate
-from simulator.sweeps.runner import Sweep
-from simulator.sweeps.tasks import Task
-from simulator.truth import perturbed
-from solvers.schedulers.base import Published
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.tables import Floats
+from tessera.simulator.bounds import throughput_bound
+from tessera.simulator.comparison.contestants import information_of, options_of
+from tessera.simulator.comparison.judging import Judged, Watch
+from tessera.simulator.comparison.workload import (
+    ROUND_S,
+    Made,
+    Work,
+    check_seeds,
+    check_trace,
+    made,
+)
+from tessera.simulator.log import Segment
+from tessera.simulator.metrics import Reference, alone_seconds, figures, reference_of, series_of
+from tessera.simulator.overheads import overheads as overheads_of
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.sweeps.runner import Sweep
+from tessera.simulator.sweeps.tasks import Task
+from tessera.simulator.truth import perturbed
+from tessera.solvers.schedulers.base import Published
 
 BINS: Final = 400
 """Points of a course over time."""
-TASK: Final = "simulator.comparison.runs:simulated"
-BOUND_TASK: Final = "simulator.comparison.runs:bounded"
+TASK: Final = "tessera.simulator.comparison.runs:simulated"
+BOUND_TASK: Final = "tessera.simulator.comparison.runs:bounded"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -37,7 +44,7 @@ Key = TypeVar("Key", bound=Hashable)
 class Asked:
     """A run: a policy on a workload, what it sees, and what is written down of it.
 
-    ``error`` is that of the estimates that rounds are told (``simulator.truth.perturbed``), drawn by
+    ``error`` is that of the estimates that rounds are told (``tessera.simulator.truth.perturbed``), drawn by
     ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
     is written down who held which GPUs. Rounds come when something has happened, at most one each
     ``round_s``; with ``every_round`` each ``round_s``, which plans need that start jobs at moments of

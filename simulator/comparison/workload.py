@@ -9,25 +9,25 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-from estimator.samples import sample_profiles
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, NodeSpec
-from simulator.clusters import hardware_of, preset
-from simulator.data import MissingData, data_dir, data_file
-from simulator.scenario import Scenario
-from simulator.traces.files import profiles_of, trace_of
-from simulator.traces.screening import screen
-from simulator.traces.shaping import (
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, NodeSpec
+from tessera.simulator.clusters import hardware_of, preset
+from tessera.simulator.data import MissingData, data_dir, data_file
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.files import profiles_of, trace_of
+from tessera.simulator.traces.screening import screen
+from tessera.simulator.traces.shaping import (
     first_hours,
     looser_deadlines,
     sampled,
     with_deadlines,
     without_deadlines,
 )
-from simulator.traces.speeds import Room, Speeds, load
-from simulator.traces.trace import Arrival
-from simulator.workloads.published import NAMES, Published, published
-from simulator.workloads.synthetic import Synthetic
+from tessera.simulator.traces.speeds import Room, Speeds, load
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.workloads.published import NAMES, Published, published
+from tessera.simulator.workloads.synthetic import Synthetic
 
 ROUND_S: Final = 300.0
 PHILLY: Final = "arena-philly"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.network.slowdowns import Met
-from simulator.run import Result
+from tessera.simulator.network.slowdowns import Met
+from tessera.simulator.run import Result
 
 
 def contention_figures(result: Result, seen: Met) -> dict[str, float]:

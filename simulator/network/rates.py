@@ -9,10 +9,10 @@ from zlib import crc32
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints
-from solvers.network.fluid import meetings, simulate
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.fluid import meetings, simulate
 
 FEW = 12
 """Jobs of a group whose sets of senders the engine remembers all (``solvers.network.kernels.fluid``)."""

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from estimator.hardware import Hardware
-from estimator.workloads import Estimator, catalogue_of, known_models
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.measured import with_times
-from formulation.network.traffic import Traffic, cell_traffic
-from formulation.placement import Gang
-from formulation.resources import EstimateRecord
-from formulation.snapshot import BEST_FOUND
-from formulation.topologies.routes import Routes
-from formulation.topologies.topology import Topology
-from simulator.scenario import Scenario
-from simulator.store import Change, MemoryStore
-from simulator.truth import truth_of
-from solvers.network.paths import least_comm_s
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.workloads import Estimator, catalogue_of, known_models
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.measured import with_times
+from tessera.formulation.network.traffic import Traffic, cell_traffic
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import BEST_FOUND
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.topology import Topology
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import Change, MemoryStore
+from tessera.simulator.truth import truth_of
+from tessera.solvers.network.paths import least_comm_s
 
 NEAR = 0.01
 """An iteration alone on the network may differ so much from the profile's, as a share of that."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formulation.network.contention import Contention, demand_of, joined
-from formulation.network.plan import NetworkPlan
-from formulation.placement import Gang
-from simulator.network.planning import Plans
-from simulator.network.rates import Rates
-from simulator.store import Change
+from tessera.formulation.network.contention import Contention, demand_of, joined
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.placement import Gang
+from tessera.simulator.network.planning import Plans
+from tessera.simulator.network.rates import Rates
+from tessera.simulator.store import Change
 
 MOST = 1e6
 """A job that never gets a link counts as slowed so many times, so that it still ends, far off."""

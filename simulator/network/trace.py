@@ -10,14 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of, joined
-from formulation.network.plan import NetworkPlan
-from formulation.network.traffic import Traffic
-from formulation.placement import Gang
-from formulation.tables import Bools, Floats
-from simulator.network.planning import Plans
-from simulator.network.rates import Rates
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of, joined
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.traffic import Traffic
+from tessera.formulation.placement import Gang
+from tessera.formulation.tables import Bools, Floats
+from tessera.simulator.network.planning import Plans
+from tessera.simulator.network.rates import Rates
 
 OVER = 1e-9
 """A job with no more than this share of its iterations left has ended: the difference is rounding."""

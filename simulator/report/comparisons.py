@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.report.model import Plot, written
-from simulator.report.style import LIGHT, Style, drawing, legend, percentage, styles_for
-from simulator.statistics import Interval, mean_intervals
+from tessera.simulator.report.model import Plot, written
+from tessera.simulator.report.style import LIGHT, Style, drawing, legend, percentage, styles_for
+from tessera.simulator.statistics import Interval, mean_intervals
 
 BANDS: Final = 5
 """Up to so many curves have bands; more have bars, which hide less."""

@@ -9,10 +9,10 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 
-from formulation.errors import InvalidInput
-from simulator.report.lines import time_unit
-from simulator.report.model import Plot, written
-from simulator.report.style import LIGHT, drawing
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.report.lines import time_unit
+from tessera.simulator.report.model import Plot, written
+from tessera.simulator.report.style import LIGHT, drawing
 
 COLUMNS: Final = 1000
 ROWS: Final = 400

@@ -7,9 +7,9 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
-from simulator.report.model import Plot, RunReport, Table, Value, as_given, written
-from simulator.report.pictures import svg
-from simulator.report.style import DARK, LIGHT
+from tessera.simulator.report.model import Plot, RunReport, Table, Value, as_given, written
+from tessera.simulator.report.pictures import svg
+from tessera.simulator.report.style import DARK, LIGHT
 
 LONG: Final = 20
 """A table of more rows may be broken across printed pages."""

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from simulator.report.model import Plot, written
-from simulator.report.style import Style, drawing, legend, number, styles_for
+from tessera.simulator.report.model import Plot, written
+from tessera.simulator.report.style import Style, drawing, legend, number, styles_for
 
 POINTS: Final = 400
 """Points of a line that are drawn; a longer one is drawn in so many equal parts of the time."""

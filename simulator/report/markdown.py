@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.report.model import RunReport, Table, Value, as_given, written
+from tessera.simulator.report.model import RunReport, Table, Value, as_given, written
 
 
 def text(report: RunReport, pictures: Sequence[str]) -> str:

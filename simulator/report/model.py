@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final
 import typer
 from matplotlib.figure import Figure as Drawing
 
-from formulation.release import release
-from simulator.figures import Figure, Report
-from simulator.provenance import commit
+from tessera.formulation.release import release
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.provenance import commit
 
 Value = Figure | str | None
 

@@ -10,8 +10,8 @@ from typing import Final
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawing
 
-from simulator.report.model import Plot
-from simulator.report.style import LIGHT
+from tessera.simulator.report.model import Plot
+from tessera.simulator.report.style import LIGHT
 
 SALT: Final = "tessera"
 """Makes the same drawing give the same SVG."""

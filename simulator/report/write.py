@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from simulator.report.html import page
-from simulator.report.markdown import text
-from simulator.report.model import RunReport
-from simulator.report.pictures import png
+from tessera.simulator.report.html import page
+from tessera.simulator.report.markdown import text
+from tessera.simulator.report.model import RunReport
+from tessera.simulator.report.pictures import png
 
 
 def write_report(report: RunReport, folder: Path) -> Path:

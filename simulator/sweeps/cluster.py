@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from formulation.errors import InvalidInput, Unavailable
-from formulation.release import install_hint
-from simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer, packages
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.release import install_hint
+from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer, packages
 
 
 def outcomes(

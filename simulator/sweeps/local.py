@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
-from simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
+from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
 
 SAID: Final = 8000
 """Bytes of a failed task's standard error that are reported, counted from its end."""
@@ -109,7 +109,7 @@ class _Worker:
                 raise RuntimeError("the sweep was stopped")
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-X", "faulthandler", "-m", "simulator.sweeps.worker"],
+                    [sys.executable, "-P", "-X", "faulthandler", "-m", "tessera.simulator.sweeps.worker"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
                     encoding="utf-8", start_new_session=True,
                     env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formulation.errors import InvalidInput
-from simulator.sweeps.tasks import Task
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.sweeps.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

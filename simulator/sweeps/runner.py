@@ -21,11 +21,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from formulation.errors import InvalidInput
-from simulator.provenance import commit
-from simulator.sweeps import cluster, local
-from simulator.sweeps.results import Results
-from simulator.sweeps.tasks import Outcome, Task, TasksFailed, code_digest
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.provenance import commit
+from tessera.simulator.sweeps import cluster, local
+from tessera.simulator.sweeps.results import Results
+from tessera.simulator.sweeps.tasks import Outcome, Task, TasksFailed, code_digest
 
 Workers = Annotated[
     int | None,

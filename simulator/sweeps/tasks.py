@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from formulation.errors import InvalidInput, TesseraError
-from simulator.provenance import ROOT
+from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.simulator.provenance import ROOT
 
 PACKAGES: Final = (
     "benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers",
 )  # fmt: skip
-GENERATED: Final = ("tessera", "proto/gen/tessera")
+GENERATED: Final = ("v1", "proto/gen/tessera")
 """Where the generated package lies when installed, and in a checkout."""
-_DRAWING: Final = ROOT / "benchmarks" / "report"
+_DRAWING: Final = ROOT / "simulator" / "report"
 ONE_THREAD: Final = {
     f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")
 }

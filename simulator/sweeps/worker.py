@@ -1,6 +1,6 @@
 """A process that carries out calls, a line of JSON each, until there are no more.
 
-``python -m simulator.sweeps.worker`` answers on the standard output that it was given; what tasks
+``python -m tessera.simulator.sweeps.worker`` answers on the standard output that it was given; what tasks
 print goes to standard error. A task that raises ends the process; a starter that is gone ends it, too.
 """
 
@@ -11,7 +11,7 @@ import queue
 import threading
 from typing import TextIO
 
-from simulator.sweeps.tasks import answer
+from tessera.simulator.sweeps.tasks import answer
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 MAX_ERRORS = 20
 """Reading stops after so many mistakes; all are reported at once."""

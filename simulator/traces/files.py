@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from formulation.resources import EstimateRecord
-from simulator.traces import morphling
-from simulator.traces.csvfile import decoded, header_of
-from simulator.traces.profiles import parse_profiles
-from simulator.traces.trace import (
+from tessera.formulation.resources import EstimateRecord
+from tessera.simulator.traces import morphling
+from tessera.simulator.traces.csvfile import decoded, header_of
+from tessera.simulator.traces.profiles import parse_profiles
+from tessera.simulator.traces.trace import (
     EXACT,
     Arrival,
     Asked,

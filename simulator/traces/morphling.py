@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import Source, Workload
-from simulator.traces.csvfile import NAME, Mistakes, Row, decoded, rows
-from simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
-from simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import Source, Workload
+from tessera.simulator.traces.csvfile import NAME, Mistakes, Row, decoded, rows
+from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
+from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
 
 GPU_TYPE: Final = "a800"
 MODELS: Final[Mapping[str, tuple[str, int]]] = {

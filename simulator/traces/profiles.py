@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from formulation.resources import EstimateRecord
-from formulation.snapshot import BEST_FOUND, Source, Workload
-from simulator.traces.csvfile import Mistakes, Row, decoded, rows
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, rows
 
 REQUIRED = (
     "model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node", "iter_time_s",

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.resources import TenantSpec
-from simulator.traces import shaping
-from simulator.traces.redraw import LARGE_FROM, asked, redraw, with_large_share
-from simulator.traces.speeds import Speeds
-from simulator.traces.trace import Arrival, Asked
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import TenantSpec
+from tessera.simulator.traces import shaping
+from tessera.simulator.traces.redraw import LARGE_FROM, asked, redraw, with_large_share
+from tessera.simulator.traces.speeds import Speeds
+from tessera.simulator.traces.trace import Arrival, Asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from formulation.errors import InvalidInput
-from formulation.snapshot import Workload
-from simulator.traces.speeds import Speeds
-from simulator.traces.trace import PLAN, Arrival, Asked
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.traces.speeds import Speeds
+from tessera.simulator.traces.trace import PLAN, Arrival, Asked
 
 LARGE_FROM: Final = 6e9
 """Parameters from which a model counts as large, unless told otherwise: LLaMA-7B and LLaMA-30B are

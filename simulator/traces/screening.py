@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import GpuType
-from simulator.traces.speeds import Room, Speeds
-from simulator.traces.trace import Arrival, Asked
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import GpuType
+from tessera.simulator.traces.speeds import Room, Speeds
+from tessera.simulator.traces.trace import Arrival, Asked
 
 OnBad = Literal["refuse", "drop"]
 NAMES_SHOWN = 5

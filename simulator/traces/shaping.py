@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.resources import JobSpec, TenantSpec
-from formulation.tables import Floats
-from simulator.traces.speeds import Speeds, gpu_seconds
-from simulator.traces.trace import Arrival
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import JobSpec, TenantSpec
+from tessera.formulation.tables import Floats
+from tessera.simulator.traces.speeds import Speeds, gpu_seconds
+from tessera.simulator.traces.trace import Arrival
 
 GUARANTEED, BEST_EFFORT = "tenant-a", "tenant-b"
 """Tenants with a quota and without one (Morphling, section 7.3, trace MT)."""

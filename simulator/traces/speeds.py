@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import Workload
-from formulation.tables import Floats
-from simulator.traces.trace import Arrival
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import Workload
+from tessera.formulation.tables import Floats
+from tessera.simulator.traces.trace import Arrival
 
 Cell = tuple[str, int]
 """A GPU type and a number of GPUs."""

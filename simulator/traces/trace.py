@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from formulation.errors import InvalidInput
-from formulation.resources import JobSpec
-from formulation.snapshot import Workload
-from simulator.traces.csvfile import Mistakes, Row, decoded, header_of, rows
-from simulator.traces.profiles import MAX_COUNT
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import JobSpec
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, header_of, rows
+from tessera.simulator.traces.profiles import MAX_COUNT
 
 REQUIRED = (
     "job_id", "submit_time_s", "model", "params", "global_batch", "num_iterations", "num_gpus",

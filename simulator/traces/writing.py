@@ -7,9 +7,9 @@ import io
 import math
 from collections.abc import Iterable
 
-from formulation.resources import EstimateRecord
-from simulator.traces.profiles import OPTIONAL, REQUIRED
-from simulator.traces.trace import EXACT, PLAN, Arrival
+from tessera.formulation.resources import EstimateRecord
+from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
+from tessera.simulator.traces.trace import EXACT, PLAN, Arrival
 
 COLUMNS = (
     "job_id", "submit_time_s", "model", "params", "global_batch", EXACT, "num_gpus", "gpu_type",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from estimator.samples import sample_profiles
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import Workload
-from formulation.tables import Floats
-from simulator.traces.trace import Arrival
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import Workload
+from tessera.formulation.tables import Floats
+from tessera.simulator.traces.trace import Arrival
 
 DAY_S = 86_400.0
 

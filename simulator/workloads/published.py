@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from estimator.samples import sample_profiles
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, TenantSpec
-from simulator.clusters import hardware_of, preset
-from simulator.scenario import Scenario
-from simulator.traces.morphling import read_measured, read_workload
-from simulator.traces.profiles import read_profiles
-from simulator.traces.screening import OnBad, Screened, screen
-from simulator.traces.shaping import first_hours, on_type, split_tenants
-from simulator.traces.trace import Arrival, read_trace
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, TenantSpec
+from tessera.simulator.clusters import hardware_of, preset
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.morphling import read_measured, read_workload
+from tessera.simulator.traces.profiles import read_profiles
+from tessera.simulator.traces.screening import OnBad, Screened, screen
+from tessera.simulator.traces.shaping import first_hours, on_type, split_tenants
+from tessera.simulator.traces.trace import Arrival, read_trace
 
 WEEK_H: Final = 2000 * 300 / 3600
 """2,000 rounds of 300 s, as far as Arena's artifact simulates Philly."""

@@ -24,14 +24,21 @@ from typing import Final, Literal
 import numpy as np
 from numpy.random import Generator
 
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.tables import Floats
-from simulator.traces.redraw import LARGE_FROM, with_large_share
-from simulator.traces.shaping import with_deadlines
-from simulator.traces.speeds import Room, Speeds, gpu_seconds
-from simulator.traces.trace import Arrival
-from simulator.workloads.philly_like import DAY_S, Habits, configuration, day, gaps_s, runnable
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.tables import Floats
+from tessera.simulator.traces.redraw import LARGE_FROM, with_large_share
+from tessera.simulator.traces.shaping import with_deadlines
+from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.workloads.philly_like import (
+    DAY_S,
+    Habits,
+    configuration,
+    day,
+    gaps_s,
+    runnable,
+)
 
 _HABITS: Final = Habits()
 PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(

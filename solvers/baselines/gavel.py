@@ -11,10 +11,10 @@ import math
 import numpy as np
 from scipy import sparse
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Bools, Floats, Ints
-from solvers.answers import (
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.answers import (
     answer,
     cannot_run,
     is_answer,
@@ -22,11 +22,11 @@ from solvers.answers import (
     usage_matrix,
     without_answer,
 )
-from solvers.base import Budget, SolverFailed
-from solvers.convex import cp
-from solvers.goals.rows import only_columns
-from solvers.greedy import Greedy
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.convex import cp
+from tessera.solvers.goals.rows import only_columns
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.waiting import spells_out_waiting
 
 _WHOLE = 1 - 1e-6
 """A share of at least this is the whole."""

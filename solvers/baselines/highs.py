@@ -8,17 +8,17 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints
-from solvers.answers import (
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import (
     after_one_run,
     cannot_run,
     is_answer,
     usage_matrix,
 )
-from solvers.base import Budget, SolverFailed
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.waiting import spells_out_waiting
 
 _ENDED, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's status
 _LARGEST = 1e4

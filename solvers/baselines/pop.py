@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.problem import Problem, restricted
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints, ranges
-from solvers.answers import answer, cannot_run, trivial_bound, without_answer
-from solvers.base import Budget, Solver
-from solvers.baselines.highs import Highs
-from solvers.waiting import spells_out_waiting
+from tessera.formulation.problem import Problem, restricted
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints, ranges
+from tessera.solvers.answers import answer, cannot_run, trivial_bound, without_answer
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.baselines.highs import Highs
+from tessera.solvers.waiting import spells_out_waiting
 
 
 class Pop:

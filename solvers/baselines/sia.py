@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Bools, Floats, Ints
-from solvers.answers import (
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.answers import (
     after_one_run,
     cannot_run,
     is_answer,
     lonely_fit,
 )
-from solvers.base import Budget, SolverFailed
-from solvers.convex import cp
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.convex import cp
+from tessera.solvers.waiting import spells_out_waiting
 
 _LARGEST = 1e4
 
@@ -36,7 +36,8 @@ class SiaProgram:
     has an entry for every job and every configuration of any job. Not like for like: the utilities are
     this problem's values, restarts already taken off, not goodput to a power; batch sizes are fixed;
     every count is reachable at once (Sia at most doubles); and HiGHS solves where the paper has GLPK, which
-    is slower. ``solvers.schedulers.sia`` is the policy itself. The bound is HiGHS's; the hint is not used.
+    is slower. ``tessera.solvers.schedulers.sia`` is the policy itself. The bound is HiGHS's; the hint is not
+    used.
     """
 
     name = "sia"

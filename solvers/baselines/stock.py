@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 from ortools.sat.python import cp_model
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints
-from solvers.answers import after_one_run, is_answer
-from solvers.base import Budget, SolverFailed
-from solvers.cpsat import constraints, objective, variables
-from solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
-from solvers.waiting import spells_out_waiting
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import after_one_run, is_answer
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.cpsat import constraints, objective, variables
+from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from tessera.solvers.waiting import spells_out_waiting
 
 
 def _unheard(_objective: float) -> None:
@@ -25,7 +25,7 @@ def _unheard(_objective: float) -> None:
 class StockCpSat:
     """States (1) to (4) whole, without prices, a core or a hint; only gap, time, seed and workers are set.
 
-    ``solvers.cpsat`` plans deterministic work well inside the time, which would be unfair to a stock
+    ``tessera.solvers.cpsat`` plans deterministic work well inside the time, which would be unfair to a stock
     solver. ``on_answer`` is called with the objective of each better answer as it is found.
     """
 

@@ -1,5 +1,5 @@
 """CP-SAT: one Boolean a column, on the core that prices leave undecided."""
 
-from solvers.cpsat.model import CpSat
+from tessera.solvers.cpsat.model import CpSat
 
 __all__ = ["CpSat"]

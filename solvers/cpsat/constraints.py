@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from ortools.sat.python import cp_model
 
-from formulation.problem import Problem
+from tessera.formulation.problem import Problem
 
 
 def at_most_one_column_a_job(

@@ -9,16 +9,16 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Ints
-from solvers.answers import answer, objective_of, trivial_bound, usable_hint, without_answer
-from solvers.base import Budget, SolverFailed
-from solvers.cpsat import constraints, objective, variables
-from solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
-from solvers.fixing import Core, core_of, losses
-from solvers.prices import Priced, price
-from solvers.waiting import spells_out_waiting
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import answer, objective_of, trivial_bound, usable_hint, without_answer
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.cpsat import constraints, objective, variables
+from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from tessera.solvers.fixing import Core, core_of, losses
+from tessera.solvers.prices import Priced, price
+from tessera.solvers.waiting import spells_out_waiting
 
 WORK_PER_S: Final = 0.25
 """Deterministic seconds planned for a wall second; 0.5 to 0.8 were measured, so the plan ends in time."""
@@ -49,7 +49,7 @@ class CpSat:
     """Solves (1) to (4) exactly.
 
     With a hint that has prices, it solves a small core first and widens it until what was left out
-    cannot matter (``solvers.fixing``); otherwise the whole problem at once. Its work is the limit of
+    cannot matter (``tessera.solvers.fixing``); otherwise the whole problem at once. Its work is the limit of
     deterministic seconds that it ran under, the same for every repetition; 0 where a wall clock cut it
     short, since that cannot be repeated. It never returns less than a usable hint.
     """

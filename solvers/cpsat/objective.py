@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from formulation.problem import Problem
+from tessera.formulation.problem import Problem
 
 
 def maximise_value(

@@ -8,9 +8,9 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from formulation.cancelling import never
-from formulation.solution import SolveStatus
-from solvers.base import Budget
+from tessera.formulation.cancelling import never
+from tessera.formulation.solution import SolveStatus
+from tessera.solvers.base import Budget
 
 STATUS: Final = {
     cp_model.OPTIMAL: SolveStatus.OPTIMAL,

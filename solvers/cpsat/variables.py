@@ -7,8 +7,8 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from formulation.problem import Problem
-from formulation.tables import Ints
+from tessera.formulation.problem import Problem
+from tessera.formulation.tables import Ints
 
 CHECK_EVERY: Final = 1024
 """Columns between two questions whether anybody still waits for the answer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from formulation.problem import Problem
-from formulation.solution import Solution
-from solvers.base import Budget, Solver
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution
+from tessera.solvers.base import Budget, Solver
 
 CALLS: Final = "calls"
 """Name under which the number of calls is recorded; it marks recorded work as that of several calls."""

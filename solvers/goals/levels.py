@@ -9,22 +9,22 @@ from typing import Final
 
 import numpy as np
 
-from formulation.goals import Levels
-from formulation.problem import Problem, jobwise
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Bools, Floats, Ints
-from solvers.answers import (
+from tessera.formulation.goals import Levels
+from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.answers import (
     cannot_run,
     is_answer,
     lonely_fit,
     objective_of,
     trivial_bound,
 )
-from solvers.base import Budget, Solver
-from solvers.goals.calls import Calls
-from solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
-from solvers.pricing import Pricing
-from solvers.waiting import read_back
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.goals.calls import Calls
+from tessera.solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
+from tessera.solvers.pricing import Pricing
+from tessera.solvers.waiting import read_back
 
 QUICK: Final = 0.5
 """Share of the goal's time left that the prices may take of it in one try."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulation.check import violations
-from formulation.goals import Goal, GoalResult, Levels, Linear
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import Statement, revalued
-from formulation.tables import Floats, Ints
-from solvers.answers import (
+from tessera.formulation.check import violations
+from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import Statement, revalued
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import (
     answer,
     is_answer,
     objective_of,
@@ -21,10 +21,10 @@ from solvers.answers import (
     trivial_bound,
     without_answer,
 )
-from solvers.base import Budget, Solver
-from solvers.goals.calls import Calls
-from solvers.goals.levels import limits_of, loosened, lowest, nothing_excluded, settle
-from solvers.goals.rows import keeps, kept, levels_of, limited, with_rows
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.goals.calls import Calls
+from tessera.solvers.goals.levels import limits_of, loosened, lowest, nothing_excluded, settle
+from tessera.solvers.goals.rows import keeps, kept, levels_of, limited, with_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,8 +76,8 @@ def solve_goals(
 
     ``greedy`` answers ``surrogate(statement)``: the result is never worse by the goals in order. With
     several goals the time is shared evenly among those that are left, and the work is recorded call by
-    call (``solvers.goals.calls``). ``prices`` of the rows, float64[rows] in the last goal's integers, are
-    where its solver may begin; what it says of prices is its own.
+    call (``tessera.solvers.goals.calls``). ``prices`` of the rows, float64[rows] in the last goal's integers,
+    are where its solver may begin; what it says of prices is its own.
     """
     if len(statement.goals) == 1 and isinstance(statement.goals[0], Linear):
         problem = statement.problem

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulation.draft import RowUse
-from formulation.goals import Levels, Linear
-from formulation.problem import MAX_TOTAL, Problem, Row, jobwise, restricted
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.draft import RowUse
+from tessera.formulation.goals import Levels, Linear
+from tessera.formulation.problem import MAX_TOTAL, Problem, Row, jobwise, restricted
+from tessera.formulation.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.goals import Goal, Levels
-from formulation.problem import MAX_TOTAL, Problem, scaled
-from formulation.statement import Statement
-from formulation.tables import Floats
-from solvers.goals.rows import counted
+from tessera.formulation.goals import Goal, Levels
+from tessera.formulation.problem import MAX_TOTAL, Problem, scaled
+from tessera.formulation.statement import Statement
+from tessera.formulation.tables import Floats
+from tessera.solvers.goals.rows import counted
 
 LATER: Final = 1e-3
 """What a goal weighs beside the one before it, which is exact; a tolerance above it takes its place."""

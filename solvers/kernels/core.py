@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 
 @jitted

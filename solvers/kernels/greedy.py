@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 FREE_STEP = 1e-9
 """A step that takes no more than this (of the cluster, where sizes are shares) counts as taking this."""

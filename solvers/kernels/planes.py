@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.tables import Floats
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Floats
+from tessera.solvers.kernels.jit import jitted
 
 MOST_PIVOTS = 2000
 _TINY = 1e-11

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 ROUNDING = 1e-12
 """More than what the sums of one column are rounded by, as a share of its |value| and its cost."""

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 ROUNDING = 1e-12
 """More than what a moment is rounded by, as a share of it."""

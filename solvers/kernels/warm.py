@@ -1,6 +1,6 @@
 """Load what is compiled before the first round, which has a deadline, needs it.
 
-``python -m solvers.kernels.warm`` compiles it where it was not; `make setup` does.
+``python -m tessera.solvers.kernels.warm`` compiles it where it was not; `make setup` does.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from functools import cache
 
 import numpy as np
 
-from formulation.cells import Cells, Shapes
-from formulation.network.contention import Contention, Demand
-from formulation.problem import Problem, Row
-from solvers.base import Budget
-from solvers.greedy import Greedy, repaired
-from solvers.kernels.jit import fixed
-from solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
-from solvers.network.compression import compression_of
-from solvers.network.fluid import simulate, works
-from solvers.network.replan import Options, replan
-from solvers.portfolio import Portfolio
-from solvers.prices import price
-from solvers.pricing import Pricing
-from solvers.pricing.core import closed
-from solvers.pricing.solver import inserted_by_lead
+from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.problem import Problem, Row
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy, repaired
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
+from tessera.solvers.network.compression import compression_of
+from tessera.solvers.network.fluid import simulate, works
+from tessera.solvers.network.replan import Options, replan
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.prices import price
+from tessera.solvers.pricing import Pricing
+from tessera.solvers.pricing.core import closed
+from tessera.solvers.pricing.solver import inserted_by_lead
 
 _LOCK = threading.Lock()
 

@@ -1,5 +1,5 @@
 """Look-ahead admission: whose deadlines can be promised, by which schedule (Eqs. 22 to 29)."""
 
-from solvers.lookahead.admission import ADMISSION, admit
+from tessera.solvers.lookahead.admission import ADMISSION, admit
 
 __all__ = ["ADMISSION", "admit"]

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.columns import first_draft
-from formulation.draft import Draft, go_on
-from formulation.lookahead import (
+from tessera.formulation.admission import Admission
+from tessera.formulation.columns import first_draft
+from tessera.formulation.draft import Draft, go_on
+from tessera.formulation.lookahead import (
     MILLIONTH,
     Lookahead,
     Picks,
@@ -23,18 +23,18 @@ from formulation.lookahead import (
     samples,
     without_reserve,
 )
-from formulation.objectives import with_needs
-from formulation.policy import Policy
-from formulation.promises import PHYSICAL, PROMISES
-from formulation.promises.deadlines import deadlines_are_kept
-from formulation.rates import work_left
-from formulation.snapshot import NO_LEGS, Snapshot
-from formulation.tables import Bools, Floats
-from solvers.base import Budget
-from solvers.lookahead import exact
-from solvers.lookahead.firstfit import Room, arranged, fit_in, kept_promises
-from solvers.lookahead.integers import Whole, integers
-from solvers.lookahead.rollout import roll_out
+from tessera.formulation.objectives import with_needs
+from tessera.formulation.policy import Policy
+from tessera.formulation.promises import PHYSICAL, PROMISES
+from tessera.formulation.promises.deadlines import deadlines_are_kept
+from tessera.formulation.rates import work_left
+from tessera.formulation.snapshot import NO_LEGS, Snapshot
+from tessera.formulation.tables import Bools, Floats
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead import exact
+from tessera.solvers.lookahead.firstfit import Room, arranged, fit_in, kept_promises
+from tessera.solvers.lookahead.integers import Whole, integers
+from tessera.solvers.lookahead.rollout import roll_out
 
 ADMISSION: Final = "admission"
 """Name under which the search's work is recorded."""

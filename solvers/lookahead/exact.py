@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from formulation.lookahead import Picks
-from formulation.tables import Bools, Ints
-from solvers.base import Budget, SolverFailed
-from solvers.cpsat.solver import solve_while_wanted, solver_of
-from solvers.lookahead.integers import Whole
+from tessera.formulation.lookahead import Picks
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.cpsat.solver import solve_while_wanted, solver_of
+from tessera.solvers.lookahead.integers import Whole
 
 ENDED: Final = (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 ANSWERED: Final = (cp_model.OPTIMAL, cp_model.FEASIBLE)

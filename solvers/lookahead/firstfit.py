@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from formulation.lookahead import MILLIONTH, Lookahead, Picks, samples, usage_of
-from formulation.tables import Bools, Floats, Ints
+from tessera.formulation.lookahead import MILLIONTH, Lookahead, Picks, samples, usage_of
+from tessera.formulation.tables import Bools, Floats, Ints
 
 _EXACT = 1e-9
 """Share of a job's whole work by which sums of floating-point numbers may be off."""

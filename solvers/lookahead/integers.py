@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.lookahead import NEED, Lookahead, Picks
-from formulation.tables import Bools, Ints
+from tessera.formulation.lookahead import NEED, Lookahead, Picks
+from tessera.formulation.tables import Bools, Ints
 
 _LEAST_SHARE = 1e-4
 """Work below this share of what a restart costs counts as so much: integers stay small."""

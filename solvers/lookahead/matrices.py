@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import optimize, sparse
 
-from formulation.lookahead import NEED
-from formulation.tables import Bools, Ints
-from solvers.base import SolverFailed
-from solvers.lookahead.integers import Whole
+from tessera.formulation.lookahead import NEED
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.base import SolverFailed
+from tessera.solvers.lookahead.integers import Whole
 
 Entry = tuple[int, float]
 """(variable, factor)."""

@@ -1,8 +1,9 @@
 """Plans that promise nothing: earliest deadline first, and whatever list of the jobs meets more weight.
 
 A list says in which order jobs are served and how each chooses among its Cells. Followed to its end
-(``solvers.kernels.rollout``) as if nobody else came, it shows whose deadlines it would meet; the best of
-several is kept, and changed while that helps (rollout; Bertsekas, Tsitsiklis and Wu 1997, J. Heuristics 3).
+(``tessera.solvers.kernels.rollout``) as if nobody else came, it shows whose deadlines it would meet; the best
+of several is kept, and changed while that helps (rollout; Bertsekas, Tsitsiklis and Wu 1997, J. Heuristics
+3).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.lookahead import Lookahead
-from formulation.snapshot import Jobs, Legs
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.jit import fixed
-from solvers.kernels.rollout import DRAWS, MET, Log, World, improved, rolled
+from tessera.formulation.lookahead import Lookahead
+from tessera.formulation.snapshot import Jobs, Legs
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.rollout import DRAWS, MET, Log, World, improved, rolled
 
 TRIES: Final = 200
 """Changes of the list that are tried."""
@@ -51,7 +52,8 @@ class Rollout:
 def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> Rollout:
     """Return the best list that was found for the jobs ``among`` (bool[jobs of ``ahead``]), followed.
 
-    ``free`` is int64[resources, slots]. The first list is EDF as ``solvers.schedulers.edf`` has it: by
+    ``free`` is int64[resources, slots]. The first list is EDF as ``tessera.solvers.schedulers.edf`` has it:
+    by
     deadline, each on what it runs on, else as requested, else on its fastest Cell. Another takes its place
     only where it meets more weight, so that with nobody else to come no deadline is lost to EDF.
     """

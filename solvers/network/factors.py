@@ -26,11 +26,11 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.linalg import lsqr
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.jit import fixed
-from solvers.network.kernels.factors import busiest_neighbours, low_periods, meetings
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.network.kernels.factors import busiest_neighbours, low_periods, meetings
 
 TICKS_A_SECOND: Final = 9_009e6
 """Microseconds, and their thirds, sevenths, ninths, elevenths and thirteenths, are whole ticks."""

@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cancelling import never
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Bools, Floats, Ints
-from solvers.network.fluid import meetings, simulate, works
-from solvers.network.swaps import (
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.network.fluid import meetings, simulate, works
+from tessera.solvers.network.swaps import (
     GAIN,
     PERIODS,
     Effort,

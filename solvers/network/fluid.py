@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import fixed
-from solvers.network.kernels import fluid as kernel
-from solvers.network.kernels import groups
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.network.kernels import fluid as kernel
+from tessera.solvers.network.kernels import groups
 
 MOMENT = 1e-9
 """Events closer than this share of the shortest iteration come at one moment."""

@@ -6,9 +6,9 @@ import importlib
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention
-from formulation.network.plan import NetworkPlan
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.plan import NetworkPlan
 
 
 class Planner(Protocol):
@@ -27,18 +27,18 @@ class Mechanism:
 
 
 _BASELINES: Final = {  # module of a function; imported when asked for
-    "ecmp": ("solvers.network.baselines.ecmp", "plan"),
-    "sincronia": ("solvers.network.baselines.sincronia", "plan"),
-    "varys": ("solvers.network.baselines.varys", "plan"),
-    "taccl*": ("solvers.network.baselines.taccl", "plan"),
-    "cassini": ("solvers.network.baselines.cassini", "plan"),
+    "ecmp": ("tessera.solvers.network.baselines.ecmp", "plan"),
+    "sincronia": ("tessera.solvers.network.baselines.sincronia", "plan"),
+    "varys": ("tessera.solvers.network.baselines.varys", "plan"),
+    "taccl*": ("tessera.solvers.network.baselines.taccl", "plan"),
+    "cassini": ("tessera.solvers.network.baselines.cassini", "plan"),
 }
 
 _OURS: Final = {
-    "crux-pa": ("solvers.network.variants", "pa"),
-    "crux-ps-pa": ("solvers.network.variants", "ps_pa"),
-    "crux-full": ("solvers.network.variants", "full"),
-    "crux-paper": ("solvers.network.variants", "paper"),
+    "crux-pa": ("tessera.solvers.network.variants", "pa"),
+    "crux-ps-pa": ("tessera.solvers.network.variants", "ps_pa"),
+    "crux-full": ("tessera.solvers.network.variants", "full"),
+    "crux-paper": ("tessera.solvers.network.variants", "paper"),
 }
 
 _KNOWN: Final = _BASELINES | _OURS

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention
-from formulation.tables import Floats, Ints, ranges
-from solvers.kernels.jit import fixed
-from solvers.network.kernels.paths import placed
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.tables import Floats, Ints, ranges
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.network.kernels.paths import placed
 
 
 def select(contention: Contention, order: Ints) -> Ints:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints
 
 MARGIN = 0.1
 """By how much P must differ for two jobs to change places, as a share of the lower one."""

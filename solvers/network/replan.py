@@ -18,21 +18,21 @@ from enum import StrEnum
 
 import numpy as np
 
-from formulation.cancelling import never
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Floats, Ints
-from solvers.base import require_wanted
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.compression import compressed
-from solvers.network.factors import Clip, factors
-from solvers.network.floor import Floored, floored
-from solvers.network.fluid import works
-from solvers.network.paths import least_comm_s, select
-from solvers.network.priorities import MARGIN, assigned, held, order_of
-from solvers.network.swaps import Moves, Window, by_level, releveled, swapped
-from solvers.network.trials import TRIALS, tried
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.base import require_wanted
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.compression import compressed
+from tessera.solvers.network.factors import Clip, factors
+from tessera.solvers.network.floor import Floored, floored
+from tessera.solvers.network.fluid import works
+from tessera.solvers.network.paths import least_comm_s, select
+from tessera.solvers.network.priorities import MARGIN, assigned, held, order_of
+from tessera.solvers.network.swaps import Moves, Window, by_level, releveled, swapped
+from tessera.solvers.network.trials import TRIALS, tried
 
 FABRIC_LEVELS = 8
 """Levels that NICs and switches have at most (Crux 4.3)."""

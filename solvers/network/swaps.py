@@ -16,12 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cancelling import never
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints
-from solvers.base import require_wanted
-from solvers.network.fluid import meetings, works
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.base import require_wanted
+from tessera.solvers.network.fluid import meetings, works
 
 GAIN: Final = 1e-6
 """The share of the work that a change must bring."""

@@ -17,12 +17,12 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from formulation.cancelling import never
-from formulation.network.contention import Contention, demand_of
-from formulation.tables import Ints, ranges, starts
-from solvers.network.fluid import works
-from solvers.network.paths import least_comm_s
-from solvers.network.swaps import (
+from tessera.formulation.cancelling import never
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.tables import Ints, ranges, starts
+from tessera.solvers.network.fluid import works
+from tessera.solvers.network.paths import least_comm_s
+from tessera.solvers.network.swaps import (
     GAIN,
     Effort,
     Moves,

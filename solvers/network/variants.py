@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from formulation.network.contention import Contention
-from formulation.network.plan import NetworkPlan
-from solvers.network.replan import Options, Variant, replan
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.solvers.network.replan import Options, Variant, replan
 
 
 def _published(variant: Variant, seed: int) -> Options:

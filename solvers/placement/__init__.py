@@ -1,7 +1,7 @@
 """Placement: a solution brought down to nodes and GPU indices."""
 
-from solvers.placement.assign import place
-from solvers.placement.defragment import defragment
-from solvers.placement.placed import Placed
+from tessera.solvers.placement.assign import place
+from tessera.solvers.placement.defragment import defragment
+from tessera.solvers.placement.placed import Placed
 
 __all__ = ["Placed", "defragment", "place"]

@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from formulation.placement import Gang, Placement
-from formulation.problem import Problem
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution
-from solvers.placement.board import Board
-from solvers.placement.placed import Placed, outcome, shortage
-from solvers.placement.promises import displace, fall_back
-from solvers.placement.search import Effort, best_change
+from tessera.formulation.placement import Gang, Placement
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution
+from tessera.solvers.placement.board import Board
+from tessera.solvers.placement.placed import Placed, outcome, shortage
+from tessera.solvers.placement.promises import displace, fall_back
+from tessera.solvers.placement.search import Effort, best_change
 
 MAX_TRIALS: Final = 500
 """Sets of moves tried in a round: a tenth of a second. The periodic pass has more."""

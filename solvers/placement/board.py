@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from formulation.check import migration_price, placed_value
-from formulation.placement import Gang, Placement, current_gangs
-from formulation.problem import CHANGES_ROW, Problem
-from formulation.snapshot import Snapshot
-from formulation.tables import Ints
-from solvers.placement.blocks import indices_of, mask_of
-from solvers.placement.free import FreeGpus, Spots
+from tessera.formulation.check import migration_price, placed_value
+from tessera.formulation.placement import Gang, Placement, current_gangs
+from tessera.formulation.problem import CHANGES_ROW, Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Ints
+from tessera.solvers.placement.blocks import indices_of, mask_of
+from tessera.solvers.placement.free import FreeGpus, Spots
 
 Seat = tuple[int, Spots]
 """A job's column and GPUs."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from formulation.placement import Gang
-from formulation.problem import Problem
-from formulation.snapshot import Snapshot
-from solvers.placement.board import Board, spots_of
-from solvers.placement.placed import Placed, outcome
-from solvers.placement.search import Effort, best_change
+from tessera.formulation.placement import Gang
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.placement.board import Board, spots_of
+from tessera.solvers.placement.placed import Placed, outcome
+from tessera.solvers.placement.search import Effort, best_change
 
 MAX_TRIALS: Final = 5000
 """Sets of moves tried in a pass, about a second."""

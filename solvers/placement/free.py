@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from formulation.snapshot import Snapshot
-from solvers.placement.blocks import carve, signature, waste
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.placement.blocks import carve, signature, waste
 
 Spots = tuple[tuple[int, int], ...]
 """The GPUs of a gang as (node, mask), by rising node."""

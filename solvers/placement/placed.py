@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from formulation.placement import Placement
-from formulation.solution import Solution, SolveStatus
-from solvers.placement.board import Board
+from tessera.formulation.placement import Placement
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers.placement.board import Board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

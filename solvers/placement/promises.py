@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from solvers.placement.board import Board, Seat
-from solvers.placement.search import (
+from tessera.solvers.placement.board import Board, Seat
+from tessera.solvers.placement.search import (
     Aim,
     Change,
     attempt,

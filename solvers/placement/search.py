@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
-from formulation.check import migration_price
-from solvers.placement.blocks import carve
-from solvers.placement.board import Board, Seat
-from solvers.placement.free import Layout, Spots
+from tessera.formulation.check import migration_price
+from tessera.solvers.placement.blocks import carve
+from tessera.solvers.placement.board import Board, Seat
+from tessera.solvers.placement.free import Layout, Spots
 
 MAX_VICTIM_SETS = 8
 """Sets of jobs to move that are tried for one column: the cheapest are found first."""

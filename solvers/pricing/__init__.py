@@ -1,5 +1,5 @@
 """Prices on the coupling rows by ascent on the Lagrangian dual, and an answer read off them."""
 
-from solvers.pricing.solver import Pricing
+from tessera.solvers.pricing.solver import Pricing
 
 __all__ = ["Pricing"]

@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.problem import Problem
-from formulation.tables import Bools, Floats, Ints
-from solvers.fixing import losses
-from solvers.kernels.core import changes, joined, keys
-from solvers.prices import Priced
+from tessera.formulation.problem import Problem
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.fixing import losses
+from tessera.solvers.kernels.core import changes, joined, keys
+from tessera.solvers.prices import Priced
 
 MOST_WAYS: Final = 50_000
 """Ways made for a half: together with joining them some 20 ms."""

@@ -6,7 +6,7 @@ L is convex and piecewise linear; b less what the best columns use is a subgradi
 gives L and a plane below it. The next prices minimise the highest plane inside a box around the best
 prices so far; the box grows where the model was right and its edge was met, and shrinks where it was
 wrong. There are as many unknowns as rows, a handful, so nearly all time goes into evaluations, and one
-evaluation is one compiled pass over the columns (``solvers.kernels.pricing``).
+evaluation is one compiled pass over the columns (``tessera.solvers.kernels.pricing``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 
 import numpy as np
 
-from formulation.problem import Problem, jobwise
-from formulation.tables import Floats, Ints
-from solvers.answers import lonely_fit
-from solvers.base import Budget
-from solvers.kernels.planes import lowest_point
-from solvers.kernels.pricing import demand, margins
-from solvers.prices import Shown, price_near, rounding
-from solvers.pricing.surface import Surface, near, whole
+from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import lonely_fit
+from tessera.solvers.base import Budget
+from tessera.solvers.kernels.planes import lowest_point
+from tessera.solvers.kernels.pricing import demand, margins
+from tessera.solvers.prices import Shown, price_near, rounding
+from tessera.solvers.pricing.surface import Surface, near, whole
 
 MOST_PASSES: Final = 400
 """Evaluations at most: 30 to 60 are usual with up to 10 rows."""

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from formulation.problem import Problem, restricted
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Floats, Ints
-from solvers.answers import (
+from tessera.formulation.problem import Problem, restricted
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import (
     answer,
     cannot_run,
     is_answer,
@@ -20,13 +20,13 @@ from solvers.answers import (
     usable_hint,
     without_answer,
 )
-from solvers.base import Budget
-from solvers.greedy import improve, repaired
-from solvers.kernels.pricing import inserted
-from solvers.prices import Priced, Shown, price
-from solvers.pricing.core import closed
-from solvers.pricing.dual import descend, descend_near
-from solvers.waiting import spells_out_waiting
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import improve, repaired
+from tessera.solvers.kernels.pricing import inserted
+from tessera.solvers.prices import Priced, Shown, price
+from tessera.solvers.pricing.core import closed
+from tessera.solvers.pricing.dual import descend, descend_near
+from tessera.solvers.waiting import spells_out_waiting
 
 CLOSE: Final = 0.05
 """The dual stops once its model promises less than this share of the wanted gap."""

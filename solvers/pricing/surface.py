@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.problem import Problem
-from formulation.tables import Bools, Floats, Ints, ranges
-from solvers.prices import Open, Priced
+from tessera.formulation.problem import Problem
+from tessera.formulation.tables import Bools, Floats, Ints, ranges
+from tessera.solvers.prices import Open, Priced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

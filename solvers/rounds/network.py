@@ -11,24 +11,24 @@ from typing import Final
 
 import numpy as np
 
-from formulation.cancelling import never
-from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand
-from formulation.network.flows import NetworkJob, Note, contention
-from formulation.network.measured import Seen, with_bytes, with_times
-from formulation.network.outcome import NetworkDecision, NetworkOutcome
-from formulation.network.plan import NetworkPlan
-from formulation.network.running import Running, observed, traffics
-from formulation.network.tags import Settings, assigned
-from formulation.network.telling import met_by, routes_of
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from formulation.topologies import document
-from formulation.topologies.routes import Routes
-from formulation.topologies.topology import Topology
-from solvers.base import require_wanted
-from solvers.network.paths import least_comm_s
-from solvers.network.replan import Options, replanned
+from tessera.formulation.cancelling import never
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.network.flows import NetworkJob, Note, contention
+from tessera.formulation.network.measured import Seen, with_bytes, with_times
+from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.running import Running, observed, traffics
+from tessera.formulation.network.tags import Settings, assigned
+from tessera.formulation.network.telling import met_by, routes_of
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.topologies import document
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.topology import Topology
+from tessera.solvers.base import require_wanted
+from tessera.solvers.network.paths import least_comm_s
+from tessera.solvers.network.replan import Options, replanned
 
 _LOCK: Final = threading.Lock()
 

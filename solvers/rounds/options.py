@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from formulation.errors import InvalidInput
-from formulation.policy import Policy
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,8 @@ class RoundOptions(Policy):
     seed: int = 0
     solve_limit_s: float = math.inf
     scheduler: str = ""
-    """A published policy (``solvers.schedulers``) decides, e.g. ``fcfs``; no promise or limit binds it.
-    Empty: Tessera's own statement."""
+    """A published policy (``tessera.solvers.schedulers``) decides, e.g. ``fcfs``; no promise or limit binds
+    it. Empty: Tessera's own statement."""
     work: tuple[tuple[str, float], ...] = ()
     """Solver -> deterministic work at which to stop; empty: only time and gap stop it."""
 

@@ -9,18 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from formulation.check import score
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.problem import CHANGES_ROW, Problem
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution
-from formulation.statement import Statement
-from formulation.tables import Ints
-from solvers.base import Budget
-from solvers.goals import Solved, surrogate
-from solvers.placement import Placed, defragment, place
-from solvers.rounds.promises import promised_before
+from tessera.formulation.check import score
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import CHANGES_ROW, Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import Statement
+from tessera.formulation.tables import Ints
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import Solved, surrogate
+from tessera.solvers.placement import Placed, defragment, place
+from tessera.solvers.rounds.promises import promised_before
 
 NEVER: Final = 2**63 - 1
 """Number of a round that is never reached."""

@@ -8,31 +8,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from formulation.admission import Admission
-from formulation.check import Violation, held_twice, placement_violations, score, violations
-from formulation.decisions import Decision, DecisionKind, decide
-from formulation.explain import explain
-from formulation.goals import GoalResult
-from formulation.network.outcome import NetworkOutcome
-from formulation.network.running import running_after
-from formulation.pace import at_real_pace, at_training_pace
-from formulation.placement import Gang, current_gangs
-from formulation.policy import KEEP, LOOKS_AHEAD, Policy
-from formulation.problem import Problem
-from formulation.snapshot import Legs, Snapshot
-from formulation.solution import Solution
-from formulation.statement import Statement, offered, state, stated
-from solvers.answers import objective_of
-from solvers.base import Budget, Solver
-from solvers.goals import solve_goals
-from solvers.lookahead import ADMISSION, admit
-from solvers.placement import Placed, place
-from solvers.prices import known_prices
-from solvers.rounds.network import plan_network
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.placement import defragmented, next_defragmented, place_answers
-from solvers.rounds.promises import keep_promises, promised_before, released
-from solvers.schedulers.base import Known, Scheduler, not_chosen
+from tessera.formulation.admission import Admission
+from tessera.formulation.check import Violation, held_twice, placement_violations, score, violations
+from tessera.formulation.decisions import Decision, DecisionKind, decide
+from tessera.formulation.explain import explain
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.network.outcome import NetworkOutcome
+from tessera.formulation.network.running import running_after
+from tessera.formulation.pace import at_real_pace, at_training_pace
+from tessera.formulation.placement import Gang, current_gangs
+from tessera.formulation.policy import KEEP, LOOKS_AHEAD, Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import Statement, offered, state, stated
+from tessera.solvers.answers import objective_of
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.goals import solve_goals
+from tessera.solvers.lookahead import ADMISSION, admit
+from tessera.solvers.placement import Placed, place
+from tessera.solvers.prices import known_prices
+from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.placement import defragmented, next_defragmented, place_answers
+from tessera.solvers.rounds.promises import keep_promises, promised_before, released
+from tessera.solvers.schedulers.base import Known, Scheduler, not_chosen
 
 __all__ = ["Outcome", "RoundOptions", "plan_round"]
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulation.admission import Admission
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.promises.launched import launched
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import Statement, state
-from formulation.tables import Bools, Ints
-from solvers.answers import objective_of
-from solvers.base import Budget
-from solvers.goals import surrogate
-from solvers.greedy import Greedy
+from tessera.formulation.admission import Admission
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import Statement, state
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.answers import objective_of
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import surrogate
+from tessera.solvers.greedy import Greedy
 
 
 def keep_promises(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from formulation.snapshot import Snapshot
+from tessera.formulation.snapshot import Snapshot
 
 
 class Allowance:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.tables import Bools, Ints
-from solvers.schedulers.allowance import Allowance
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Options, Packing, options_of
-from solvers.schedulers.slots import in_order
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.schedulers.allowance import Allowance
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Options, Packing, options_of
+from tessera.solvers.schedulers.slots import in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

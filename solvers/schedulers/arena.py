@@ -7,14 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from formulation.objectives.throughput import throughput
-from formulation.promises.launched import launched
-from formulation.promises.queues import effective_queue
-from formulation.tables import Bools, Floats, Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import options_of
-from solvers.schedulers.scaling import Scaling
-from solvers.schedulers.slots import Slots, in_order, slots_of
+from tessera.formulation.objectives.throughput import throughput
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.queues import effective_queue
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import options_of
+from tessera.solvers.schedulers.scaling import Scaling
+from tessera.solvers.schedulers.slots import Slots, in_order, slots_of
 
 Objective = Literal["priced", "normalised", "samples"]
 
@@ -26,10 +26,10 @@ class Arena:
     A round handles departures and arrivals at once. (1) Jobs that wait are taken by queue, then arrival
     (Arena section 3.5). Each gets the type and count that it requested if they are free; else its best Cell
     of half, the same or twice that count (Crius section 6.1) that fits; else running or newly placed jobs
-    are scaled down for it in up to ``depth`` steps (``solvers.schedulers.scaling``), and the best plan of all
-    is taken. Launched jobs run to completion: none is scaled to a count at which it has no Cell, and none
-    is suspended unless it was started opportunistically. (2) Then, for at most ``max_upgrades`` steps, the
-    single scaling of largest gain: twice the GPUs, or another type at the same count.
+    are scaled down for it in up to ``depth`` steps (``tessera.solvers.schedulers.scaling``), and the best
+    plan of all is taken. Launched jobs run to completion: none is scaled to a count at which it has no Cell,
+    and none is suspended unless it was started opportunistically. (2) Then, for at most ``max_upgrades``
+    steps, the single scaling of largest gain: twice the GPUs, or another type at the same count.
 
     Opportunism (Crius section 6.1): a job that cannot be launched waits, and later ones are launched past
     it. Of those, jobs of its own queue may scale others down as well, jobs of lower queues use only what

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from formulation.promises.deadlines import in_time
-from formulation.tables import Bools, Ints
-from solvers.schedulers.arena import Arena
-from solvers.schedulers.base import Seen
+from tessera.formulation.promises.deadlines import in_time
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.schedulers.arena import Arena
+from tessera.solvers.schedulers.base import Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

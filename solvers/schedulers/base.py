@@ -8,18 +8,18 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from formulation.cancelling import never
-from formulation.draft import Draft
-from formulation.information import Information, estimates
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution
-from formulation.statement import offered
-from formulation.tables import Bools, Ints, ranges
-from solvers.answers import answer, trivial_bound
-from solvers.base import Budget, require_wanted
+from tessera.formulation.cancelling import never
+from tessera.formulation.draft import Draft
+from tessera.formulation.information import Information, estimates
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import offered
+from tessera.formulation.tables import Bools, Ints, ranges
+from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.base import Budget, require_wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Options
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

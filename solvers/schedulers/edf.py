@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.promises.deadlines import in_time
-from formulation.tables import Bools, Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Options, Packing, options_of
+from tessera.formulation.promises.deadlines import in_time
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Options, Packing, options_of
 
 
 class Edf:

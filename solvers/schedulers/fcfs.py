@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.policy import Policy
-from formulation.tables import Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Packing, options_of
+from tessera.formulation.policy import Policy
+from tessera.formulation.tables import Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Packing, options_of
 
 
 class Fcfs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.tables import Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Options, Packing, options_of
+from tessera.formulation.tables import Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Options, Packing, options_of
 
 
 class Gandiva:

@@ -6,11 +6,11 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from formulation.tables import Floats, Ints
-from solvers.base import SolverFailed
-from solvers.schedulers.base import Seen
-from solvers.schedulers.ilp import most_valuable
-from solvers.schedulers.packing import Options, Packing, options_of
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.base import SolverFailed
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.ilp import most_valuable
+from tessera.solvers.schedulers.packing import Options, Packing, options_of
 
 STAY = 1e-3
 """What a job on its present type is worth more, so that answers of equal worth do not shuffle jobs."""

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from formulation.problem import VALUE_SCALE, Problem, Row, bounded_worth, scaled
-from formulation.tables import Bools, Floats, Ints
-from solvers.base import Budget
-from solvers.portfolio import Portfolio
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Options
+from tessera.formulation.problem import VALUE_SCALE, Problem, Row, bounded_worth, scaled
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.base import Budget
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Options
 
 GAP: Final = 1e-4
 """Relative gap at which an integer program counts as solved."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulation.draft import Draft
-from formulation.promises.launched import launched
-from formulation.tables import Bools, Ints
-from solvers.schedulers.allowance import Allowance
-from solvers.schedulers.base import Seen
-from solvers.schedulers.curves import Curve, curve_of
-from solvers.schedulers.packing import Options, options_of
-from solvers.schedulers.slots import in_order
+from tessera.formulation.draft import Draft
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.schedulers.allowance import Allowance
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.curves import Curve, curve_of
+from tessera.solvers.schedulers.packing import Options, options_of
+from tessera.solvers.schedulers.slots import in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,12 @@ class Morphling:
     """Guaranteed jobs first at the least demand that reaches their request's rate; the rest by slope.
 
     Each job has a resource sensitivity curve: its best rate at each GPU count, flat where no plan
-    runs (``solvers.schedulers.curves``), measured in shares of its reference rate. Slopes are changes of it a
-    GPU. (1) Guaranteed jobs that wait are privileged while their minima fit their tenant's quota; they take
-    idle GPUs, then GPUs of the least sensitive jobs that hold more than their minimum. (2) Best-effort
-    jobs that wait and all that run follow, steepest first: each climbs its curve on idle GPUs, then on
-    those of jobs with lower slopes. A best-effort job's minimum is none, so it may be suspended. A job
-    that ends below its minimum does not run.
+    runs (``tessera.solvers.schedulers.curves``), measured in shares of its reference rate. Slopes are changes
+    of it a GPU. (1) Guaranteed jobs that wait are privileged while their minima fit their tenant's quota;
+    they take idle GPUs, then GPUs of the least sensitive jobs that hold more than their minimum. (2)
+    Best-effort jobs that wait and all that run follow, steepest first: each climbs its curve on idle GPUs,
+    then on those of jobs with lower slopes. A best-effort job's minimum is none, so it may be suspended. A
+    job that ends below its minimum does not run.
 
     What the paper leaves open, and what was chosen:
 

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from formulation.promises.launched import launched
-from formulation.tables import Bools, Floats, Ints
-from solvers.schedulers.base import Seen
+from tessera.formulation.promises.launched import launched
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.schedulers.base import Seen
 
 Gain = Callable[[int, int], float]
 """What it is worth to go from one option to another of the same job."""

@@ -6,55 +6,55 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from formulation.errors import InvalidInput
-from solvers.schedulers.base import Published, Scheduler
+from tessera.formulation.errors import InvalidInput
+from tessera.solvers.schedulers.base import Published, Scheduler
 
 _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported when asked for
-    "fcfs": ("solvers.schedulers.fcfs", "Fcfs", {}),
-    "srt": ("solvers.schedulers.srt", "Srt", {}),
-    "gandiva": ("solvers.schedulers.gandiva", "Gandiva", {}),
-    "gavel": ("solvers.schedulers.gavel", "Gavel", {}),
-    "gavel-las": ("solvers.schedulers.gavel", "GavelLas", {}),
-    "elasticflow": ("solvers.schedulers.elasticflow", "ElasticFlow", {}),
-    "elasticflow-ls": ("solvers.schedulers.elasticflow", "ElasticFlow", {"loosened": True}),
-    "sia": ("solvers.schedulers.sia", "Sia", {}),
-    "sia-arena": ("solvers.schedulers.sia", "Sia", {"fairness": 0.5}),
-    "arena": ("solvers.schedulers.arena", "Arena", {}),
+    "fcfs": ("tessera.solvers.schedulers.fcfs", "Fcfs", {}),
+    "srt": ("tessera.solvers.schedulers.srt", "Srt", {}),
+    "gandiva": ("tessera.solvers.schedulers.gandiva", "Gandiva", {}),
+    "gavel": ("tessera.solvers.schedulers.gavel", "Gavel", {}),
+    "gavel-las": ("tessera.solvers.schedulers.gavel", "GavelLas", {}),
+    "elasticflow": ("tessera.solvers.schedulers.elasticflow", "ElasticFlow", {}),
+    "elasticflow-ls": ("tessera.solvers.schedulers.elasticflow", "ElasticFlow", {"loosened": True}),
+    "sia": ("tessera.solvers.schedulers.sia", "Sia", {}),
+    "sia-arena": ("tessera.solvers.schedulers.sia", "Sia", {"fairness": 0.5}),
+    "arena": ("tessera.solvers.schedulers.arena", "Arena", {}),
     "arena-no-elasticity": (
-        "solvers.schedulers.arena",
+        "tessera.solvers.schedulers.arena",
         "Arena",
         {"name": "arena-no-elasticity", "elasticity": False},
     ),
     "arena-no-heterogeneity": (
-        "solvers.schedulers.arena",
+        "tessera.solvers.schedulers.arena",
         "Arena",
         {"name": "arena-no-heterogeneity", "heterogeneity": False},
     ),
     "arena-no-opportunism": (
-        "solvers.schedulers.arena",
+        "tessera.solvers.schedulers.arena",
         "Arena",
         {"name": "arena-no-opportunism", "opportunism": False},
     ),
-    "arena-deadline": ("solvers.schedulers.arena_deadline", "ArenaDeadline", {}),
-    "edf": ("solvers.schedulers.edf", "Edf", {}),
-    "morphling": ("solvers.schedulers.morphling", "Morphling", {}),
+    "arena-deadline": ("tessera.solvers.schedulers.arena_deadline", "ArenaDeadline", {}),
+    "edf": ("tessera.solvers.schedulers.edf", "Edf", {}),
+    "morphling": ("tessera.solvers.schedulers.morphling", "Morphling", {}),
     "morphling-r": (
-        "solvers.schedulers.morphling",
+        "tessera.solvers.schedulers.morphling",
         "Morphling",
         {"name": "morphling-r", "plans": False},
     ),
     "morphling-e": (
-        "solvers.schedulers.morphling",
+        "tessera.solvers.schedulers.morphling",
         "Morphling",
         {"name": "morphling-e", "resources": False},
     ),
     "morphling-n": (
-        "solvers.schedulers.morphling",
+        "tessera.solvers.schedulers.morphling",
         "Morphling",
         {"name": "morphling-n", "plans": False, "resources": False},
     ),
-    "synergy": ("solvers.schedulers.synergy", "Synergy", {}),
-    "antman": ("solvers.schedulers.antman", "AntMan", {}),
+    "synergy": ("tessera.solvers.schedulers.synergy", "Synergy", {}),
+    "antman": ("tessera.solvers.schedulers.antman", "AntMan", {}),
 }
 """Name -> module, class, and what the class is built with."""
 

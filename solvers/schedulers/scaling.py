@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints
-from solvers.schedulers.slots import Slots
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.schedulers.slots import Slots
 
 _WORTH = 1e-9
 """A scaling up must gain more than this."""

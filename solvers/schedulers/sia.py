@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.problem import jobwise
-from formulation.tables import Bools, Floats, Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.ilp import most_valuable
-from solvers.schedulers.packing import Options, options_of
+from tessera.formulation.problem import jobwise
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.ilp import most_valuable
+from tessera.solvers.schedulers.packing import Options, options_of
 
 LEAST_FACTOR = 0.01
 """A restart never takes more than all but this of a goodput (Arena's copy clips there too)."""

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
-from formulation.promises.queues import effective_queue
-from formulation.tables import Bools, Floats, Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Options
+from tessera.formulation.promises.queues import effective_queue
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Options
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

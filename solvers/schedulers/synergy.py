@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formulation.tables import Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Packing, options_of
-from solvers.schedulers.slots import in_order
+from tessera.formulation.tables import Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Packing, options_of
+from tessera.solvers.schedulers.slots import in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

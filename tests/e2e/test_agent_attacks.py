@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.clock import SystemClock
-from formulation.lifecycle import JobState
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import GpuType, Source, Workload
-from service.config import Config
-from service.loop import RoundLoop
-from service.wiring import running
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.wiring import running
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 

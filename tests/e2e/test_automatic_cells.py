@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import grpc.aio
 
-from db.engine import Database
-from service.config import Config
-from service.wiring import running
+from tessera.db.engine import Database
+from tessera.service.config import Config
+from tessera.service.wiring import running
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,

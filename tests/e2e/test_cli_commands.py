@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from benchmarks.service.fleet import Fleet
-from db.engine import Database
-from formulation.codec import decode
-from formulation.resources import NodeSpec
-from formulation.snapshot import Snapshot
-from service.cli.client import connect
-from service.cli.main import app
-from service.cli.names import short
-from service.config import Config
-from service.wiring import running
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.db.engine import Database
+from tessera.formulation.codec import decode
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.cli.client import connect
+from tessera.service.cli.main import app
+from tessera.service.cli.names import short
+from tessera.service.config import Config
+from tessera.service.wiring import running
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 pytestmark = pytest.mark.timeout(60)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.fleet import Fleet
-from db.engine import Database
-from db.store import PostgresStore
-from service.cli import deletion as asking
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.service.cli import deletion as asking
 from tests.e2e.test_cli_commands import (
     CLUSTER,
     NODES,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.fleet import Fleet
-from service.cli.client import connect
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.service.cli.client import connect
 from tessera.v1 import estimates_pb2
 from tests.e2e.test_cli_commands import Tessera, address, fleet, read, submit, tessera
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.fleet import Fleet
+from tessera.benchmarks.service.fleet import Fleet
 from tests.e2e.test_cli_commands import (
     CLUSTER,
     Tessera,

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli.main import app
-from service.cli.simulate import runs
-from service.cli.simulate.runs import differences
-from service.cli.simulate.world import window_s
-from simulator.data import data_dir
-from simulator.logfile import read_log
+from tessera.service.cli.main import app
+from tessera.service.cli.simulate import runs
+from tessera.service.cli.simulate.runs import differences
+from tessera.service.cli.simulate.world import window_s
+from tessera.simulator.data import data_dir
+from tessera.simulator.logfile import read_log
 
 HEADER = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s\n"
 TWO = HEADER + "a,0,bert,1.3B,256,2000,4,a100,1300\nb,300,bert,1.3B,256,2000,4,a100,900\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.cli.names import short
+from tessera.service.cli.names import short
 from tests.e2e.test_cli_commands import (  # fixtures
     TRACE,
     Tessera,

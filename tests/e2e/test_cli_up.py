@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
-from db.engine import Database
-from service.cli.client import connect
+from tessera.db.engine import Database
+from tessera.service.cli.client import connect
 from tessera.v1 import jobs_pb2
 
-TESSERA = [sys.executable, "-m", "service.cli.main"]
+TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
 START_S = 90.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -18,14 +18,14 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.service.fleet import Fleet
-from db import embedded
-from db.engine import connect
-from estimator.samples import sample_profiles
-from service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from service.cli.demo.stack import Stack, running
-from simulator.clusters import tiny
-from simulator.workloads.philly_like import philly_like
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.db import embedded
+from tessera.db.engine import connect
+from tessera.estimator.samples import sample_profiles
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from tessera.service.cli.demo.stack import Stack, running
+from tessera.simulator.clusters import tiny
+from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.e2e.test_replicas import list_rounds
 from tests.support.agents import is_running

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from service.cli.demo.stack import Stack, running
+from tessera.service.cli.demo.stack import Stack, running
 from tessera.v1 import estimates_pb2, jobs_pb2, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.support.agents import is_running

@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from db.engine import Database
-from service.config import Config
-from service.wiring import running
+from tessera.db.engine import Database
+from tessera.service.config import Config
+from tessera.service.wiring import running
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,

@@ -10,14 +10,14 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from benchmarks.service.fleet import Fleet
-from estimator.samples import sample_profiles
-from formulation.errors import RoundSuperseded
-from formulation.resources import NodeSpec
-from service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from service.cli.demo.stack import Stack, running
-from simulator.clusters import tiny
-from simulator.workloads.philly_like import philly_like
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import RoundSuperseded
+from tessera.formulation.resources import NodeSpec
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from tessera.service.cli.demo.stack import Stack, running
+from tessera.simulator.clusters import tiny
+from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 ROUNDS = 200

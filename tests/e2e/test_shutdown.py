@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import psutil
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.snapshot import GpuType
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.snapshot import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.stored import do
 from tests.support.system import until
@@ -25,9 +25,9 @@ LATEST_S = 20.0
 
 SERVER = """
 import asyncio, sys, threading
-from db.store import PostgresStore
-from service import wiring
-from service.config import Config
+from tessera.db.store import PostgresStore
+from tessera.service import wiring
+from tessera.service.config import Config
 
 def wait_for_ever(self, cluster):
     threading.Event().wait()

@@ -13,18 +13,22 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.service.fleet import Fleet
-from benchmarks.service.forwarding import forward_from
-from benchmarks.service.hostile.attacks import FAIR
-from benchmarks.service.hostile.monitor import BUSY_SHARE, read_thread_seconds, wait_until_quiet
-from benchmarks.service.hostile.requests import GPU_TYPE, cell_of, parent, small_job
-from benchmarks.service.hostile.unread import STREAMS, WATCH
-from benchmarks.service.hostile.wire import Unread
-from estimator.samples import sample_profiles
-from service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from service.cli.demo.stack import OPTIONS, Stack, running
-from simulator.clusters import tiny
-from simulator.workloads.philly_like import philly_like
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.benchmarks.service.forwarding import forward_from
+from tessera.benchmarks.service.hostile.attacks import FAIR
+from tessera.benchmarks.service.hostile.monitor import (
+    BUSY_SHARE,
+    read_thread_seconds,
+    wait_until_quiet,
+)
+from tessera.benchmarks.service.hostile.requests import GPU_TYPE, cell_of, parent, small_job
+from tessera.benchmarks.service.hostile.unread import STREAMS, WATCH
+from tessera.benchmarks.service.hostile.wire import Unread
+from tessera.estimator.samples import sample_profiles
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
+from tessera.service.cli.demo.stack import OPTIONS, Stack, running
+from tessera.simulator.clusters import tiny
+from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import (
     clusters_pb2,
     estimates_pb2,

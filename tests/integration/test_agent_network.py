@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.errors import NotAllowed, Unavailable
-from formulation.network.tags import assigned
-from service.agent.main import main
-from service.agent.network.backend import Change
-from service.agent.network.commands import inside
-from service.agent.network.node import NodeNetwork
-from service.agent.network.paths import candidates
-from service.agent.network.period import iteration
-from service.agent.network.tc import Tc
+from tessera.formulation.errors import NotAllowed, Unavailable
+from tessera.formulation.network.tags import assigned
+from tessera.service.agent.main import main
+from tessera.service.agent.network.backend import Change
+from tessera.service.agent.network.commands import inside
+from tessera.service.agent.network.node import NodeNetwork
+from tessera.service.agent.network.paths import candidates
+from tessera.service.agent.network.period import iteration
+from tessera.service.agent.network.tc import Tc
 from tests.support.bursts import PACKET_BYTES, PACKETS, PERIOD_S
 from tests.support.netns import Race, cable, hosts, namespaces, python, sysctl
 
@@ -169,8 +169,8 @@ def test_the_command_plans_applies_and_shows(
 
 ECMP = """
 import json, sys
-from service.agent.network.paths import candidates, port_for, ports_by_path
-from service.agent.network.probe import first_hops
+from tessera.service.agent.network.paths import candidates, port_for, ports_by_path
+from tessera.service.agent.network.probe import first_hops
 probe = first_hops("10.93.0.1")
 found = ports_by_path(probe, candidates(24))
 chosen = {path[0]: port_for(path, probe, candidates(200, 24), confirm=3) for path in found}
@@ -180,7 +180,7 @@ print(json.dumps({"found": {path[0]: ports for path, ports in found.items()}, "c
 
 TRACES = """
 import json, sys
-from service.agent.network.probe import trace
+from tessera.service.agent.network.probe import trace
 print(json.dumps([trace("10.93.0.1", int(port)) for port in sys.argv[1:]]))
 """
 
@@ -213,7 +213,7 @@ def test_a_source_port_that_leads_over_a_wanted_path_is_found_by_probing() -> No
 
 BURSTS = """
 import json, sys
-from service.agent.network.counters import counters, sample
+from tessera.service.agent.network.counters import counters, sample
 from tests.support.bursts import Bursts
 bursts = Bursts("10.95.1.2")
 counter = next(c for c in counters() if c.name == sys.argv[1])

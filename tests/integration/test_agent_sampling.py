@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("namespaces")
 
 MEASURES = """
 import asyncio, json, sys
-from service.agent.gangs import Gang, Phase, Report
-from service.agent.network.sampling import Sampling, sent
+from tessera.service.agent.gangs import Gang, Phase, Report
+from tessera.service.agent.network.sampling import Sampling, sent
 from tests.support.bursts import Bursts
 bursts = Bursts("10.97.1.2")
 async def measure():

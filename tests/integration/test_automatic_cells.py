@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from db.store import PostgresStore
-from estimator.workloads import Estimator, catalogue_of
-from formulation.errors import TesseraError
-from formulation.lifecycle import JobEvent
-from formulation.resources import EstimateRecord, ModelSpec, NodeSpec
-from formulation.snapshot import GpuType, Source, Workload
-from service.automatic import Deriving
-from service.rpc.calls import Calls
-from service.watching import Watching
+from tessera.db.store import PostgresStore
+from tessera.estimator.workloads import Estimator, catalogue_of
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.resources import EstimateRecord, ModelSpec, NodeSpec
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.service.automatic import Deriving
+from tessera.service.rpc.calls import Calls
+from tessera.service.watching import Watching
 from tests.support.stored import (
     BERT,
     C,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from db.store import PostgresStore
-from estimator.workloads import Estimator, catalogue_of
-from formulation.resources import NodeSpec
-from formulation.snapshot import GpuType, Workload
-from service.automatic import Deriving
+from tessera.db.store import PostgresStore
+from tessera.estimator.workloads import Estimator, catalogue_of
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import GpuType, Workload
+from tessera.service.automatic import Deriving
 from tests.support.stored import C, a_spec, do, submit
 
 OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]

@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.clock import SystemClock
-from formulation.decisions import DecisionKind
-from formulation.errors import Unavailable
-from formulation.lifecycle import JobEvent, JobState
-from formulation.reasons import Reason, ReasonCode
-from service.config import Config
-from service.loop import RoundLoop
-from service.periodic import PeriodicRounds
-from service.rpc.calls import Calls
-from service.wiring import running
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.rpc.calls import Calls
+from tessera.service.wiring import running
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from benchmarks.service.forwarding import forward_from
-from benchmarks.service.hostile.wire import Unread
+from tessera.benchmarks.service.forwarding import forward_from
+from tessera.benchmarks.service.hostile.wire import Unread
 from tests.support.agents import until
 
 LARGE = b"x" * 100_000

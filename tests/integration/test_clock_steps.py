@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from db.engine import Database, connect
-from db.store import PostgresStore
-from formulation.lifecycle import JobState
+from tessera.db.engine import Database, connect
+from tessera.db.store import PostgresStore
+from tessera.formulation.lifecycle import JobState
 from tests.support.stored import (
     C,
     a_cluster,

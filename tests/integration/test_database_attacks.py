@@ -22,15 +22,15 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from db import embedded, migrate, pgserver
-from db.engine import Database, connect
-from db.store import PostgresStore
-from db.writer import PostgresWriter
-from formulation.errors import TesseraError, Unavailable
-from formulation.lifecycle import JobState
-from formulation.resources import ObservedGang, Request
-from service.config import Config
-from service.wiring import running
+from tessera.db import embedded, migrate, pgserver
+from tessera.db.engine import Database, connect
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.errors import TesseraError, Unavailable
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import ObservedGang, Request
+from tessera.service.config import Config
+from tessera.service.wiring import running
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 from tests.support.stored import (
     C,

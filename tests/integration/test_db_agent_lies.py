@@ -7,12 +7,12 @@ import math
 import pytest
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.errors import NotAllowed, NotFound
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import NodeSpec, ObservedGang
-from service.rpc.convert.agents import to_observed
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import NodeSpec, ObservedGang
+from tessera.service.rpc.convert.agents import to_observed
 from tessera.v1 import agents_pb2 as pb
 from tests.support.stored import (
     C,

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput, NotAllowed, NotFound
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import NodeSpec, ObservedGang
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import NodeSpec, ObservedGang
 from tests.support.stored import (
     C,
     a_cluster,

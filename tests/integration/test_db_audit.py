@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from db.audit import (
+from tessera.db.audit import (
     RULES,
     count_long_transactions,
     count_lost_jobs,
@@ -12,8 +12,8 @@ from db.audit import (
     load_epochs,
     load_silence_s,
 )
-from db.engine import Database
-from db.store import PostgresStore
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
 from tests.support.stored import C, a_cluster, a_spec, execute, run, submit
 
 BREAKS = {

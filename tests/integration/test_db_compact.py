@@ -11,16 +11,16 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from db import snapshots
-from db.decisions import PAGE_DECISIONS
-from db.deltas import decode_delta, encode_delta
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.codec import digest, encode
-from formulation.decisions import Decision
-from formulation.errors import NotAllowed, NotFound
-from formulation.lifecycle import JobEvent
-from formulation.resources import JobSpec, Retention
+from tessera.db import snapshots
+from tessera.db.decisions import PAGE_DECISIONS
+from tessera.db.deltas import decode_delta, encode_delta
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.codec import digest, encode
+from tessera.formulation.decisions import Decision
+from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.resources import JobSpec, Retention
 from tests.support.stored import (
     BERT,
     C,
@@ -218,7 +218,7 @@ def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
         execute(database, "UPDATE rounds SET snapshot = NULL")
         return stored
 
-    monkeypatch.setattr("db.rounds.pack_snapshot", delete_base)
+    monkeypatch.setattr("tessera.db.rounds.pack_snapshot", delete_base)
     snapshot = store.snapshot(C)
     commit(store, snapshot)
     assert encode(store.round_snapshot(C, 2)) == encode(snapshot)

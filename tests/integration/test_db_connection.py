@@ -14,14 +14,14 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from db import embedded
-from db.engine import Database, connect, sqlalchemy_url
-from db.migrate import MigratedDatabase
-from db.notify import EVERY, Listener
-from db.store import PostgresStore
-from formulation.errors import InvalidInput, NotFound, Unavailable
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import Request
+from tessera.db import embedded
+from tessera.db.engine import Database, connect, sqlalchemy_url
+from tessera.db.migrate import MigratedDatabase
+from tessera.db.notify import EVERY, Listener
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput, NotFound, Unavailable
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import Request
 from tests.support.stored import (
     C,
     a_cluster,
@@ -121,7 +121,7 @@ def test_a_connection_cut_in_the_middle_is_unavailable_not_wrong(database: Datab
 def test_two_processes_share_the_embedded_server(postgres_url: str) -> None:
     directory = sa.make_url(postgres_url).query["host"]
     program = (
-        "from pathlib import Path; from db.engine import connect; import sys\n"
+        "from pathlib import Path; from tessera.db.engine import connect; import sys\n"
         "sys.stdout.write(connect(directory=Path(sys.argv[1])).url)"
     )
     done = subprocess.run(
@@ -155,7 +155,7 @@ def test_subscribers_hear_of_changes_of_the_desired_state(
 def test_a_listener_that_lost_its_connection_comes_back(
     store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("db.notify.RETRY_S", 0.01)
+    monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
     a_cluster(store)
     heard: queue.Queue[str] = queue.Queue()
     listener = Listener(database.url)
@@ -190,10 +190,10 @@ def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely
         return really_connect(dsn, **settings)
 
     really_connect = psycopg2.connect
-    monkeypatch.setattr("db.notify.psycopg2.connect", refuse_at_first)
+    monkeypatch.setattr("tessera.db.notify.psycopg2.connect", refuse_at_first)
     listener = Listener(database.url)
     monkeypatch.setattr(listener, "_closed", Patient())
-    with caplog.at_level("INFO", "db.notify"), listener:
+    with caplog.at_level("INFO", "tessera.db.notify"), listener:
         assert listener.listening.wait(10)
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert [record.message for record in caplog.records] == [

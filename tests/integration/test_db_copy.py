@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from db.copy import AT_ONCE, NULL, escaped, write_rows
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.clock import SystemClock
-from formulation.codec import digest
-from service.loop import RoundLoop
-from solvers.rounds.options import RoundOptions
+from tessera.db.copy import AT_ONCE, NULL, escaped, write_rows
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.codec import digest
+from tessera.service.loop import RoundLoop
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import C, a_cluster, a_spec, commit, execute, submit, wait
 
 AWKWARD = (

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db import purge, tables
-from db.engine import Database
-from db.store import PostgresStore
-from db.writer import PostgresWriter
-from formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import CellFilter, ModelSpec, NodeSpec, ObservedGang, TenantSpec
-from formulation.snapshot import GpuType, Source
+from tessera.db import purge, tables
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import CellFilter, ModelSpec, NodeSpec, ObservedGang, TenantSpec
+from tessera.formulation.snapshot import GpuType, Source
 from tests.support.stored import (
     BERT,
     C,

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from db.engine import Database
-from db.estimating import CHANNEL
-from db.notify import Listener
-from db.store import PostgresStore
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput, NotFound
-from formulation.lifecycle import JobEvent
-from formulation.reasons import Reason, ReasonCode
-from formulation.resources import EstimateRecord, ModelSpec, NodeSpec, Wanted
-from formulation.snapshot import GpuType, Source, Workload
+from tessera.db.engine import Database
+from tessera.db.estimating import CHANNEL
+from tessera.db.notify import Listener
+from tessera.db.store import PostgresStore
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.resources import EstimateRecord, ModelSpec, NodeSpec, Wanted
+from tessera.formulation.snapshot import GpuType, Source, Workload
 from tests.support.stored import (
     BERT,
     C,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from db.store import PostgresStore
-from formulation.snapshot import NO_PRICES, Snapshot
+from tessera.db.store import PostgresStore
+from tessera.formulation.snapshot import NO_PRICES, Snapshot
 from tests.support.stored import C, a_cluster, a_round, a_spec, a_summary, submit, wait
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from estimator.profiling.tasks import Options, nominal, step_of, task_of
-from estimator.workloads import catalogue_of
-from formulation.errors import InvalidInput, NotFound
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import EstimateRecord, ModelSpec, ProfileRow
-from formulation.snapshot import PROFILING, GpuType, Source, Workload
-from service.automatic import Deriving
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.estimator.profiling.tasks import Options, nominal, step_of, task_of
+from tessera.estimator.workloads import catalogue_of
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import EstimateRecord, ModelSpec, ProfileRow
+from tessera.formulation.snapshot import PROFILING, GpuType, Source, Workload
+from tessera.service.automatic import Deriving
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 from tests.support.rpc import details, serving

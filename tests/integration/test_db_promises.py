@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.decisions import DecisionKind
-from formulation.goals import GoalResult
-from formulation.lifecycle import JobEvent, JobState
-from solvers.rounds.plan import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.solvers.rounds.plan import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

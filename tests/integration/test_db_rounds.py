@@ -9,20 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from db.store import PostgresStore
-from formulation.check import held_twice
-from formulation.codec import digest
-from formulation.decisions import DecisionKind
-from formulation.errors import (
+from tessera.db.store import PostgresStore
+from tessera.formulation.check import held_twice
+from tessera.formulation.codec import digest
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import (
     DeadlineTooShort,
     InvalidInput,
     NotFound,
     RequestIdReused,
     RoundSuperseded,
 )
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import NodeSpec, Request
-from formulation.snapshot import Hold, Snapshot
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import NodeSpec, Request
+from tessera.formulation.snapshot import Hold, Snapshot
 from tests.support.stored import (
     C,
     Members,

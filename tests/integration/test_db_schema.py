@@ -7,12 +7,12 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from db import migrate, tables
-from db.engine import Database, connect
-from db.store import PostgresStore
-from formulation.errors import InvalidInput, NotMigrated
-from formulation.lifecycle import JobEvent, JobState, successors
-from formulation.resources import TenantSpec
+from tessera.db import migrate, tables
+from tessera.db.engine import Database, connect
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput, NotMigrated
+from tessera.formulation.lifecycle import JobEvent, JobState, successors
+from tessera.formulation.resources import TenantSpec
 from tests.support.database import a_database
 from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, job, run, submit
 

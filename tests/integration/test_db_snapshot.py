@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from db.writer import PostgresWriter
-from formulation import codec
-from formulation.decisions import DecisionKind
-from formulation.lifecycle import JobEvent, JobState
-from formulation.snapshot import STATE_CODE, STATES, Hold, Workload
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation import codec
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.snapshot import STATE_CODE, STATES, Hold, Workload
 from tests.support.stored import (
     BERT,
     C,

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from db.writer import PostgresWriter
-from formulation.errors import InvalidInput, NotFound
-from formulation.lifecycle import JobEvent
-from formulation.resources import JobSpec, TenantSpec
-from formulation.snapshot import GpuType, Workload
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.resources import JobSpec, TenantSpec
+from tessera.formulation.snapshot import GpuType, Workload
 from tests.support.stored import (
     C,
     a_cluster,

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.store import PostgresStore
-from db.writer import PostgresWriter, Work
-from formulation.errors import (
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter, Work
+from tessera.formulation.errors import (
     AlreadyExists,
     InvalidInput,
     NotAllowed,
@@ -20,9 +20,9 @@ from formulation.errors import (
     RequestIdReused,
     StaleEtag,
 )
-from formulation.lifecycle import JobEvent, JobState
-from formulation.resources import NodeSpec, Request
-from formulation.snapshot import GpuType, Workload
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.resources import NodeSpec, Request
+from tessera.formulation.snapshot import GpuType, Workload
 from tests.support.stored import (
     BERT,
     C,

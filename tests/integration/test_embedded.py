@@ -16,14 +16,14 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from db import embedded, pgserver
-from formulation.errors import Unavailable
+from tessera.db import embedded, pgserver
+from tessera.formulation.errors import Unavailable
 from tests.support.system import kill_postgres, until
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys
 from pathlib import Path
-from db import embedded
+from tessera.db import embedded
 place = Path(sys.argv[1])
 """
 

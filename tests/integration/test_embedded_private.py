@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db import embedded, pgserver
-from formulation.errors import Unavailable
+from tessera.db import embedded, pgserver
+from tessera.formulation.errors import Unavailable
 
 CONNECT = """
 import os, socket, sys

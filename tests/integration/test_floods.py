@@ -9,18 +9,18 @@ import grpc.aio
 import pytest
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.errors import InvalidInput, LimitReached
-from formulation.lifecycle import JobEvent
-from formulation.resources import Limits, ModelSpec, NodeSpec, TenantSpec
-from formulation.snapshot import GpuType
-from service.config import Config
-from service.loop import RoundLoop
-from service.periodic import PeriodicRounds
-from service.rpc.calls import Calls
-from service.watching import Watching
-from service.wiring import running
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput, LimitReached
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.resources import Limits, ModelSpec, NodeSpec, TenantSpec
+from tessera.formulation.snapshot import GpuType
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.rpc.calls import Calls
+from tessera.service.watching import Watching
+from tessera.service.wiring import running
 from tessera.v1 import clusters_pb2, clusters_pb2_grpc
 from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, submit
 from tests.support.worlds import StoppedClock

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from db.engine import Database
-from db.notify import Listener
-from db.store import PostgresStore
-from formulation.codec import decode, encode
-from formulation.lifecycle import JobEvent
-from formulation.network.outcome import NetworkDecision, NetworkPlanRecord
-from formulation.network.running import running_now
-from formulation.resources import ObservedGang
-from formulation.snapshot import Snapshot
-from service.loop import RoundLoop
-from service.replanning import LATE_S, Replanning
-from service.rpc.calls import Calls
-from service.watching import Watching
-from service.wiring import running
-from solvers.rounds.network import plan_network
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.notify import Listener
+from tessera.db.store import PostgresStore
+from tessera.formulation.codec import decode, encode
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.network.outcome import NetworkDecision, NetworkPlanRecord
+from tessera.formulation.network.running import running_now
+from tessera.formulation.resources import ObservedGang
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.loop import RoundLoop
+from tessera.service.replanning import LATE_S, Replanning
+from tessera.service.rpc.calls import Calls
+from tessera.service.watching import Watching
+from tessera.service.wiring import running
+from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
 from tests.integration.test_networks import BOTH, a_network, two_jobs
 from tests.integration.test_wiring import settings
 from tests.support.agents import until

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from db.store import PostgresStore
-from formulation.errors import NotFound, StaleEtag
-from formulation.lifecycle import JobEvent
-from formulation.network.running import running_now
-from formulation.network.traffic import CellTraffic, StageTraffic
-from formulation.resources import NetworkCommit, Request, RoundRecord
-from service.loop import RoundLoop
-from service.replanning import Replanning
-from solvers.rounds.network import plan_network
-from solvers.rounds.options import RoundOptions
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import NotFound, StaleEtag
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.network.running import running_now
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.formulation.resources import NetworkCommit, Request, RoundRecord
+from tessera.service.loop import RoundLoop
+from tessera.service.replanning import Replanning
+from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.check import Violation
-from formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
-from formulation.lifecycle import JobEvent
-from formulation.network.outcome import NetworkPlanRecord
-from formulation.network.running import running_now
-from formulation.network.traffic import CellTraffic, StageTraffic
-from formulation.resources import NetworkCommit, RoundRecord
-from service.loop import RoundLoop
-from service.replanning import Replanning
-from solvers.rounds import network
-from solvers.rounds.network import plan_network
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.check import Violation
+from tessera.formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.network.running import running_now
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.formulation.resources import NetworkCommit, RoundRecord
+from tessera.service.loop import RoundLoop
+from tessera.service.replanning import Replanning
+from tessera.solvers.rounds import network
+from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     C,
     a_cluster,

@@ -10,20 +10,20 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from db.store import PostgresStore
-from formulation.cancelling import never
-from formulation.clock import SystemClock
-from formulation.errors import InvalidInput
-from formulation.grammar import OBJECTIVES
-from formulation.resources import NodeSpec, RoundRecord
-from service.loop import RoundLoop
-from service.rpc import fields
-from service.rpc.convert import clusters, estimates, jobs, tenants
-from service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
-from service.rpc.names import cluster_name
-from solvers.registry import names as solvers
-from solvers.rounds.options import RoundOptions
-from solvers.schedulers.registry import names as schedulers
+from tessera.db.store import PostgresStore
+from tessera.formulation.cancelling import never
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import OBJECTIVES
+from tessera.formulation.resources import NodeSpec, RoundRecord
+from tessera.service.loop import RoundLoop
+from tessera.service.rpc import fields
+from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
+from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
+from tessera.service.rpc.names import cluster_name
+from tessera.solvers.registry import names as solvers
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.schedulers.registry import names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.integration.test_rpc_store import Api
 from tests.support.rpc import serving

@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
-from estimator.profiling.tasks import Options, Step, task_of
-from formulation.errors import InvalidInput, NotAllowed
-from formulation.snapshot import Workload
-from service.agent.gangs import Gang
-from service.agent.profiler import ByName, ProfilerRuntime
-from service.agent.replay import ReplayRuntime
-from service.agent.runtime import Exit, Handle, Outcome
-from service.profiletask import RECORDS, require_jax
+from tessera.estimator.profiling.tasks import Options, Step, task_of
+from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.snapshot import Workload
+from tessera.service.agent.gangs import Gang
+from tessera.service.agent.profiler import ByName, ProfilerRuntime
+from tessera.service.agent.replay import ReplayRuntime
+from tessera.service.agent.runtime import Exit, Handle, Outcome
+from tessera.service.profiletask import RECORDS, require_jax
 from tessera.v1 import estimates_pb2
 from tests.support.agents import until
 

@@ -10,16 +10,16 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from db import prune
-from db.engine import Database, connect
-from db.store import PostgresStore
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobEvent
-from formulation.resources import Request, Retention
-from service.cli.main import app
-from service.config import Config, load_config
-from service.retention import Pruner
-from service.wiring import running
+from tessera.db import prune
+from tessera.db.engine import Database, connect
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.resources import Request, Retention
+from tessera.service.cli.main import app
+from tessera.service.config import Config, load_config
+from tessera.service.retention import Pruner
+from tessera.service.wiring import running
 from tests.support.stored import C, a_cluster, a_spec, commit, execute, happen, submit, wait
 
 

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.store import PostgresStore
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.agents import until
 from tests.support.rpc import serving

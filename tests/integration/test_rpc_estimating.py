@@ -10,10 +10,10 @@ import grpc.aio
 import pytest
 from grpc import StatusCode
 
-from db.store import PostgresStore
-from formulation.resources import NodeSpec
-from formulation.snapshot import GpuType, Source
-from service.rpc.convert.estimates import to_workload
+from tessera.db.store import PostgresStore
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import GpuType, Source
+from tessera.service.rpc.convert.estimates import to_workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 from tests.support.rpc import details, serving

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from db.store import PostgresStore
-from estimator.workloads import Estimator
-from formulation.resources import NodeSpec
-from formulation.snapshot import GpuType, Workload
+from tessera.db.store import PostgresStore
+from tessera.estimator.workloads import Estimator
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import GpuType, Workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 from tests.support.rpc import serving

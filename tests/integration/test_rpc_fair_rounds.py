@@ -13,13 +13,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.rounds.instances import instance
-from formulation.errors import DeadlineTooShort, NotFound
-from formulation.resources import Request, RoundCommit, RoundRecord, RoundSummary, decision_record
-from formulation.snapshot import Snapshot
-from service.ports import Store
-from service.rpc.server import Server
-from solvers.rounds.plan import RoundOptions
+from tessera.benchmarks.rounds.instances import instance
+from tessera.formulation.errors import DeadlineTooShort, NotFound
+from tessera.formulation.resources import (
+    Request,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+    decision_record,
+)
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.ports import Store
+from tessera.service.rpc.server import Server
+from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 from tests.support.builders import a_random_snapshot

@@ -19,9 +19,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from db.engine import Database
-from db.store import PostgresStore
-from service.rpc.server import SERVICES
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.service.rpc.server import SERVICES
 from tessera.v1 import (
     agents_pb2,
     clusters_pb2,

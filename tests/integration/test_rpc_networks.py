@@ -13,8 +13,8 @@ import pytest
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from db.store import PostgresStore
-from formulation.lifecycle import JobEvent
+from tessera.db.store import PostgresStore
+from tessera.formulation.lifecycle import JobEvent
 from tessera.v1 import estimates_pb2, estimates_pb2_grpc, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.integration.test_networks import CLOS, HOSTS, a_network, two_jobs

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from db.store import PostgresStore
-from formulation.clock import SystemClock
-from service.config import Config
-from service.loop import RoundLoop
-from service.periodic import PeriodicRounds
-from service.rpc.calls import Calls
+from tessera.db.store import PostgresStore
+from tessera.formulation.clock import SystemClock
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.rpc.calls import Calls
 from tests.support.stored import C, a_cluster, a_spec, submit
 
 

@@ -10,8 +10,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
-from db.store import PostgresStore
-from formulation.resources import NodeSpec
+from tessera.db.store import PostgresStore
+from tessera.formulation.resources import NodeSpec
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
 from tests.integration.test_rpc_store import (
     INVALID,

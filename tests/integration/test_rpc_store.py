@@ -16,8 +16,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from db.engine import connect
-from db.store import PostgresStore
+from tessera.db.engine import connect
+from tessera.db.store import PostgresStore
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,

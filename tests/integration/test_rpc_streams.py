@@ -15,9 +15,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
-from formulation.lifecycle import JobState
-from formulation.resources import (
+from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import (
     AllocationRecord,
     Desired,
     DesiredGang,
@@ -27,8 +27,8 @@ from formulation.resources import (
     ObservedGang,
     Request,
 )
-from formulation.snapshot import Workload
-from service.ports import Store
+from tessera.formulation.snapshot import Workload
+from tessera.service.ports import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.rpc import details, serving

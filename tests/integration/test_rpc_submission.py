@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from db.store import PostgresStore
+from tessera.db.store import PostgresStore
 from tessera.v1 import jobs_pb2
 from tests.integration.test_rpc_store import INVALID, C, a_batch, a_submit, api, refused
 from tests.support.rpc import WALL_S

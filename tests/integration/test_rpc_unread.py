@@ -12,10 +12,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.service.hostile.wire import Unread
-from formulation.errors import NotAllowed
-from service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
-from service.rpc.errors import Guard
+from tessera.benchmarks.service.hostile.wire import Unread
+from tessera.formulation.errors import NotAllowed
+from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
+from tessera.service.rpc.errors import Guard
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.support.agents import until
 

@@ -13,15 +13,15 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
-from db import migrate
-from db.engine import Database, connect
-from db.store import PostgresStore
-from formulation.errors import NotMigrated
-from formulation.lifecycle import JobEvent
-from formulation.resources import Request, Retention
-from service.cli.main import app
-from service.config import Config
-from service.wiring import running
+from tessera.db import migrate
+from tessera.db.engine import Database, connect
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import NotMigrated
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.resources import Request, Retention
+from tessera.service.cli.main import app
+from tessera.service.config import Config
+from tessera.service.wiring import running
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.stored import (
     C,

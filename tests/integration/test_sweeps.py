@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from formulation.errors import InvalidInput
-from simulator.provenance import ROOT
-from simulator.sweeps import runner
-from simulator.sweeps import tasks as module
-from simulator.sweeps.cluster import library
-from simulator.sweeps.runner import run_tasks
-from simulator.sweeps.tasks import Task, TasksFailed, answer
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.provenance import ROOT
+from tessera.simulator.sweeps import runner
+from tessera.simulator.sweeps import tasks as module
+from tessera.simulator.sweeps.cluster import library
+from tessera.simulator.sweeps.runner import run_tasks
+from tessera.simulator.sweeps.tasks import Task, TasksFailed, answer
 from tests.support.sweeps import a_task
 
 
@@ -114,7 +114,7 @@ def test_an_interrupt_keeps_what_has_ended_and_kills_what_runs(tmp_path: Path) -
 def test_no_process_outlives_a_sweep_that_was_killed(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     code = (
-        "from simulator.sweeps.runner import run_tasks\n"
+        "from tessera.simulator.sweeps.runner import run_tasks\n"
         "from tests.support.sweeps import a_task\n"
         f"run_tasks([a_task('a', 'hangs', file={str(file)!r})])"
     )
@@ -163,13 +163,13 @@ def test_a_result_is_used_again_only_for_the_same_options_files_and_code(
 def test_the_digest_of_the_code_changes_with_it_but_not_with_what_only_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in (*module.PACKAGES, "tessera", "simulator/report"):
+    for package in (*module.PACKAGES, "v1", "simulator/report"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("1")
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "_DRAWING", tmp_path / "benchmarks" / "report")
+    monkeypatch.setattr(module, "_DRAWING", tmp_path / "simulator" / "report")
     before = module.code_digest()
-    (tmp_path / "benchmarks" / "report" / "a.py").write_text("2")
+    (tmp_path / "simulator" / "report" / "a.py").write_text("2")
     (tmp_path / "solvers" / "notes.md").write_text("2")
     assert module.code_digest() == before
     (tmp_path / "solvers" / "a.py").rename(tmp_path / "solvers" / "b.py")

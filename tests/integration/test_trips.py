@@ -10,11 +10,11 @@ from typing import Any
 import psycopg2.extensions
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.resources import Request
-from service.loop import RoundLoop
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.resources import Request
+from tessera.service.loop import RoundLoop
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import C, a_cluster, a_record, a_spec, do, submit
 from tests.support.worlds import StoppedClock
 

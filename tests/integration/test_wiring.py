@@ -10,17 +10,17 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.errors import InvalidInput, Unavailable
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import GpuType, Source, Workload
-from service.config import Config
-from service.loop import RoundLoop
-from service.periodic import PeriodicRounds
-from service.rpc.calls import Calls
-from service.wiring import running
-from solvers.rounds.plan import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.rpc.calls import Calls
+from tessera.service.wiring import running
+from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.integration.test_wiring import a_cluster, channel_to, settings
 

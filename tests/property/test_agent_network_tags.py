@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.network.tags import CONTROL_TAG, RESERVED, assigned
+from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, assigned
 
 LEVELS = 4
 JOBS = st.dictionaries(

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.rounds.instances import instance
-from formulation.check import placement_violations, violations
-from formulation.lifecycle import JobState
-from formulation.placement import Gang, Placement, changed, current_gangs
-from formulation.policy import Policy
-from formulation.snapshot import Hold
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
+from tessera.benchmarks.rounds.instances import instance
+from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang, Placement, changed, current_gangs
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Hold
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 

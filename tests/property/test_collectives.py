@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.collectives import LinkNetwork, LinkRates, TableNetwork, Tables, curves_of
-from estimator.collectives.records import CommRecord
-from estimator.hardware import CATALOGUE, Hardware
-from estimator.plans import Groups, Primitive, Shape
+from tessera.estimator.collectives import LinkNetwork, LinkRates, TableNetwork, Tables, curves_of
+from tessera.estimator.collectives.records import CommRecord
+from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.plans import Groups, Primitive, Shape
 
 kinds = st.sampled_from(CATALOGUE)
 primitives = st.sampled_from(list(Primitive))

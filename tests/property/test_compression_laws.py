@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.network.contention import Demand
-from formulation.tables import Ints
-from solvers.network.compression import compressed, compression_of
-from solvers.network.compression.cuts import cut_of
-from solvers.network.compression.dag import Dag, dag_of
-from solvers.network.compression.mincut import best_levels
-from solvers.network.compression.orders import orders
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Ints
+from tessera.solvers.network.compression import compressed, compression_of
+from tessera.solvers.network.compression.cuts import cut_of
+from tessera.solvers.network.compression.dag import Dag, dag_of
+from tessera.solvers.network.compression.mincut import best_levels
+from tessera.solvers.network.compression.orders import orders
 from tests.support.demands import a_demand
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.tables import Floats, Ints
-from solvers.pricing import core
-from solvers.pricing.core import MOST_WAYS, _Changes, _ways
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.pricing import core
+from tessera.solvers.pricing.core import MOST_WAYS, _Changes, _ways
 
 FACTOR = np.array([0x1234567, -0x7654321], dtype=np.int64)
 

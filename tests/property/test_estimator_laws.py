@@ -9,16 +9,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.cells import Runtime, Setting, cells
-from estimator.collectives import LinkNetwork
-from estimator.costs import candidates_of
-from estimator.graph import Graph
-from estimator.hardware import A10, A100, GIB, H100, V100, Hardware
-from estimator.layouts import settings_of
-from estimator.memory import States, limit_bytes
-from estimator.plans import Candidates, Plan, Schedule, Shape, StageCosts, Training
-from estimator.rooflines import RooflineCompute
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.cells import Runtime, Setting, cells
+from tessera.estimator.collectives import LinkNetwork
+from tessera.estimator.costs import candidates_of
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import A10, A100, GIB, H100, V100, Hardware
+from tessera.estimator.layouts import settings_of
+from tessera.estimator.memory import States, limit_bytes
+from tessera.estimator.plans import Candidates, Plan, Schedule, Shape, StageCosts, Training
+from tessera.estimator.rooflines import RooflineCompute
 from tests.support.estimates import a_graph, a_layer, one_candidate
 
 DEGREES = (1, 2, 3, 4)

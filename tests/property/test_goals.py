@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from formulation.check import violations
-from formulation.goals import Linear
-from formulation.solution import SolveStatus
-from formulation.statement import Statement
-from solvers.base import Budget
-from solvers.goals import Solved, solve_goals, surrogate
-from solvers.registry import solver
+from tessera.formulation.check import violations
+from tessera.formulation.goals import Linear
+from tessera.formulation.solution import SolveStatus
+from tessera.formulation.statement import Statement
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import Solved, solve_goals, surrogate
+from tessera.solvers.registry import solver
 from tests.support.goals import (
     best_answers,
     every_answer,

@@ -7,9 +7,9 @@ from typing import TypeVar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from simulator.traces import profiles, trace
-from simulator.traces.csvfile import MAX_ERRORS
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.traces import profiles, trace
+from tessera.simulator.traces.csvfile import MAX_ERRORS
 
 T = TypeVar("T")
 

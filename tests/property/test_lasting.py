@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formulation.decisions import DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import Estimates, Snapshot
-from formulation.tables import Ints
-from simulator.run import Decider, Result
-from simulator.store import EPOCH_S
-from solvers.registry import solver
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.schedulers.base import Scheduler, Seen, seen
-from solvers.schedulers.registry import names, published
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Estimates, Snapshot
+from tessera.formulation.tables import Ints
+from tessera.simulator.run import Decider, Result
+from tessera.simulator.store import EPOCH_S
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.schedulers.base import Scheduler, Seen, seen
+from tessera.solvers.schedulers.registry import names, published
 from tests.property.test_rounds import snapshots
 from tests.simulation.test_laws import conditions
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

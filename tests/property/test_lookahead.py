@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.deadlines.bench_deadlines import Load, drive, overloaded
-from formulation.lifecycle import JobState
-from formulation.lookahead import (
+from tessera.benchmarks.deadlines.bench_deadlines import Load, drive, overloaded
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import (
     Lookahead,
     boundaries,
     look_ahead,
@@ -21,16 +21,16 @@ from formulation.lookahead import (
     schedule_violations,
     usage_of,
 )
-from formulation.policy import DEADLINE_MODES, Policy
-from formulation.snapshot import STATE_CODE, Allocations, Hold, Legs, Snapshot
-from formulation.tables import Bools, Ints
-from solvers.base import Budget
-from solvers.lookahead import admit, exact
-from solvers.lookahead.admission import drafts
-from solvers.lookahead.integers import integers
-from solvers.lookahead.matrices import most_weight
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import plan_round
+from tessera.formulation.policy import DEADLINE_MODES, Policy
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Hold, Legs, Snapshot
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead import admit, exact
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.integers import integers
+from tessera.solvers.lookahead.matrices import most_weight
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
-from benchmarks.papers.openings import Job, Opening, Scene, decided
-from formulation.snapshot import Workload
+from tessera.benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
+from tessera.benchmarks.papers.openings import Job, Opening, Scene, decided
+from tessera.formulation.snapshot import Workload
 from tests.support.worlds import a_profile
 
 COUNTS = (1, 2, 4)

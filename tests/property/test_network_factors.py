@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers.network.factors import MOST_STEPS, Timing, against, factors, low_periods_s
-from solvers.network.fluid import works
-from solvers.network.priorities import assigned, held
+from tessera.solvers.network.factors import MOST_STEPS, Timing, against, factors, low_periods_s
+from tessera.solvers.network.fluid import works
+from tessera.solvers.network.priorities import assigned, held
 from tests.support.networks import FluidJob, a_demand
 
 TWELFTHS = st.integers(1, 48).map(lambda n: n / 12)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.tables import Ints
-from solvers.network.fluid import simulate, works
+from tessera.formulation.tables import Ints
+from tessera.solvers.network.fluid import simulate, works
 from tests.support.networks import FluidJob, a_demand
 
 NEAR = 1e-7

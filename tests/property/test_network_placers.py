@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.placement import Gang
-from formulation.tables import Ints
-from solvers.network.jobs.cells import Level, cells
-from solvers.network.jobs.hived import HiveD
-from solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
+from tessera.formulation.placement import Gang
+from tessera.formulation.tables import Ints
+from tessera.solvers.network.jobs.cells import Level, cells
+from tessera.solvers.network.jobs.hived import HiveD
+from tessera.solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
 from tests.support.hierarchies import a_machine
 
 MACHINE = a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2)

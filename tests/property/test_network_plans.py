@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.network.check import network_violations
-from solvers.network.factors import Clip
-from solvers.network.replan import Options, Variant, replan
-from solvers.network.swaps import Moves
+from tessera.formulation.network.check import network_violations
+from tessera.solvers.network.factors import Clip
+from tessera.solvers.network.replan import Options, Variant, replan
+from tessera.solvers.network.swaps import Moves
 from tests.support.contentions import a_contention
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.traffic import Pattern
-from formulation.topologies.document import read, write
-from formulation.topologies.measures import bisection_bytes_per_s
-from formulation.topologies.routes import Routes
-from formulation.topologies.topology import NOWHERE, Topology
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.traffic import Pattern
+from tessera.formulation.topologies.document import read, write
+from tessera.formulation.topologies.measures import bisection_bytes_per_s
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.topology import NOWHERE, Topology
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

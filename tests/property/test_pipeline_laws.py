@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s, simulated_s
-from estimator.plans import Schedule
+from tessera.estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s, simulated_s
+from tessera.estimator.plans import Schedule
 
 Passes = list[tuple[float, float]]
 seconds = st.floats(0.01, 10.0)

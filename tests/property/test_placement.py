@@ -10,16 +10,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.check import placement_violations, score, violations
-from formulation.lifecycle import JobState
-from formulation.placement import Placement, current_gangs
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.snapshot import STATE_CODE, Allocations, Hold, Jobs, Nodes, Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
-from solvers.placement import Placed, defragment, place
-from solvers.placement.blocks import carve, mask_of
+from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Placement, current_gangs
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Hold, Jobs, Nodes, Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers.placement import Placed, defragment, place
+from tessera.solvers.placement.blocks import carve, mask_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.memory import in_flight, limit_bytes, memory_bytes
-from estimator.pipeline import Overlap, Sync, Transfers, iteration_s, pipelines_of
-from estimator.planning import labels, search
-from estimator.planning.assembly import Profiled, assembled
-from estimator.planning.options import NoPlan, depths, options_of
-from estimator.planning.pareto import comm_load, frontier, undominated
-from estimator.planning.search import best_plan, latency_of
-from estimator.planning.stages import (
+from tessera.estimator.memory import in_flight, limit_bytes, memory_bytes
+from tessera.estimator.pipeline import Overlap, Sync, Transfers, iteration_s, pipelines_of
+from tessera.estimator.planning import labels, search
+from tessera.estimator.planning.assembly import Profiled, assembled
+from tessera.estimator.planning.options import NoPlan, depths, options_of
+from tessera.estimator.planning.pareto import comm_load, frontier, undominated
+from tessera.estimator.planning.search import best_plan, latency_of
+from tessera.estimator.planning.stages import (
     NEAR,
     balanced_each,
     bias_of,
@@ -23,8 +23,8 @@ from estimator.planning.stages import (
     nearest_powers,
     stage_shares,
 )
-from estimator.planning.tuning import whole_space
-from estimator.plans import Schedule
+from tessera.estimator.planning.tuning import whole_space
+from tessera.estimator.plans import Schedule
 from tests.support.planning import (
     all_stages,
     every_candidate,

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from formulation.decisions import DecisionKind
-from formulation.information import Information, estimates, optimum, single_gpu
-from formulation.lifecycle import SCHEDULABLE
-from formulation.policy import Policy
-from formulation.snapshot import STATES, Snapshot
-from solvers.base import Budget
-from solvers.greedy import Greedy
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.schedulers.base import Published, Scheduler, seen
-from solvers.schedulers.registry import names, published
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.information import Information, estimates, optimum, single_gpu
+from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.schedulers.base import Published, Scheduler, seen
+from tessera.solvers.schedulers.registry import names, published
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_random_snapshot
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.rounds.bench_fuzz import faults
-from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
-from benchmarks.rounds.instances import FAMILIES, churned, instance
-from formulation.check import violations
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
-from solvers.answers import objective_of, trivial_bound
-from solvers.base import Budget
-from solvers.registry import names, solver
+from tessera.benchmarks.rounds.bench_fuzz import faults
+from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
+from tessera.benchmarks.rounds.instances import FAMILIES, churned, instance
+from tessera.formulation.check import violations
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers.answers import objective_of, trivial_bound
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import names, solver
 from tests.support.problems import problems, same
 
 OURS = tuple(name for name in ("pricing", "portfolio") if name in names())

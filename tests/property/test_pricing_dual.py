@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from solvers.answers import is_answer, objective_of
-from solvers.base import Budget
-from solvers.greedy import Greedy
-from solvers.kernels.planes import lowest_point
-from solvers.prices import price
-from solvers.pricing import Pricing
-from solvers.pricing.dual import descend
-from solvers.relaxation import Relaxation
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers.answers import is_answer, objective_of
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.kernels.planes import lowest_point
+from tessera.solvers.prices import price
+from tessera.solvers.pricing import Pricing
+from tessera.solvers.pricing.dual import descend
+from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.problems import a_problem, brute_force, problems, same
 

@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.check import violations
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.tables import Floats
-from solvers.answers import answer, is_answer, objective_of, trivial_bound
-from solvers.base import Budget
-from solvers.cpsat import CpSat
-from solvers.greedy import Greedy, outdoing
-from solvers.kernels.greedy import least_loss
-from solvers.kernels.pricing import demand
-from solvers.portfolio import Portfolio
-from solvers.prices import price, price_near
-from solvers.pricing import core
-from solvers.pricing.core import closed
-from solvers.pricing.dual import descend_near
-from solvers.pricing.surface import near
-from solvers.relaxation import Relaxation
+from tessera.formulation.check import violations
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Floats
+from tessera.solvers.answers import answer, is_answer, objective_of, trivial_bound
+from tessera.solvers.base import Budget
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.greedy import Greedy, outdoing
+from tessera.solvers.kernels.greedy import least_loss
+from tessera.solvers.kernels.pricing import demand
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.prices import price, price_near
+from tessera.solvers.pricing import core
+from tessera.solvers.pricing.core import closed
+from tessera.solvers.pricing.dual import descend_near
+from tessera.solvers.pricing.surface import near
+from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.problems import brute_force, problems
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from formulation.decisions import DecisionKind
-from formulation.lifecycle import ACTIVE
-from formulation.policy import Policy
-from formulation.snapshot import STATES, Nodes, Snapshot
-from formulation.solution import SolveStatus
-from formulation.statement import build_problem, state
-from solvers.answers import is_answer
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.plan import Outcome
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import STATES, Nodes, Snapshot
+from tessera.formulation.solution import SolveStatus
+from tessera.formulation.statement import build_problem, state
+from tessera.solvers.answers import is_answer
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import Outcome
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas

@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.lookahead import look_ahead, schedule_violations
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from solvers.base import Budget
-from solvers.lookahead import admit, rollout
-from solvers.lookahead.admission import drafts
-from solvers.lookahead.rollout import roll_out
+from tessera.formulation.lookahead import look_ahead, schedule_violations
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead import admit, rollout
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.rollout import roll_out
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1500.0

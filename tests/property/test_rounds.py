@@ -12,17 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formulation.check import score
-from formulation.codec import decode, encode
-from formulation.decisions import CHANGES_GPUS, DecisionKind
-from formulation.lifecycle import ACTIVE, JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.rates import expected_rate, unit_rate
-from formulation.snapshot import STATES, Allocations, Hold, Snapshot
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.plan import Outcome, plan_round
+from tessera.formulation.check import score
+from tessera.formulation.codec import decode, encode
+from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.rates import expected_rate, unit_rate
+from tessera.formulation.snapshot import STATES, Allocations, Hold, Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.resources import EstimateRecord
-from simulator.traces.redraw import asked, redraw
-from simulator.traces.screening import screen
-from simulator.traces.shaping import busiest, sampled, split_tenants
-from simulator.traces.speeds import Room, Speeds, gpu_seconds
-from simulator.traces.trace import Arrival, parse_trace
-from simulator.traces.writing import trace_csv
+from tessera.formulation.resources import EstimateRecord
+from tessera.simulator.traces.redraw import asked, redraw
+from tessera.simulator.traces.screening import screen
+from tessera.simulator.traces.shaping import busiest, sampled, split_tenants
+from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
+from tessera.simulator.traces.trace import Arrival, parse_trace
+from tessera.simulator.traces.writing import trace_csv
 from tests.support.traces import a_cluster, a_record, a_type, a_workload, an_arrival
 
 WORKS = [a_workload("bert", "760M"), a_workload("bert", "6.7B", 128), a_workload("moe", "10B", 512)]

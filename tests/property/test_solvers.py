@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.check import violations
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from solvers.base import Budget, Solver
-from solvers.cbc import Cbc
-from solvers.convex import Convex
-from solvers.cpsat import CpSat
-from solvers.cpsat import model as cpsat_model
-from solvers.fixing import core_of
-from solvers.greedy import Greedy
-from solvers.portfolio import Portfolio
-from solvers.prices import price
-from solvers.relaxation import Relaxation
+from tessera.formulation.check import violations
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.cbc import Cbc
+from tessera.solvers.convex import Convex
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.cpsat import model as cpsat_model
+from tessera.solvers.fixing import core_of
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.prices import price
+from tessera.solvers.relaxation import Relaxation
 from tests.support.problems import a_problem, brute_force, problems, same
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)

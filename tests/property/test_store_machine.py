@@ -14,17 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from db.engine import Database
-from db.store import PostgresStore
-from db.tables import metadata
-from db.writer import PostgresWriter
-from formulation.check import held_twice
-from formulation.decisions import Decision, DecisionKind
-from formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
-from formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, allowed
-from formulation.placement import current_gangs
-from formulation.resources import Desired, NodeSpec, ObservedGang, Request, TenantSpec
-from formulation.snapshot import STATES, Hold, Snapshot
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.tables import metadata
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.check import held_twice
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
+from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, allowed
+from tessera.formulation.placement import current_gangs
+from tessera.formulation.resources import Desired, NodeSpec, ObservedGang, Request, TenantSpec
+from tessera.formulation.snapshot import STATES, Hold, Snapshot
 from tests.support.stored import (
     C,
     a_cluster,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind
-from simulator.overheads import overheads
-from simulator.world import Failure, Straggler, World
+from tessera.formulation.decisions import DecisionKind
+from tessera.simulator.overheads import overheads
+from tessera.simulator.world import Failure, Straggler, World
 from tests.support.worlds import (
     COSTLY,
     FCFS,

@@ -10,14 +10,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.resources import TenantSpec
-from formulation.snapshot import Workload
-from simulator.hazards import DAY_S, Hazards, failures, stragglers
-from simulator.overheads import PRESETS, Overheads, overheads
-from simulator.scenario import Scenario
-from simulator.truth import perturbed
-from simulator.world import Failure, Straggler
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import TenantSpec
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.hazards import DAY_S, Hazards, failures, stragglers
+from tessera.simulator.overheads import PRESETS, Overheads, overheads
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.truth import perturbed
+from tessera.simulator.world import Failure, Straggler
 from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, give, some_specs
 
 # scenarios

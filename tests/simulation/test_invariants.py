@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind
-from simulator.overheads import Overheads
-from simulator.store import InvariantBroken
-from simulator.world import Failure, World
+from tessera.formulation.decisions import DecisionKind
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.store import InvariantBroken
+from tessera.simulator.world import Failure, World
 from tests.support.worlds import (
     FREE,
     a_profile,

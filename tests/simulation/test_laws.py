@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formulation.resources import EstimateRecord
-from simulator.executor import replay
-from simulator.hazards import Hazards, failures, stragglers
-from simulator.logfile import lines_of, log_of
-from simulator.overheads import Overheads
-from simulator.run import Result
-from simulator.scenario import Scenario
-from simulator.truth import perturbed
+from tessera.formulation.resources import EstimateRecord
+from tessera.simulator.executor import replay
+from tessera.simulator.hazards import Hazards, failures, stragglers
+from tessera.simulator.logfile import lines_of, log_of
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Result
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.truth import perturbed
 from tests.support.worlds import COSTLY, POLICIES, a_random_scenario, simulated
 
 OFTEN = Hazards(

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formulation.snapshot import Snapshot
-from simulator.planned import due_s
-from simulator.run import Conditions, Decider, Result, simulate
-from simulator.scenario import Scenario
-from simulator.store import EPOCH_S
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.planned import due_s
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import EPOCH_S
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.worlds import (
     COSTLY,
     StoppedClock,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from simulator.overheads import Overheads
-from simulator.recorded import Hold, Replayed, replay, room_for
-from simulator.run import Result
-from simulator.scenario import Scenario
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.recorded import Hold, Replayed, replay, room_for
+from tessera.simulator.run import Result
+from tessera.simulator.scenario import Scenario
 from tests.support.worlds import (
     COSTLY,
     FREE,

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from formulation.check import Violation
-from formulation.errors import InvalidInput
-from formulation.snapshot import Snapshot
-from simulator.run import Conditions, Decider, Result, simulate
-from simulator.world import Failure, Straggler
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome
+from tessera.formulation.check import Violation
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.world import Failure, Straggler
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.worlds import (
     COSTLY,
     DEADLINES,

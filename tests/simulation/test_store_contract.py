@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.codec import encode
-from formulation.decisions import Decision, DecisionKind
-from formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from formulation.resources import Request, RoundCommit, RoundRecord, TenantSpec
-from formulation.snapshot import Snapshot
-from service.ports import Rounds
-from simulator.overheads import Overheads
-from simulator.rounds import WorldRounds
-from simulator.scenario import Scenario
-from simulator.world import Failure, World
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.codec import encode
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
+from tessera.formulation.resources import Request, RoundCommit, RoundRecord, TenantSpec
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.ports import Rounds
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.rounds import WorldRounds
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.world import Failure, World
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import a_leg, a_round, a_summary, legs_of, wait
 from tests.support.stores import PASS_S, C, InMemory, InPostgres, both, decide, decided, view
 from tests.support.worlds import (

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from service.agent.gangs import Gang
+from tessera.service.agent.gangs import Gang
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc
 from tests.support.agents import is_running, process_of, until
@@ -132,7 +132,15 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        argv = [sys.executable, "-m", "service.agent.main", "--cluster", "c", "--agent-id", "agent"]
+        argv = [
+            sys.executable,
+            "-m",
+            "tessera.service.agent.main",
+            "--cluster",
+            "c",
+            "--agent-id",
+            "agent",
+        ]
         argv += ["--data-dir", str(self.data_dir)]
         argv += [word for port in self.ports for word in ("--server", f"127.0.0.1:{port}")]
         argv += [word for node in self.nodes for word in ("--node", node)]

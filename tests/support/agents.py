@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from service.agent.gangs import Gang
+from tessera.service.agent.gangs import Gang
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.snapshot import (
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
@@ -24,7 +24,7 @@ from formulation.snapshot import (
     Source,
     Workload,
 )
-from formulation.statement import build_problem
+from tessera.formulation.statement import build_problem
 
 TYPES = ("a100", "v100", "a40", "a10")
 

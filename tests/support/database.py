@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db import embedded, migrate
-from db.engine import Database, connect
-from db.store import PostgresStore
+from tessera.db import embedded, migrate
+from tessera.db.engine import Database, connect
+from tessera.db.store import PostgresStore
 
 TEMPLATE = "tessera_template"
 

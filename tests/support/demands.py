@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from formulation.network.contention import Contention, Demand
-from formulation.tables import Floats, Ints
+from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.tables import Floats, Ints
 
 
 def a_demand(

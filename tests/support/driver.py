@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from formulation.decisions import CHANGES_GPUS, DecisionKind
-from formulation.lifecycle import JobState
-from formulation.policy import Policy
-from formulation.snapshot import (
+from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Avoids,
@@ -20,9 +20,9 @@ from formulation.snapshot import (
     Snapshot,
     Tenants,
 )
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import Outcome, plan_round
 
 FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
 

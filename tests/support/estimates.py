@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from estimator.graph import Graph, Layer, graph_of
-from estimator.plans import Candidates, Groups, Primitive
-from formulation.tables import Floats
+from tessera.estimator.graph import Graph, Layer, graph_of
+from tessera.estimator.plans import Candidates, Groups, Primitive
+from tessera.formulation.tables import Floats
 
 
 def a_layer(**given: Any) -> Layer:

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from formulation.draft import RowUse
-from formulation.goals import Goal, Levels, Linear
-from formulation.problem import Problem
-from formulation.solution import Solution
-from formulation.statement import Statement, revalued
-from solvers.base import Budget
-from solvers.goals import surrogate
-from solvers.goals.rows import with_rows
-from solvers.greedy import Greedy
+from tessera.formulation.draft import RowUse
+from tessera.formulation.goals import Goal, Levels, Linear
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import Statement, revalued
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import surrogate
+from tessera.solvers.goals.rows import with_rows
+from tessera.solvers.greedy import Greedy
 from tests.support.problems import problems
 
 

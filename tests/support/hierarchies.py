@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 
 def a_machine(

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import Unavailable
-from service.agent.network.commands import inside, run, search_path
+from tessera.formulation.errors import Unavailable
+from tessera.service.agent.network.commands import inside, run, search_path
 
 REPOSITORY = Path(__file__).parents[2]
 FLOWS = Path(__file__).with_name("flows.py")

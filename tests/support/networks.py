@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formulation.network.contention import Demand
+from tessera.formulation.network.contention import Demand
 
 
 @dataclass(frozen=True, kw_only=True)

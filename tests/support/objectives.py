@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from formulation.columns import first_draft
-from formulation.draft import Draft
-from formulation.lifecycle import JobState
-from formulation.objectives import LINEAR_VALUES, with_needs
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import NO_TENANTS, Snapshot, Tenants
+from tessera.formulation.columns import first_draft
+from tessera.formulation.draft import Draft
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.objectives import LINEAR_VALUES, with_needs
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import NO_TENANTS, Snapshot, Tenants
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 BATCH = 256

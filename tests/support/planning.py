@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from estimator.planning.options import Options, every_stage, options
-from estimator.plans import Candidates, StageCosts
-from formulation.tables import Ints
+from tessera.estimator.planning.options import Options, every_stage, options
+from tessera.estimator.plans import Candidates, StageCosts
+from tessera.formulation.tables import Ints
 
 
 def every_plan(option: Options, gpus: int, stages: int) -> Iterator[tuple[int, ...]]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from formulation.cells import Cells, Shapes
-from formulation.problem import Problem, Row
-from formulation.solution import Solution
+from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.problem import Problem, Row
+from tessera.formulation.solution import Solution
 
 Option = tuple[int, Mapping[int, int]]  # value, row -> amount
 

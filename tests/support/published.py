@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import Quotas, Snapshot, Tenants
-from solvers.base import Budget
-from solvers.schedulers.base import Published, seen
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Quotas, Snapshot, Tenants
+from tessera.solvers.base import Budget
+from tessera.solvers.schedulers.base import Published, seen
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 RUNNING = JobState.RUNNING

@@ -16,24 +16,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.network.bench_network_control import fill_cluster, snapshot_of
-from benchmarks.network.fabrics import two_layer
-from benchmarks.rounds.fuzzed_rounds import draw_round
-from estimator.families import family_traffic
-from formulation.codec import decode, encode
-from formulation.network.facts import Traffics
-from formulation.network.outcome import NetworkOutcome
-from formulation.network.running import running_now
-from formulation.snapshot import Snapshot
-from simulator.run import Conditions, Decider, simulate
-from solvers.base import Budget
-from solvers.registry import names as solver_names
-from solvers.registry import solver as make_solver
-from solvers.rounds.network import plan_network
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.schedulers.registry import names as scheduler_names
-from solvers.schedulers.registry import scheduler_of
+from tessera.benchmarks.network.bench_network_control import fill_cluster, snapshot_of
+from tessera.benchmarks.network.fabrics import two_layer
+from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
+from tessera.estimator.families import family_traffic
+from tessera.formulation.codec import decode, encode
+from tessera.formulation.network.facts import Traffics
+from tessera.formulation.network.outcome import NetworkOutcome
+from tessera.formulation.network.running import running_now
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.run import Conditions, Decider, simulate
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import names as solver_names
+from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.schedulers.registry import names as scheduler_names
+from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"

@@ -11,11 +11,11 @@ import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from formulation.clock import SystemClock
-from service.config import Config
-from service.loop import RoundLoop
-from service.ports import Store
-from service.rpc.server import MAX_MESSAGE_BYTES, Server
+from tessera.formulation.clock import SystemClock
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.ports import Store
+from tessera.service.rpc.server import MAX_MESSAGE_BYTES, Server
 
 WALL_S = 1.8e9
 """What the server takes the time to be."""

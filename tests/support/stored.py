@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from db.engine import Database
-from db.store import PostgresStore
-from db.writer import PostgresWriter
-from formulation.codec import digest, encode
-from formulation.decisions import Decision, DecisionKind
-from formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
-from formulation.placement import Gang, current_gangs
-from formulation.reasons import Reason, ReasonCode
-from formulation.resources import (
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.codec import digest, encode
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
+from tessera.formulation.placement import Gang, current_gangs
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.resources import (
     EstimateRecord,
     Heartbeat,
     JobRecord,
@@ -31,7 +31,7 @@ from formulation.resources import (
     RoundRecord,
     RoundSummary,
 )
-from formulation.snapshot import NO_LEGS, STATES, GpuType, Legs, Snapshot, Source, Workload
+from tessera.formulation.snapshot import NO_LEGS, STATES, GpuType, Legs, Snapshot, Source, Workload
 
 C = "lab"
 """The cluster of these tests."""

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from db.engine import Database
-from db.store import PostgresStore
-from formulation.resources import ObservedGang, RoundRecord
-from formulation.snapshot import STATES, Snapshot
-from service.loop import RoundLoop
-from service.ports import Rounds
-from simulator.overheads import Overheads
-from simulator.rounds import WorldRounds
-from simulator.scenario import Scenario
-from simulator.world import Failure, World
-from solvers.rounds.options import RoundOptions
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.resources import ObservedGang, RoundRecord
+from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.service.loop import RoundLoop
+from tessera.service.ports import Rounds
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.rounds import WorldRounds
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.world import Failure, World
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import (
     do,
     execute,

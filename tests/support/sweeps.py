@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.sweeps.tasks import Task
+from tessera.simulator.sweeps.tasks import Task
 
 
 def a_task(name: str, function: str = "drawn", **options: Any) -> Task:

@@ -19,11 +19,11 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import Source, Workload
-from service.agent.process import Process
-from service.cli.demo.stack import OPTIONS, Stack
-from service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import Source, Workload
+from tessera.service.agent.process import Process
+from tessera.service.cli.demo.stack import OPTIONS, Stack
+from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,
@@ -223,7 +223,7 @@ class Agent:
             "checkpoint-dir": lab.checkpoints, "clock-factor": CLOCK_FACTOR,
             "checkpoint-s": checkpoint_s, "grace-s": grace_s,
         }  # fmt: skip
-        self._argv = [sys.executable, "-m", "service.agent.main", "--stop-on-exit"]
+        self._argv = [sys.executable, "-m", "tessera.service.agent.main", "--stop-on-exit"]
         self._argv += [f"--{name}={value}" for name, value in settings.items()]
         self._argv += flags
         self._argv += [f"--server={address}" for address in lab.stack.addresses]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from formulation.network.flows import NetworkJob
-from formulation.network.traffic import Exchange, Pattern, Traffic
-from formulation.topologies.builders import clos, double_sided, lingjun, torus
-from formulation.topologies.shapes import A100_HOST, HostShape
-from formulation.topologies.topology import Links, Tier, Topology
+from tessera.formulation.network.flows import NetworkJob
+from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
+from tessera.formulation.topologies.builders import clos, double_sided, lingjun, torus
+from tessera.formulation.topologies.shapes import A100_HOST, HostShape
+from tessera.formulation.topologies.topology import Links, Tier, Topology
 
 
 def hosts(count: int) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import GpuType, Source, Workload
-from simulator.traces.trace import Arrival, Asked
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.simulator.traces.trace import Arrival, Asked
 
 
 def a_workload(model: str = "bert", params: str = "1.3B", batch: int = 256) -> Workload:

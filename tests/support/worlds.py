@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from formulation.decisions import Decision, DecisionKind
-from formulation.placement import Gang
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec, TenantSpec
-from formulation.snapshot import GpuType, Snapshot, Source, Workload
-from simulator.overheads import Overheads
-from simulator.run import Conditions, Decider, Result, simulate
-from simulator.scenario import Scenario
-from simulator.traces.trace import Arrival
-from simulator.world import Failure, Straggler, World
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec, TenantSpec
+from tessera.formulation.snapshot import GpuType, Snapshot, Source, Workload
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.world import Failure, Straggler, World
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome
 
 BERT = Workload(model="bert", params="1B", global_batch=10)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks.schedulers.ablations import Plan, Row
-from benchmarks.schedulers.bench_ablation import (
+from tessera.benchmarks.schedulers.ablations import Plan, Row
+from tessera.benchmarks.schedulers.bench_ablation import (
     _figures,
     _plots,
     first_queue_s,
@@ -17,10 +17,10 @@ from benchmarks.schedulers.bench_ablation import (
     reference,
     unfinished,
 )
-from benchmarks.schedulers.bench_load import Found, common_jct_s, figures
-from benchmarks.schedulers.variants import Shape, Variant, checked, queue_of
-from simulator.comparison.runs import Asked, Ran
-from simulator.comparison.workload import SYNTHETIC, Work
+from tessera.benchmarks.schedulers.bench_load import Found, common_jct_s, figures
+from tessera.benchmarks.schedulers.variants import Shape, Variant, checked, queue_of
+from tessera.simulator.comparison.runs import Asked, Ran
+from tessera.simulator.comparison.workload import SYNTHETIC, Work
 
 NEVER = math.inf
 WORK = Work(trace=SYNTHETIC)

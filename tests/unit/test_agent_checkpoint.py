@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.agent import checkpoint
+from tessera.service.agent import checkpoint
 
 
 def test_a_checkpoint_is_read_back_by_the_next_generation(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_foreign_file_is_named_not_guessed_at(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from service.agent import checkpoint
+from tessera.service.agent import checkpoint
 store = sys.argv[2]
 checkpoint.open_generation(store, 1)
 print("open", flush=True)
@@ -71,7 +71,7 @@ except checkpoint.StaleGeneration:
 
 def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_path: Path) -> None:
     """Generation 1 writes as fast as it can in a process of its own while generation 2 opens."""
-    root, store = str(Path(checkpoint.__file__).parents[2]), str(tmp_path / "job")
+    root, store = str(Path(checkpoint.__file__).parents[3]), str(tmp_path / "job")
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-s", "-c", WRITER, root, store], stdout=subprocess.PIPE, text=True
     ) as old:  # fmt: skip

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput
-from service.agent import checkpoint
-from service.agent.files import read_json, write_json
-from service.agent.main import main
-from service.agent.process import Process, identity_of
-from service.agent.replay import ReplayHandle
-from service.agent.runtime import Outcome, Progress
-from service.agent.state import StateDir
-from service.agent.stream import Lease
+from tessera.formulation.errors import InvalidInput
+from tessera.service.agent import checkpoint
+from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.main import main
+from tessera.service.agent.process import Process, identity_of
+from tessera.service.agent.replay import ReplayHandle
+from tessera.service.agent.runtime import Outcome, Progress
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.stream import Lease
 from tests.support.agents import a_gang
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from formulation.errors import InvalidInput, NotAllowed, Unavailable
-from service.agent.network.backend import Advice, Change, differences, stages
-from service.agent.network.commands import run
-from service.agent.network.dcb import Dcb, parse_scheduling
-from service.agent.network.dcb import parse as parse_dcb
-from service.agent.network.mlnx import MlnxQos
-from service.agent.network.mlnx import parse as parse_mlnx
-from service.agent.network.scheduling import Scheduling, shortcomings
-from service.agent.network.tc import Tc, parse_filters
+from tessera.formulation.errors import InvalidInput, NotAllowed, Unavailable
+from tessera.service.agent.network.backend import Advice, Change, differences, stages
+from tessera.service.agent.network.commands import run
+from tessera.service.agent.network.dcb import Dcb, parse_scheduling
+from tessera.service.agent.network.dcb import parse as parse_dcb
+from tessera.service.agent.network.mlnx import MlnxQos
+from tessera.service.agent.network.mlnx import parse as parse_mlnx
+from tessera.service.agent.network.scheduling import Scheduling, shortcomings
+from tessera.service.agent.network.tc import Tc, parse_filters
 
 TRUSTED = """\
 DCBX mode: OS controlled

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from formulation.errors import Unavailable
-from formulation.network.tags import CONTROL_TAG, Settings
-from service.agent.gangs import (
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.network.tags import CONTROL_TAG, Settings
+from tessera.service.agent.gangs import (
     Gang,
     Part,
     Phase,
@@ -23,13 +23,13 @@ from service.agent.gangs import (
     gang_from_message,
     gang_to_json,
 )
-from service.agent.main import main
-from service.agent.network.backend import Advice, Change, differences
-from service.agent.network.carrying import AGAIN_S, Carrying, settings_from_message
-from service.agent.network.node import NodeNetwork
-from service.agent.runtime import NOTHING, Exit, Handle, Progress
-from service.agent.state import StateDir
-from service.agent.supervisor import PART, Supervisor
+from tessera.service.agent.main import main
+from tessera.service.agent.network.backend import Advice, Change, differences
+from tessera.service.agent.network.carrying import AGAIN_S, Carrying, settings_from_message
+from tessera.service.agent.network.node import NodeNetwork
+from tessera.service.agent.runtime import NOTHING, Exit, Handle, Progress
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.supervisor import PART, Supervisor
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang, until
 
@@ -320,6 +320,8 @@ def test_a_back_end_without_an_interface_is_refused_at_the_start(tmp_path: Path)
 
 def test_an_agent_is_light() -> None:
     heavy = "('numpy', 'yaml', 'typer')"
-    code = f"import sys, service.agent.main; print([m for m in {heavy} if m in sys.modules])"
+    code = (
+        f"import sys, tessera.service.agent.main; print([m for m in {heavy} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput, Unavailable
-from formulation.network.tags import Settings
-from service.agent.main import main
-from service.agent.network.backend import Advice, Change, differences
-from service.agent.network.devices import forced, rdma_devices, steering
-from service.agent.network.launch import Launch
-from service.agent.network.node import NodeNetwork
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.network.tags import Settings
+from tessera.service.agent.main import main
+from tessera.service.agent.network.backend import Advice, Change, differences
+from tessera.service.agent.network.devices import forced, rdma_devices, steering
+from tessera.service.agent.network.launch import Launch
+from tessera.service.agent.network.node import NodeNetwork
 
 
 class Table:

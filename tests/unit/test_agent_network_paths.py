@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput, Unavailable
-from formulation.tables import Floats
-from service.agent.network.counters import counters, sample
-from service.agent.network.paths import (
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.tables import Floats
+from tessera.service.agent.network.counters import counters, sample
+from tessera.service.agent.network.paths import (
     FIRST_PORT,
     PORTS,
     candidates,
@@ -19,8 +19,8 @@ from service.agent.network.paths import (
     ports_by_path,
     source_port,
 )
-from service.agent.network.period import iteration
-from service.agent.network.turns import Turns, prepare
+from tessera.service.agent.network.period import iteration
+from tessera.service.agent.network.turns import Turns, prepare
 
 
 def test_ports_follow_the_kernels_rule() -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assigned
-from service.agent.network.launch import Launch, environment, overridden, traffic_class
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assigned
+from tessera.service.agent.network.launch import Launch, environment, overridden, traffic_class
 
 
 def many(count: int, level: int = 0) -> dict[str, int]:

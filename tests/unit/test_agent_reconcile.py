@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from service.agent.gangs import (
+from tessera.service.agent.gangs import (
     Gang,
     Phase,
     gang_from_json,
     gang_from_message,
     gang_to_json,
 )
-from service.agent.runtime import Exit, Outcome, Progress
-from service.agent.supervisor import Local, Plan, reconcile
+from tessera.service.agent.runtime import Exit, Outcome, Progress
+from tessera.service.agent.supervisor import Local, Plan, reconcile
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.runtimes import fail_at
-from service.agent import checkpoint, replay_job
-from service.agent.gangs import Gang
-from service.agent.process import Process, python_argv
-from service.agent.replay import ReplayRuntime
-from service.agent.replay_job import elapsed_s_at, iterations_at
-from service.agent.runtime import Exit, Handle, Outcome, Progress
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.runtimes import fail_at
+from tessera.service.agent import checkpoint, replay_job
+from tessera.service.agent.gangs import Gang
+from tessera.service.agent.process import Process, python_argv
+from tessera.service.agent.replay import ReplayRuntime
+from tessera.service.agent.replay_job import elapsed_s_at, iterations_at
+from tessera.service.agent.runtime import Exit, Handle, Outcome, Progress
 from tests.support.agents import a_gang, is_running, process_of, until
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput, Unavailable
-from service.agent.gangs import Gang, Phase, Report, observed_message
-from service.agent.main import main
-from service.agent.network.period import iteration
-from service.agent.network.sampling import (
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service.agent.gangs import Gang, Phase, Report, observed_message
+from tessera.service.agent.main import main
+from tessera.service.agent.network.period import iteration
+from tessera.service.agent.network.sampling import (
     LEAST_CONFIDENCE,
     TRIES,
     Analyse,
@@ -25,10 +25,10 @@ from service.agent.network.sampling import (
     analysed_apart,
     sent,
 )
-from service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
-from service.agent.state import StateDir
-from service.agent.supervisor import Supervisor
-from service.rpc.convert.agents import to_observed
+from tessera.service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.supervisor import Supervisor
+from tessera.service.rpc.convert.agents import to_observed
 from tests.support.agents import a_gang, until
 
 PERIOD_S, BYTES = 0.52, 3e8
@@ -179,7 +179,7 @@ async def test_a_new_generation_is_measured_anew_and_the_old_one_is_forgotten() 
 async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.agent.network.sampling.CHUNK_S", 0.001)
+    monkeypatch.setattr("tessera.service.agent.network.sampling.CHUNK_S", 0.001)
     wire = Wire()
     wire.failing = "the port is gone"
     reads = 0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput, NotAllowed
-from service.agent.main import main, parse_node, read_nodes
-from service.agent.process import boot_id
-from service.agent.state import StateDir
-from service.agent.stream import Lease, backoff_s
+from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.service.agent.main import main, parse_node, read_nodes
+from tessera.service.agent.process import boot_id
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.stream import Lease, backoff_s
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.architectures.moe import MixtureOfExperts, mixture
-from estimator.architectures.published import find, published
-from estimator.architectures.resnet import WideResNet, wide_resnet
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.graph import Graph, layer_of, merged
-from formulation.errors import InvalidInput
-from simulator.data import data_dir
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
+from tessera.estimator.architectures.published import find, published
+from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.graph import Graph, layer_of, merged
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.data import data_dir
 
 
 def a_decoder(**changes: Any) -> Transformer:

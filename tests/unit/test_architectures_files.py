@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from estimator.architectures.files import graph, load, parse
-from estimator.architectures.huggingface import SUPPORTED
-from formulation.errors import InvalidInput
+from tessera.estimator.architectures.files import graph, load, parse
+from tessera.estimator.architectures.huggingface import SUPPORTED
+from tessera.formulation.errors import InvalidInput
 
 BERT = {
     "model_type": "bert", "num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16,

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from formulation.codec import decode, encode
-from formulation.decisions import DecisionKind
-from formulation.policy import Policy
-from formulation.promises.backoff import back_off_s
-from formulation.reasons import ReasonCode
-from formulation.snapshot import NO_LEGS, Legs, Snapshot
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.plan import plan_round
-from solvers.schedulers.registry import scheduler_of
+from tessera.formulation.codec import decode, encode
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.policy import Policy
+from tessera.formulation.promises.backoff import back_off_s
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import FOREVER, decided, kinds
 

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.rounds import contest
-from benchmarks.rounds.bench_fuzz import faults
-from benchmarks.rounds.bench_solve import reached
-from benchmarks.rounds.contest import Entry, Outcome, Round
-from benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum
-from benchmarks.rounds.instances import instance
-from formulation.check import violations
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.solution import SolveStatus
-from formulation.statement import build_problem
-from solvers import registry
-from solvers.answers import answer, objective_of, without_answer
-from solvers.base import Budget
-from solvers.baselines.pop import Pop, part_of
-from solvers.baselines.stock import StockCpSat
+from tessera.benchmarks.rounds import contest
+from tessera.benchmarks.rounds.bench_fuzz import faults
+from tessera.benchmarks.rounds.bench_solve import reached
+from tessera.benchmarks.rounds.contest import Entry, Outcome, Round
+from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum
+from tessera.benchmarks.rounds.instances import instance
+from tessera.formulation.check import violations
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers import registry
+from tessera.solvers.answers import answer, objective_of, without_answer
+from tessera.solvers.base import Budget
+from tessera.solvers.baselines.pop import Pop, part_of
+from tessera.solvers.baselines.stock import StockCpSat
 from tests.support import problems as support
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)

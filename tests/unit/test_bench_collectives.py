@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.estimator.collectives import artifact_s, section
-from benchmarks.estimator.section import Section
-from estimator.collectives import (
+from tessera.benchmarks.estimator.collectives import artifact_s, section
+from tessera.benchmarks.estimator.section import Section
+from tessera.estimator.collectives import (
     CommRecord,
     Curve,
     LinkNetwork,
@@ -17,10 +17,10 @@ from estimator.collectives import (
     curves_of,
     write_records,
 )
-from estimator.collectives.fitting import groups_of
-from estimator.hardware import A10, A40, Hardware
-from estimator.plans import Primitive
-from simulator.data import data_dir
+from tessera.estimator.collectives.fitting import groups_of
+from tessera.estimator.hardware import A10, A40, Hardware
+from tessera.estimator.plans import Primitive
+from tessera.simulator.data import data_dir
 
 SIZES = [2**k for k in range(4, 31, 2)]
 

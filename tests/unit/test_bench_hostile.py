@@ -11,27 +11,37 @@ import pytest
 import yaml
 from google.protobuf.descriptor import Descriptor
 
-from benchmarks.service.bench_hostile import chosen_phases
-from benchmarks.service.hostile import wire
-from benchmarks.service.hostile.attacks import KINDS, document_calls, hostile_options, many_goals
-from benchmarks.service.hostile.caller import Attack, Caller, call_from_threads
-from benchmarks.service.hostile.documents import (
+from tessera.benchmarks.service.bench_hostile import chosen_phases
+from tessera.benchmarks.service.hostile import wire
+from tessera.benchmarks.service.hostile.attacks import (
+    KINDS,
+    document_calls,
+    hostile_options,
+    many_goals,
+)
+from tessera.benchmarks.service.hostile.caller import Attack, Caller, call_from_threads
+from tessera.benchmarks.service.hostile.documents import (
     hostile_architectures,
     hostile_texts,
     hostile_topologies,
     nest_aliases,
 )
-from benchmarks.service.hostile.lab import find_raised
-from benchmarks.service.hostile.monitor import Seen, busy_threads, wait_until_quiet
-from benchmarks.service.hostile.neighbour import Sample
-from benchmarks.service.hostile.requests import CROWDED, every_method, path_of, sample_requests
-from benchmarks.service.hostile.siege import TOGETHER
-from benchmarks.service.hostile.tally import EXAMPLES, Tally, merge_tallies
-from benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
-from formulation.errors import InvalidInput
-from formulation.grammar import parse
-from service.cli.demo import drive
-from service.cli.demo.stack import free_port
+from tessera.benchmarks.service.hostile.lab import find_raised
+from tessera.benchmarks.service.hostile.monitor import Seen, busy_threads, wait_until_quiet
+from tessera.benchmarks.service.hostile.neighbour import Sample
+from tessera.benchmarks.service.hostile.requests import (
+    CROWDED,
+    every_method,
+    path_of,
+    sample_requests,
+)
+from tessera.benchmarks.service.hostile.siege import TOGETHER
+from tessera.benchmarks.service.hostile.tally import EXAMPLES, Tally, merge_tallies
+from tessera.benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import parse
+from tessera.service.cli.demo import drive
+from tessera.service.cli.demo.stack import free_port
 
 
 def an_attack(**overrides: Any) -> Attack:

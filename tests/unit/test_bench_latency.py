@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.estimator.latency import Recorded, section
-from formulation.tables import Floats
-from simulator.data import data_dir
+from tessera.benchmarks.estimator.latency import Recorded, section
+from tessera.formulation.tables import Floats
+from tessera.simulator.data import data_dir
 from tests.support.estimates import FlatNetwork
 
 NETWORK = FlatNetwork(across_bytes_per_s=1.0)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.estimator.memory import DEFAULT, Run, fitted, section
-from estimator.hardware import A40
-from formulation.tables import Floats
-from simulator.data import data_dir
+from tessera.benchmarks.estimator.memory import DEFAULT, Run, fitted, section
+from tessera.estimator.hardware import A40
+from tessera.formulation.tables import Floats
+from tessera.simulator.data import data_dir
 
 BYTES = "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"
 SEARCH = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers.bench_morphling import (
+from tessera.benchmarks.papers.bench_morphling import (
     KNOWN,
     TRACES,
     mean_jct_h,
@@ -17,10 +17,10 @@ from benchmarks.papers.bench_morphling import (
     short_part,
     taken_off,
 )
-from formulation.errors import InvalidInput
-from simulator.comparison.runs import Ran
-from simulator.data import MissingData
-from solvers.schedulers import registry
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.runs import Ran
+from tessera.simulator.data import MissingData
+from tessera.solvers.schedulers import registry
 
 Stretch = tuple[str, float, float]
 

@@ -5,11 +5,11 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from benchmarks.harness.cases import find_cases
-from benchmarks.harness.registry import execute
-from benchmarks.network import bench_network as network
-from benchmarks.network import micro, small
-from benchmarks.network.optimum import (
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.harness.registry import execute
+from tessera.benchmarks.network import bench_network as network
+from tessera.benchmarks.network import micro, small
+from tessera.benchmarks.network.optimum import (
     Space,
     Span,
     dense,
@@ -18,11 +18,11 @@ from benchmarks.network.optimum import (
     without_inversion,
     works_of,
 )
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Ints
-from solvers.network.fluid import works
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Ints
+from tessera.solvers.network.fluid import works
 
 
 def two_ways(*jobs: tuple[float, float, float, float]) -> Contention:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.command import blocks
+from tessera.benchmarks.harness.command import blocks
 
 
 def test_columns_that_do_not_fit_go_into_a_table_of_their_own_with_the_first() -> None:

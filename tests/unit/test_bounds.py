@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.bounds import throughput_bound
-from simulator.metrics import figures, reference_of
+from tessera.simulator.bounds import throughput_bound
+from tessera.simulator.metrics import figures, reference_of
 from tests.support.worlds import (
     POLICIES,
     a_profile,

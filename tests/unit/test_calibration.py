@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.calibration import (
+from tessera.estimator.calibration import (
     Calibration,
     Measurement,
     Parameter,
@@ -17,8 +17,8 @@ from estimator.calibration import (
     Subject,
     most_telling,
 )
-from formulation.errors import InvalidInput
-from formulation.tables import Floats
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats
 
 
 class TwoParts:

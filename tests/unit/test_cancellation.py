@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.rounds.instances import instance
-from formulation.errors import DeadlineTooShort
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from formulation.statement import build_problem
-from service import memory
-from solvers import registry
-from solvers.base import Budget
-from solvers.cpsat import CpSat
-from solvers.network.swaps import Effort
-from solvers.rounds.plan import Outcome, RoundOptions, plan_round
-from solvers.schedulers.registry import scheduler_of
+from tessera.benchmarks.rounds.instances import instance
+from tessera.formulation.errors import DeadlineTooShort
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import build_problem
+from tessera.service import memory
+from tessera.solvers import registry
+from tessera.solvers.base import Budget
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.network.swaps import Effort
+from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from tessera.solvers.schedulers.registry import scheduler_of
 
 JOBS = 200
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.codec import decode, digest, encode
-from formulation.columns import first_draft
-from formulation.errors import InvalidInput
-from formulation.information import cautious
-from formulation.policy import Policy
-from formulation.snapshot import Estimates, Snapshot
-from formulation.statement import build_problem
+from tessera.formulation.codec import decode, digest, encode
+from tessera.formulation.columns import first_draft
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import cautious
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Estimates, Snapshot
+from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.architectures.published import published
-from estimator.cells import Setting, cells, on_sheets
-from estimator.hardware import CATALOGUE
-from estimator.memory import States
-from estimator.plans import Plan, Shape, Stage
-from estimator.traffic import traffic_of
-from formulation.errors import InvalidInput
-from formulation.network.traffic import CellTraffic, Pattern, StageTraffic, cell_traffic
+from tessera.estimator.architectures.published import published
+from tessera.estimator.cells import Setting, cells, on_sheets
+from tessera.estimator.hardware import CATALOGUE
+from tessera.estimator.memory import States
+from tessera.estimator.plans import Plan, Shape, Stage
+from tessera.estimator.traffic import traffic_of
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.traffic import CellTraffic, Pattern, StageTraffic, cell_traffic
 
 A100 = next(kind for kind in CATALOGUE if kind.name == "a100")
 BERT = published()["bert", "1.3B"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from formulation.cells import build_cells, undominated
+from tessera.formulation.cells import build_cells, undominated
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 

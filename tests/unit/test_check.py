@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.check import placement_violations, score, violations
-from formulation.lifecycle import JobState
-from formulation.placement import Gang, Placement
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
+from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang, Placement
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.6)]

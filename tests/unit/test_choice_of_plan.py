@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.estimator import choice_of_plan, tuning
-from benchmarks.estimator.recorded_cells import Cell, read_cells
-from estimator.planning.tuning import whole_space
-from formulation.errors import InvalidInput
-from simulator.data import data_dir
+from tessera.benchmarks.estimator import choice_of_plan, tuning
+from tessera.benchmarks.estimator.recorded_cells import Cell, read_cells
+from tessera.estimator.planning.tuning import whole_space
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.data import data_dir
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from grpc_status import rpc_status
 from typer.testing import CliRunner, Result
 
-from formulation.errors import (
+from tessera.formulation.errors import (
     AlreadyExists,
     InvalidInput,
     NotAllowed,
@@ -23,8 +23,8 @@ from formulation.errors import (
     TesseraError,
     Unavailable,
 )
-from service.cli import main
-from service.rpc.errors import status_of
+from tessera.service.cli import main
+from tessera.service.rpc.errors import status_of
 from tessera.v1 import jobs_pb2
 
 Answer = bytes | TesseraError | grpc.StatusCode
@@ -204,7 +204,7 @@ def test_an_interrupt_is_code_130(server: Scripted, monkeypatch: pytest.MonkeyPa
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("service.cli.watch.time.sleep", interrupted)
+    monkeypatch.setattr("tessera.service.cli.watch.time.sleep", interrupted)
     page = jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name="clusters/c/jobs/j")])
     done = run(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
     assert (done.exit_code, done.stdout) == (130, "clusters/c/jobs/j\n")
@@ -260,7 +260,9 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
 
 def test_help_needs_none_of_the_heavy_libraries() -> None:
     heavy = "{'numpy', 'scipy', 'ortools', 'sqlalchemy', 'psycopg2', 'matplotlib', 'jax'}"
-    code = f"import sys, service.cli.main as m; m.later(); print({heavy} & sys.modules.keys())"
+    code = (
+        f"import sys, tessera.service.cli.main as m; m.later(); print({heavy} & sys.modules.keys())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=None
     )

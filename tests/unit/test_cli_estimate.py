@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from estimator.cells import degrees_of
-from estimator.plans import Stage
-from service.cli import main, modelling
-from service.cli.estimateview import layers, short
-from simulator.traces.files import profiles_of
+from tessera.estimator.cells import degrees_of
+from tessera.estimator.plans import Stage
+from tessera.service.cli import main, modelling
+from tessera.service.cli.estimateview import layers, short
+from tessera.simulator.traces.files import profiles_of
 
 BERT = ["--model", "bert/1.3B", "--batch", "256"]
 ON_8 = ["--gpu", "a100", "--count", "8"]
@@ -24,7 +24,7 @@ TINY = [
     f"--argument={a}"
     for a in ("hidden=32", "layers=2", "heads=2", "vocabulary=64", "sequence=16", "dtype=f32")
 ]
-STEP = ["--step", "estimator.tracing.models.steps:decoder", *TINY]
+STEP = ["--step", "tessera.estimator.tracing.models.steps:decoder", *TINY]
 
 
 def estimate(*arguments: str) -> Result:
@@ -230,7 +230,7 @@ def test_sizes_are_named_as_models_are(parameters: float, said: str) -> None:
 
 def test_estimates_need_no_jax() -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from service.cli import main; "
+        "import sys; from typer.testing import CliRunner; from tessera.service.cli import main; "
         "r = CliRunner().invoke(main.app, 'estimate --model bert/1.3B --batch 256 -g a100 -n 2'.split()); "
         "assert r.exit_code == 0, r.output; assert 'jax' not in sys.modules"
     )
@@ -289,7 +289,7 @@ def test_measured_collectives_are_read_back_by_estimate(tmp_path: Path) -> None:
     )
     code = (
         "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'; "
-        f"from service.cli.main import app; app({arguments.split()!r})"
+        f"from tessera.service.cli.main import app; app({arguments.split()!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert {r["primitive"] for r in json.loads(done.stdout)} >= {"all-reduce", "send"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from formulation.errors import InvalidInput
-from service.cli import clusterfile, options, yamlfile
-from service.cli.jobfile import read_jobs
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import clusterfile, options, yamlfile
+from tessera.service.cli.jobfile import read_jobs
 
 NOW = Timestamp(seconds=1_800_000_000)
 

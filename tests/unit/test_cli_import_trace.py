@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli.main import app
-from simulator.traces.trace import read_trace
+from tessera.service.cli.main import app
+from tessera.simulator.traces.trace import read_trace
 
 PROFILES = """\
 model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from formulation import release
+from tessera.formulation import release
 
 ROOT = Path(__file__).parents[2]
 
 HEAVY = (
     "ortools", "scipy", "numba", "jax", "matplotlib", "sqlalchemy", "psycopg2", "cvxpy", "pulp",
-    "alembic", "platformdirs", "psutil", "solvers", "db", "simulator",
+    "alembic", "platformdirs", "psutil", "tessera.solvers", "tessera.db", "tessera.simulator",
 )  # fmt: skip
 """What a client's machine does not have, and our own rooms that need it."""
 
 READS_TRACES = (
-    *(name for name in HEAVY if name != "simulator"),
-    "simulator.world",
-    "simulator.run",
+    *(name for name in HEAVY if name != "tessera.simulator"),
+    "tessera.simulator.world",
+    "tessera.simulator.run",
 )
 """The same for what reads files of traces, which is the lightest part of the simulator."""
 
@@ -40,7 +40,7 @@ def run_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[st
     """Run the command line as if the library ``missing`` were not installed."""
     code = (
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tessera', *{list(arguments)!r}];"
-        " import service.cli; service.cli.run()"
+        " import tessera.service.cli; tessera.service.cli.run()"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -68,11 +68,14 @@ def test_no_text_names_an_extra_of_another_projects_distribution() -> None:
     ("names", "heavy"),
     [
         (
-            [f"service.cli.{name}" for name in ("main", *CLIENT)],
-            (*HEAVY, "numpy", "estimator.cells"),
+            [f"tessera.service.cli.{name}" for name in ("main", *CLIENT)],
+            (*HEAVY, "numpy", "tessera.estimator.cells"),
         ),
-        ([f"service.cli.{name}" for name in ESTIMATES], READS_TRACES),
-        (["service.agent.main"], (*HEAVY, "numpy", "typer", "rich", "yaml", "estimator")),
+        ([f"tessera.service.cli.{name}" for name in ESTIMATES], READS_TRACES),
+        (
+            ["tessera.service.agent.main"],
+            (*HEAVY, "numpy", "typer", "rich", "yaml", "tessera.estimator"),
+        ),
     ],
 )
 def test_what_a_client_or_an_agent_starts_imports_nothing_of_a_server(
@@ -90,7 +93,7 @@ def test_an_agent_that_shall_measure_traffic_says_what_to_install(tmp_path: Path
     ]  # fmt: skip
     code = (
         "import sys; sys.modules['numpy'] = None;"
-        f" from service.agent.main import main; sys.exit(main({arguments!r}))"
+        f" from tessera.service.agent.main import main; sys.exit(main({arguments!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0

@@ -8,11 +8,11 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
-from formulation.errors import InvalidInput
-from service.cli import clusterfile, limits, main, options
-from service.cli.jobfile import read_jobs
-from service.rpc import fields
-from service.rpc.convert import clusters, estimates, jobs, networks, rounds
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import clusterfile, limits, main, options
+from tessera.service.cli.jobfile import read_jobs
+from tessera.service.rpc import fields
+from tessera.service.rpc.convert import clusters, estimates, jobs, networks, rounds
 from tessera.v1 import estimates_pb2, scheduler_pb2
 
 NOW = Timestamp(seconds=1_800_000_000)

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli import limits
-from service.cli.main import app
-from service.rpc.convert import models as convert
+from tessera.service.cli import limits
+from tessera.service.cli.main import app
+from tessera.service.rpc.convert import models as convert
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from service.cli import render
-from service.cli.jobview import job_columns, show_job, warn
-from service.cli.options import Output
-from service.cli.roundview import show_round
+from tessera.service.cli import render
+from tessera.service.cli.jobview import job_columns, show_job, warn
+from tessera.service.cli.options import Output
+from tessera.service.cli.roundview import show_round
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
 
 NOW = Timestamp(seconds=1_800_000_000)

@@ -8,16 +8,16 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
-from formulation.codec import encode
-from formulation.errors import InvalidInput
-from formulation.grammar import OBJECTIVES
-from service.cli import limits, main
-from service.cli.jobview import show_job
-from service.cli.roundoptions import CostOf, Deadlines, asked, over
-from service.cli.roundview import show_round
-from service.cli.watch import changed_jobs
-from service.rpc.convert import clusters, jobs, rounds, tenants
-from solvers.rounds.plan import RoundOptions
+from tessera.formulation.codec import encode
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import OBJECTIVES
+from tessera.service.cli import limits, main
+from tessera.service.cli.jobview import show_job
+from tessera.service.cli.roundoptions import CostOf, Deadlines, asked, over
+from tessera.service.cli.roundview import show_round
+from tessera.service.cli.watch import changed_jobs
+from tessera.service.rpc.convert import clusters, jobs, rounds, tenants
+from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.builders import a_random_snapshot
 

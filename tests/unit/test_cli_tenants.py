@@ -8,11 +8,11 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
-from formulation.errors import InvalidInput
-from service.cli import main, tenantfile
-from service.cli.clusterfile import read_cluster
-from service.cli.jobfile import read_jobs
-from service.cli.tenantfile import read_tenants
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import main, tenantfile
+from tessera.service.cli.clusterfile import read_cluster
+from tessera.service.cli.jobfile import read_jobs
+from tessera.service.cli.tenantfile import read_tenants
 from tessera.v1.tenants_pb2 import Tenant
 
 JOB = "model: bert\nglobal_batch: 256\niterations: 1000\ngpus: 8\n"

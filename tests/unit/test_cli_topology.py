@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli import main
+from tessera.service.cli import main
 
 CLOS = """
 kind: clos

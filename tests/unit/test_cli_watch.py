@@ -10,11 +10,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.cells import cell_len
 from rich.console import Console
 
-from service.cli import watch
-from service.cli.client import CallFailed, Exit
-from service.cli.jobview import JobDetails, job_columns
-from service.cli.options import Output
-from service.cli.render import fitted
+from tessera.service.cli import watch
+from tessera.service.cli.client import CallFailed, Exit
+from tessera.service.cli.jobview import JobDetails, job_columns
+from tessera.service.cli.options import Output
+from tessera.service.cli.render import fitted
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 START_S = 1_800_000_000
@@ -62,7 +62,7 @@ def read_of(
     *frames: list[jobs_pb2.Job], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[jobs_pb2.Job]]:
     """Return readings of the list of jobs; after the last one the user stops the command."""
-    monkeypatch.setattr("service.cli.watch.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tessera.service.cli.watch.time.sleep", lambda seconds: None)
     yield from frames
     raise Stopped
 

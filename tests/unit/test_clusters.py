@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from estimator.hardware import ALL, CATALOGUE
-from estimator.samples import sample_profiles
-from formulation.errors import InvalidInput
-from simulator.clusters import PRESETS, hardware_of, preset
+from tessera.estimator.hardware import ALL, CATALOGUE
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.clusters import PRESETS, hardware_of, preset
 
 
 def gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:

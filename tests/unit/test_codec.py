@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from formulation.codec import decode, digest, encode
-from formulation.errors import InvalidInput
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
+from tessera.formulation.codec import decode, digest, encode
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from estimator.collectives import (
+from tessera.estimator.collectives import (
     CommRecord,
     Curve,
     Layout,
@@ -22,14 +22,14 @@ from estimator.collectives import (
     read_curves,
     write_records,
 )
-from estimator.collectives.fitting import fit_kinds, groups_of
-from estimator.collectives.kriging import Likeness, differences, krige, similarity, tuned
-from estimator.collectives.links import link_seconds
-from estimator.hardware import A10, A40, A100, H100, V100
-from estimator.plans import Groups, Primitive, Shape
-from formulation.errors import InvalidInput
-from formulation.tables import Floats
-from simulator.data import data_dir
+from tessera.estimator.collectives.fitting import fit_kinds, groups_of
+from tessera.estimator.collectives.kriging import Likeness, differences, krige, similarity, tuned
+from tessera.estimator.collectives.links import link_seconds
+from tessera.estimator.hardware import A10, A40, A100, H100, V100
+from tessera.estimator.plans import Groups, Primitive, Shape
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats
+from tessera.simulator.data import data_dir
 
 RATES = LinkRates(
     launch_s=1e-5, step_s=2e-6, hop_s=1e-5, link_bytes_per_s=1e10, network_bytes_per_s=2e9

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness.cases import find_cases
-from benchmarks.harness.registry import execute
-from benchmarks.schedulers.bench_estimate_error import error_sizes, loss, plots
-from benchmarks.schedulers.bench_policies import Group, asked, shares
-from formulation.errors import InvalidInput
-from simulator.comparison.comparing import (
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.harness.registry import execute
+from tessera.benchmarks.schedulers.bench_estimate_error import error_sizes, loss, plots
+from tessera.benchmarks.schedulers.bench_policies import Group, asked, shares
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.comparing import (
     MEANS,
     best_ilp,
     bound_share,
@@ -26,11 +26,11 @@ from simulator.comparison.comparing import (
     rows,
     throughput_ratio,
 )
-from simulator.comparison.information import memory_file
-from simulator.comparison.plots import DRAWN, drawn, pictures
-from simulator.comparison.runs import Asked, Ran
-from simulator.comparison.workload import SYNTHETIC, Work
-from simulator.data import MissingData
+from tessera.simulator.comparison.information import memory_file
+from tessera.simulator.comparison.plots import DRAWN, drawn, pictures
+from tessera.simulator.comparison.runs import Asked, Ran
+from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.data import MissingData
 
 NEVER = math.inf
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.papers.arena.arena import ArenaWorld, CompatResult, run
-from benchmarks.papers.arena.oddities import ARENA, LaunchCost, Oddities, of_policy, without
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.snapshot import STATE_CODE, Snapshot, Workload
-from simulator.overheads import Overheads
-from simulator.run import Decider
-from simulator.scenario import Scenario
-from solvers.rounds.plan import Outcome
+from tessera.benchmarks.papers.arena.arena import ArenaWorld, CompatResult, run
+from tessera.benchmarks.papers.arena.oddities import ARENA, LaunchCost, Oddities, of_policy, without
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.snapshot import STATE_CODE, Snapshot, Workload
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Decider
+from tessera.simulator.scenario import Scenario
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.worlds import (
     FCFS,
     POLICIES,

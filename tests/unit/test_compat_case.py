@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.papers.arena.arena import CompatResult
-from benchmarks.papers.arena.oddities import OF_LOOPS
-from benchmarks.papers.arena.rigid import Rigid
-from benchmarks.papers.bench_arena_compat import (
+from tessera.benchmarks.papers.arena.arena import CompatResult
+from tessera.benchmarks.papers.arena.oddities import OF_LOOPS
+from tessera.benchmarks.papers.arena.rigid import Rigid
+from tessera.benchmarks.papers.bench_arena_compat import (
     CONTESTANTS,
     PADDED_JOBS,
     PADDED_S,
     arena_compat,
     row,
 )
-from formulation.errors import InvalidInput
-from formulation.policy import Policy
-from simulator.data import data_dir
-from solvers.schedulers.base import seen
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
+from tessera.simulator.data import data_dir
+from tessera.solvers.schedulers.base import seen
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 

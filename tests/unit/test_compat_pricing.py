@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.arena.arena import priced
-from benchmarks.papers.arena.oddities import ARENA
-from benchmarks.papers.arena.pricing import parameters, sizes_inferred, slow_left_out
-from benchmarks.papers.bench_arena_compat import philly
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Workload
-from simulator.clusters import arena_table1
-from simulator.data import data_dir
-from simulator.traces.profiles import read_profiles
-from simulator.traces.trace import read_trace
+from tessera.benchmarks.papers.arena.arena import priced
+from tessera.benchmarks.papers.arena.oddities import ARENA
+from tessera.benchmarks.papers.arena.pricing import parameters, sizes_inferred, slow_left_out
+from tessera.benchmarks.papers.bench_arena_compat import philly
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.data import data_dir
+from tessera.simulator.traces.profiles import read_profiles
+from tessera.simulator.traces.trace import read_trace
 from tests.support.worlds import a_profile, some_specs
 
 NODES = some_specs(("a100", 2, 4))

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from estimator.compiling import cache
-from estimator.compiling.collectives import collectives_of
-from estimator.compiling.compile import Request, compile_step
-from estimator.compiling.compiled import Compiled, Memory, Uncompilable
-from estimator.compiling.hlo import groups_of, read
-from estimator.plans import Primitive
-from estimator.tracing.models import steps
-from estimator.tracing.trace import trace
+from tessera.estimator.compiling import cache
+from tessera.estimator.compiling.collectives import collectives_of
+from tessera.estimator.compiling.compile import Request, compile_step
+from tessera.estimator.compiling.compiled import Compiled, Memory, Uncompilable
+from tessera.estimator.compiling.hlo import groups_of, read
+from tessera.estimator.plans import Primitive
+from tessera.estimator.tracing.models import steps
+from tessera.estimator.tracing.trace import trace
 
-MODELS = "estimator.tracing.models.steps:"
+MODELS = "tessera.estimator.tracing.models.steps:"
 TP_PAIRS, DP_PAIRS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
 F32 = 4
 
@@ -251,8 +251,8 @@ def test_another_mesh_or_version_is_another_key() -> None:
 
 
 def test_asking_for_a_compilation_imports_no_jax() -> None:
-    names = (
-        "estimator.compiling.compile, estimator.compiling.collectives, estimator.compiling.costs"
+    names = ", ".join(
+        f"tessera.estimator.compiling.{name}" for name in ("compile", "collectives", "costs")
     )
     code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,19 +6,19 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.check import network_violations
-from formulation.network.contention import Demand
-from formulation.network.plan import NetworkPlan
-from formulation.solution import SolveStatus
-from formulation.tables import Ints
-from solvers.base import Budget
-from solvers.network.compression import compressed, compression_of, sampled
-from solvers.network.compression.cuts import cut_of
-from solvers.network.compression.dag import TOTAL, Dag, dag_of
-from solvers.network.compression.exact import exact
-from solvers.network.compression.mincut import best_levels
-from solvers.network.compression.orders import orders
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.solution import SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.base import Budget
+from tessera.solvers.network.compression import compressed, compression_of, sampled
+from tessera.solvers.network.compression.cuts import cut_of
+from tessera.solvers.network.compression.dag import TOTAL, Dag, dag_of
+from tessera.solvers.network.compression.exact import exact
+from tessera.solvers.network.compression.mincut import best_levels
+from tessera.solvers.network.compression.orders import orders
 from tests.support.demands import (
     a_contention,
     a_demand,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput
-from service.config import Config, load_config
+from tessera.formulation.errors import InvalidInput
+from tessera.service.config import Config, load_config
 
 ANY = "0.0.0.0:7070"
 

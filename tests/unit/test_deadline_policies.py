@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from formulation.lifecycle import JobState
-from formulation.lookahead import look_ahead, scattered
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from solvers.base import Budget
-from solvers.lookahead import admit
-from solvers.lookahead.admission import drafts
-from solvers.schedulers.arena_deadline import ArenaDeadline
-from solvers.schedulers.base import Published, seen
-from solvers.schedulers.edf import Edf
-from solvers.schedulers.elasticflow import ElasticFlow
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import look_ahead, scattered
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead import admit
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.schedulers.arena_deadline import ArenaDeadline
+from tessera.solvers.schedulers.base import Published, seen
+from tessera.solvers.schedulers.edf import Edf
+from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

@@ -6,15 +6,21 @@ from typing import NoReturn
 
 import pytest
 
-from benchmarks.deadlines.bench_deadline import ELASTICFLOW, LOOK_AHEAD, PAPER, PLANNED, figures_of
-from benchmarks.deadlines.bench_deadline import _asked as asked_of
-from benchmarks.deadlines.bench_deadline import _swept as swept_of
-from simulator.comparison.runs import Asked
-from simulator.comparison.workload import SYNTHETIC, Work
-from simulator.run import Conditions, Decider, simulate
-from simulator.sweeps.runner import Sweep
-from solvers.lookahead import exact
-from solvers.rounds.options import RoundOptions
+from tessera.benchmarks.deadlines.bench_deadline import (
+    ELASTICFLOW,
+    LOOK_AHEAD,
+    PAPER,
+    PLANNED,
+    figures_of,
+)
+from tessera.benchmarks.deadlines.bench_deadline import _asked as asked_of
+from tessera.benchmarks.deadlines.bench_deadline import _swept as swept_of
+from tessera.simulator.comparison.runs import Asked
+from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.run import Conditions, Decider, simulate
+from tessera.simulator.sweeps.runner import Sweep
+from tessera.solvers.lookahead import exact
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.worlds import StoppedClock, a_scenario, an_arrival, some_specs
 
 SMALL = Work(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.admission import Admission
-from formulation.decisions import Decision, DecisionKind
-from formulation.lifecycle import JobState
-from formulation.moments import rfc3339
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.promises.deadlines import certificates_are_kept
-from formulation.reasons import ReasonCode
-from formulation.snapshot import NO_LEGS, Legs, Snapshot
-from formulation.statement import Statement, state
-from solvers.base import Budget
-from solvers.lookahead.admission import drafts
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import plan_round
+from tessera.formulation.admission import Admission
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.moments import rfc3339
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.promises.deadlines import certificates_are_kept
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.formulation.statement import Statement, state
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
 NOW_S = 1200.0

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from solvers.rounds.plan import Outcome
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import decided, kinds, the_next_round
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from service.cli.demo import command as demo
-from service.cli.demo.picture import FREE, Pair, draw, gpu_image
+from tessera.service.cli.demo import command as demo
+from tessera.service.cli.demo.picture import FREE, Pair, draw, gpu_image
 from tessera.v1 import jobs_pb2, scheduler_pb2
 
 NODES = [("a", "a100", 4), ("b", "v100", 2)]

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from estimator.architectures.files import load, read_values
-from estimator.documents import read_document, read_yaml
-from estimator.hardware.files import read_hardware
-from estimator.profiling import records
-from estimator.workloads import Estimator, catalogue_of, read_model
-from formulation import codec
-from formulation.cancelling import never
-from formulation.documents import ARCHITECTURE, TOPOLOGY, Limits, read_json
-from formulation.errors import DeadlineTooShort, InvalidInput
-from formulation.network.traffic import cell_traffic
-from formulation.resources import ModelSpec
-from formulation.snapshot import Workload
-from formulation.topologies import document
-from service.agent.main import read_nodes
-from service.cli import clusterfile, jobfile, tenantfile, topology
-from service.rpc import lanes
-from service.rpc.convert.networks import to_topology
-from service.rpc.convert.rounds import read_options
-from simulator.logfile import read_log
+from tessera.estimator.architectures.files import load, read_values
+from tessera.estimator.documents import read_document, read_yaml
+from tessera.estimator.hardware.files import read_hardware
+from tessera.estimator.profiling import records
+from tessera.estimator.workloads import Estimator, catalogue_of, read_model
+from tessera.formulation import codec
+from tessera.formulation.cancelling import never
+from tessera.formulation.documents import ARCHITECTURE, TOPOLOGY, Limits, read_json
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.network.traffic import cell_traffic
+from tessera.formulation.resources import ModelSpec
+from tessera.formulation.snapshot import Workload
+from tessera.formulation.topologies import document
+from tessera.service.agent.main import read_nodes
+from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
+from tessera.service.rpc import lanes
+from tessera.service.rpc.convert.networks import to_topology
+from tessera.service.rpc.convert.rounds import read_options
+from tessera.simulator.logfile import read_log
 
 SMALL = Limits(size_bytes=1000, depth=3, nodes=10, text=20)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from service.cli import options
-from service.config import load_config
-from service.durations import MAX_DURATION_S, parse_duration_s
-from solvers.rounds.options import RoundOptions
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import options
+from tessera.service.config import load_config
+from tessera.service.durations import MAX_DURATION_S, parse_duration_s
+from tessera.solvers.rounds.options import RoundOptions
 
 WRITTEN = [
     ("90", 90.0), ("90s", 90.0), ("500ms", 0.5), ("5m", 300.0), ("1.5h", 5400.0), ("2h", 7200.0),

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.calibration import Subject
-from estimator.cells import Runtime, Setting, cells
-from estimator.equal_stages import EqualStages
-from estimator.graph import Graph
-from estimator.hardware import A40
-from estimator.pipeline import Overlap, Transfers
-from estimator.plans import Shape, Training
-from estimator.rooflines import RooflineCompute
-from estimator.times import PARAMETERS, BestPlan, CellTimes, Chooser, Parts
+from tessera.estimator.calibration import Subject
+from tessera.estimator.cells import Runtime, Setting, cells
+from tessera.estimator.equal_stages import EqualStages
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import A40
+from tessera.estimator.pipeline import Overlap, Transfers
+from tessera.estimator.plans import Shape, Training
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.estimator.times import PARAMETERS, BestPlan, CellTimes, Chooser, Parts
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 GRAPH = a_graph(*[a_layer(weights=w) for w in (1e7, 1e7, 2e7, 2e7, 4e7, 4e7, 8e7, 8e7)])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimator.cells import COARSE_LAYERS
-from estimator.hardware import GIB
-from estimator.plans import shape_of
-from estimator.workloads import (
+from tessera.estimator.cells import COARSE_LAYERS
+from tessera.estimator.hardware import GIB
+from tessera.estimator.plans import shape_of
+from tessera.estimator.workloads import (
     Estimator,
     catalogue_of,
     counts_of,
@@ -25,12 +25,12 @@ from estimator.workloads import (
     model_of,
     read_model,
 )
-from formulation.errors import InvalidInput
-from formulation.resources import Kind, MeasurementRecord, ModelSpec
-from formulation.snapshot import GpuType, Source, Workload
-from service.config import Config
-from service.rpc.convert import estimates as convert
-from service.rpc.convert.models import to_model
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import Kind, MeasurementRecord, ModelSpec
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.service.config import Config
+from tessera.service.rpc.convert import estimates as convert
+from tessera.service.rpc.convert.models import to_model
 from tessera.v1 import estimates_pb2 as pb
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.estimator import choice, iteration
-from benchmarks.estimator.alpa import (
+from tessera.benchmarks.estimator import choice, iteration
+from tessera.benchmarks.estimator.alpa import (
     MOST_POINTS,
     Cell,
     Remembered,
@@ -18,10 +18,10 @@ from benchmarks.estimator.alpa import (
     split,
     times_of,
 )
-from benchmarks.estimator.iteration import Judged, anchors_of, contradictions
-from estimator.calibration import Parameter, Subject, TimeModel
-from formulation.tables import Floats
-from simulator.data import data_dir
+from tessera.benchmarks.estimator.iteration import Judged, anchors_of, contradictions
+from tessera.estimator.calibration import Parameter, Subject, TimeModel
+from tessera.formulation.tables import Floats
+from tessera.simulator.data import data_dir
 
 
 def a_row(

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from estimator import families as module
-from estimator.families import GPT_SIZES, families, family_traffic, gpt_traffic
-from estimator.graph import Graph
-from estimator.hardware import CATALOGUE
-from formulation.errors import InvalidInput
+from tessera.estimator import families as module
+from tessera.estimator.families import GPT_SIZES, families, family_traffic, gpt_traffic
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import CATALOGUE
+from tessera.formulation.errors import InvalidInput
 
 GPU = "a100-80"
 

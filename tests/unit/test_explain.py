@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind, decide
-from formulation.explain import explain
-from formulation.lifecycle import JobState
-from formulation.placement import Gang, Placement
-from formulation.policy import Policy
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem, state
+from tessera.formulation.decisions import DecisionKind, decide
+from tessera.formulation.explain import explain
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang, Placement
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem, state
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [

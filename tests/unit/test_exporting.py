@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from estimator.exporting.graphs import alone, between, export
-from estimator.exporting.nodes import Exported, Node, Ref
-from estimator.exporting.translate import program_of
-from estimator.graph import Graph, Untraceable
-from estimator.programs.program import Operator, Program, Value
-from formulation.errors import Unavailable
-from service.cli import main
+from tessera.estimator.exporting.graphs import alone, between, export
+from tessera.estimator.exporting.nodes import Exported, Node, Ref
+from tessera.estimator.exporting.translate import program_of
+from tessera.estimator.graph import Graph, Untraceable
+from tessera.estimator.programs.program import Operator, Program, Value
+from tessera.formulation.errors import Unavailable
+from tessera.service.cli import main
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}
 

@@ -9,18 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.rounds.bench_fuzz import FAULTS, judge_cases
-from benchmarks.rounds.fuzzed_budgets import SMALLEST_GAP, draw_gap, draw_work
-from benchmarks.rounds.fuzzed_goals import draw_statement, every_answer, goal_faults, same_answer
-from benchmarks.rounds.fuzzed_rounds import draw_round
-from formulation.goals import Levels
-from formulation.placement import current_gangs
-from formulation.solution import SolveStatus
-from formulation.statement import Statement
-from solvers.base import Budget
-from solvers.goals import Solved, solve_goals
-from solvers.goals.calls import CALLS
-from solvers.registry import solver
+from tessera.benchmarks.rounds.bench_fuzz import FAULTS, judge_cases
+from tessera.benchmarks.rounds.fuzzed_budgets import SMALLEST_GAP, draw_gap, draw_work
+from tessera.benchmarks.rounds.fuzzed_goals import (
+    draw_statement,
+    every_answer,
+    goal_faults,
+    same_answer,
+)
+from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
+from tessera.formulation.goals import Levels
+from tessera.formulation.placement import current_gangs
+from tessera.formulation.solution import SolveStatus
+from tessera.formulation.statement import Statement
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import Solved, solve_goals
+from tessera.solvers.goals.calls import CALLS
+from tessera.solvers.registry import solver
 from tests.support import goals as support
 from tests.support.problems import a_problem
 
@@ -154,9 +159,9 @@ def test_a_case_that_raises_is_counted_and_named(monkeypatch: pytest.MonkeyPatch
     def fail(*_args: object) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("benchmarks.rounds.bench_fuzz._judge", fail)
-    monkeypatch.setattr("benchmarks.rounds.bench_fuzz._judge_goals", fail)
-    monkeypatch.setattr("benchmarks.rounds.bench_fuzz._judge_round", fail)
+    monkeypatch.setattr("tessera.benchmarks.rounds.bench_fuzz._judge", fail)
+    monkeypatch.setattr("tessera.benchmarks.rounds.bench_fuzz._judge_goals", fail)
+    monkeypatch.setattr("tessera.benchmarks.rounds.bench_fuzz._judge_round", fail)
 
     found = judge_cases(first=7, count=2, solver="portfolio", seed=0)
 

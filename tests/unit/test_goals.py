@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.check import violations
-from formulation.goals import Goal
-from formulation.policy import Policy
-from formulation.problem import MAX_TOTAL, Problem
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import state
-from solvers.answers import answer
-from solvers.base import Budget
-from solvers.goals import Solved, solve_goals, surrogate
-from solvers.goals.rows import keeps, levels_of, only_columns, with_rows
-from solvers.registry import solver
-from solvers.rounds.plan import plan_round
+from tessera.formulation.check import violations
+from tessera.formulation.goals import Goal
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import MAX_TOTAL, Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import state
+from tessera.solvers.answers import answer
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import Solved, solve_goals, surrogate
+from tessera.solvers.goals.rows import keeps, levels_of, only_columns, with_rows
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
 from tests.support.goals import a_statement, a_sum, greedy_of, some_levels
 from tests.support.problems import a_problem, same

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from formulation.grammar import LEXICOGRAPHIC, LINEAR, OBJECTIVES, Stage, Term, parse
-from formulation.policy import Policy
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import LEXICOGRAPHIC, LINEAR, OBJECTIVES, Stage, Term, parse
+from tessera.formulation.policy import Policy
 
 
 def stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:

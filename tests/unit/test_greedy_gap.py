@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rounds.bench_greedy_gap import compared
-from solvers.schedulers.arena import Arena
+from tessera.benchmarks.rounds.bench_greedy_gap import compared
+from tessera.solvers.schedulers.arena import Arena
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 

@@ -18,17 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from formulation.problem import Problem, jobwise
-from formulation.tables import Floats, Ints
-from solvers.answers import is_answer, objective_of
-from solvers.base import Budget
-from solvers.greedy import Greedy, improve, pack_must_run, repaired, shares
-from solvers.kernels import greedy as loops
-from solvers.kernels.jit import fixed, jitted
-from solvers.kernels.warm import warm
-from solvers.prices import price
-from solvers.relaxation import Relaxation
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.answers import is_answer, objective_of
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy, improve, pack_must_run, repaired, shares
+from tessera.solvers.kernels import greedy as loops
+from tessera.solvers.kernels.jit import fixed, jitted
+from tessera.solvers.kernels.warm import warm
+from tessera.solvers.prices import price
+from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.problems import a_problem, brute_force, problems
 
@@ -259,7 +259,7 @@ def test_a_function_that_cannot_be_kept_on_disk_is_compiled_all_the_same() -> No
 @pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull, ""])
 def test_a_cache_directory_that_cannot_be_written_does_no_harm(place: str) -> None:
     code = (
-        "import numpy as np; from solvers.kernels.greedy import is_short;"
+        "import numpy as np; from tessera.solvers.kernels.greedy import is_short;"
         "print(is_short(np.array([0, -1])))"
     )
     run = subprocess.run(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from estimator.hardware import CATALOGUE, GIB, H100, V100, Link
-from estimator.hardware.files import read_hardware
-from formulation.errors import InvalidInput
+from tessera.estimator.hardware import CATALOGUE, GIB, H100, V100, Link
+from tessera.estimator.hardware.files import read_hardware
+from tessera.formulation.errors import InvalidInput
 
 FIELDS = {
     "name": "lab",

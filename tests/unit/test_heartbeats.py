@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from formulation.errors import Conflict, NotAllowed, Unavailable
-from formulation.resources import Heartbeat
-from service.ports import Store
-from service.rpc.calls import Calls
-from service.rpc.heartbeats import MOST, Heartbeats
+from tessera.formulation.errors import Conflict, NotAllowed, Unavailable
+from tessera.formulation.resources import Heartbeat
+from tessera.service.ports import Store
+from tessera.service.rpc.calls import Calls
+from tessera.service.rpc.heartbeats import MOST, Heartbeats
 
 LONG_S = 60.0
 

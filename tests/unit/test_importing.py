@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.snapshot import BEST_FOUND, Source, Workload
-from simulator.data import data_dir
-from simulator.traces.profiles import parse_profiles, read_profiles
-from simulator.traces.trace import Arrival, TraceOptions, parse_trace, read_trace
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.simulator.data import data_dir
+from tessera.simulator.traces.profiles import parse_profiles, read_profiles
+from tessera.simulator.traces.trace import Arrival, TraceOptions, parse_trace, read_trace
 
 PROFILE = "model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status"
 TRACE = "job_id,submit_time_s,model,params,global_batch,num_iterations,num_gpus,gpu_type,deadline_s"

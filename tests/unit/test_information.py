@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.information import DpMemory, data_parallel, estimates, optimum, single_gpu
-from formulation.snapshot import BEST_FOUND, Snapshot, Source
-from simulator.comparison.information import GIB, read_dp_memory
-from simulator.data import data_dir
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import DpMemory, data_parallel, estimates, optimum, single_gpu
+from tessera.formulation.snapshot import BEST_FOUND, Snapshot, Source
+from tessera.simulator.comparison.information import GIB, read_dp_memory
+from tessera.simulator.data import data_dir
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
 HAS = 2**35  # memory of every GPU of a snapshot built here

@@ -7,19 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.rounds.instances import FAMILIES, MOST_WORKLOADS, churned, instance
-from formulation.check import held_twice
-from formulation.codec import digest
-from formulation.errors import InvalidInput
-from formulation.placement import current_gangs
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.snapshot import Snapshot
-from formulation.statement import build_problem
-from formulation.tables import Ints
-from solvers.answers import is_answer
-from solvers.base import Budget
-from solvers.greedy import Greedy
+from tessera.benchmarks.rounds.instances import FAMILIES, MOST_WORKLOADS, churned, instance
+from tessera.formulation.check import held_twice
+from tessera.formulation.codec import digest
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.placement import current_gangs
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import build_problem
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import is_answer
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
 
 
 def decided(snapshot: Snapshot) -> tuple[Problem, Ints]:

@@ -12,9 +12,9 @@ from typing import TypeVar
 import pytest
 from google.protobuf.message import Message
 
-from formulation.errors import TooBusy
-from service.rpc.calls import StreamPlaces
-from service.rpc.lanes import (
+from tessera.formulation.errors import TooBusy
+from tessera.service.rpc.calls import StreamPlaces
+from tessera.service.rpc.lanes import (
     CALLER,
     QUICK_BYTES,
     QUICK_ITEMS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from formulation.errors import NotAllowed
-from formulation.lifecycle import (
+from tessera.formulation.errors import NotAllowed
+from tessera.formulation.lifecycle import (
     LEAVING,
     TERMINAL,
     TRANSITIONS,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.admission import Admission
-from formulation.lifecycle import JobState
-from formulation.lookahead import (
+from tessera.formulation.admission import Admission
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import (
     Lookahead,
     boundaries,
     legs_of,
@@ -23,15 +23,15 @@ from formulation.lookahead import (
     spare_gpus,
     usage,
 )
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.snapshot import Legs, Snapshot
-from solvers.base import Budget
-from solvers.lookahead import admit
-from solvers.lookahead.admission import drafts
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import Outcome, plan_round
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead import admit
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

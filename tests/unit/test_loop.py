@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from formulation.errors import DeadlineTooShort, InvalidInput, NotFound, TooBusy
-from formulation.resources import Request, RoundCommit, RoundRecord, decision_record
-from formulation.snapshot import Snapshot
-from service import loop
-from service.loop import RoundLoop
-from solvers import registry
-from solvers.rounds.plan import RoundOptions, plan_round
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotFound, TooBusy
+from tessera.formulation.resources import Request, RoundCommit, RoundRecord, decision_record
+from tessera.formulation.snapshot import Snapshot
+from tessera.service import loop
+from tessera.service.loop import RoundLoop
+from tessera.solvers import registry
+from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.builders import a_random_snapshot
 
 OPTIONS = RoundOptions(solver="greedy")

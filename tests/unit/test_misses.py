@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from estimator.architectures.published import find
-from estimator.cells import MicroBatches, Setting, cells, degrees_of, micro_batches_of
-from estimator.collectives import LinkNetwork
-from estimator.hardware import A10, A100, Hardware
-from estimator.memory import Room, States
-from estimator.misses import misses
-from estimator.plans import Schedule, Shape, Training
-from estimator.rooflines import RooflineCompute
+from tessera.estimator.architectures.published import find
+from tessera.estimator.cells import MicroBatches, Setting, cells, degrees_of, micro_batches_of
+from tessera.estimator.collectives import LinkNetwork
+from tessera.estimator.hardware import A10, A100, Hardware
+from tessera.estimator.memory import Room, States
+from tessera.estimator.misses import misses
+from tessera.estimator.plans import Schedule, Shape, Training
+from tessera.estimator.rooflines import RooflineCompute
 from tests.support.estimates import a_graph, a_layer
 
 

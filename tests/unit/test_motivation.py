@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.cases import find_cases
-from benchmarks.papers.bench_motivation import (
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.papers.bench_motivation import (
     NORMALISED,
     RAW,
     gain,
@@ -18,9 +18,9 @@ from benchmarks.papers.bench_motivation import (
     motivation,
     short,
 )
-from benchmarks.papers.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Source
+from tessera.benchmarks.papers.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Source
 from tests.support.worlds import a_profile
 
 GIB = 2**30

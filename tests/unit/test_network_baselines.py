@@ -9,16 +9,16 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.tables import Floats, Ints
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
-from solvers.network.baselines.sincronia import bssi
-from solvers.network.baselines.taccl import distances
-from solvers.network.baselines.varys import sebf
-from solvers.network.mechanisms import mechanism, names
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
+from tessera.solvers.network.baselines.sincronia import bssi
+from tessera.solvers.network.baselines.taccl import distances
+from tessera.solvers.network.baselines.varys import sebf
+from tessera.solvers.network.mechanisms import mechanism, names
 from tests.support.networks import FluidJob, a_demand
 
 

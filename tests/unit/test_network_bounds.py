@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from formulation.cancelling import never
-from formulation.errors import InvalidInput
-from formulation.network.check import network_violations
-from formulation.network.contention import Demand
-from formulation.network.flows import NetworkJob, contention
-from formulation.network.traffic import (
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.traffic import (
     LONGEST_S,
     MOST_BYTES,
     MOST_FLOP,
@@ -21,17 +21,17 @@ from formulation.network.traffic import (
     Pattern,
     Traffic,
 )
-from formulation.tables import Ints
-from formulation.topologies import fabric
-from formulation.topologies.builders import clos, torus
-from formulation.topologies.routes import Routes
-from formulation.topologies.shapes import SHAPES
-from solvers.network import floor, swaps
-from solvers.network.factors import Clip, factors
-from solvers.network.floor import floored
-from solvers.network.fluid import Run, meetings, simulate, works
-from solvers.network.replan import replan
-from solvers.network.swaps import Effort, Window, swapped
+from tessera.formulation.tables import Ints
+from tessera.formulation.topologies import fabric
+from tessera.formulation.topologies.builders import clos, torus
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.shapes import SHAPES
+from tessera.solvers.network import floor, swaps
+from tessera.solvers.network.factors import Clip, factors
+from tessera.solvers.network.floor import floored
+from tessera.solvers.network.fluid import Run, meetings, simulate, works
+from tessera.solvers.network.replan import replan
+from tessera.solvers.network.swaps import Effort, Window, swapped
 from tests.support.networks import FluidJob, a_demand
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.topologies.builders import testbed as crux_testbed
-from formulation.topologies.document import read
-from formulation.topologies.lingjun import rows_of
-from formulation.topologies.measures import bisection_bytes_per_s, link_kinds, tiers
-from formulation.topologies.routes import Routes
-from formulation.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
-from formulation.topologies.topology import Tier, Topology
-from simulator.data import data_file
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.builders import testbed as crux_testbed
+from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.lingjun import rows_of
+from tessera.formulation.topologies.measures import bisection_bytes_per_s, link_kinds, tiers
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
+from tessera.formulation.topologies.topology import Tier, Topology
+from tessera.simulator.data import data_file
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

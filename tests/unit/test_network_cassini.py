@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from formulation.network.contention import Demand
-from formulation.tables import Floats
-from solvers.network.baselines.cassini import aligned, waits_s
-from solvers.network.baselines.circles import circle, fitted
-from solvers.network.fluid import simulate
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats
+from tessera.solvers.network.baselines.cassini import aligned, waits_s
+from tessera.solvers.network.baselines.circles import circle, fitted
+from tessera.solvers.network.fluid import simulate
 from tests.support.networks import FluidJob, a_demand
 
 

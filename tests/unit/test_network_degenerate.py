@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import joined
-from formulation.network.traffic import cell_traffic
-from formulation.topologies.document import read
-from formulation.topologies.routes import Routes
-from formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
-from solvers.network.baselines.circles import circle
-from solvers.network.baselines.sincronia import bssi
-from solvers.network.compression import compression_of
-from solvers.network.floor import floored
-from solvers.network.fluid import simulate
-from solvers.network.swaps import Window
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import joined
+from tessera.formulation.network.traffic import cell_traffic
+from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.solvers.network.baselines.circles import circle
+from tessera.solvers.network.baselines.sincronia import bssi
+from tessera.solvers.network.compression import compression_of
+from tessera.solvers.network.floor import floored
+from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.swaps import Window
 from tests.support.networks import FluidJob, a_demand
 from tests.unit.test_network_baselines import a_contention
 

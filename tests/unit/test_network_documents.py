@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.topologies.builders import testbed as crux_testbed
-from formulation.topologies.document import assumptions, read, write
-from formulation.topologies.measures import tiers
-from formulation.topologies.routes import Routes
-from formulation.topologies.shapes import A100_HOST
-from formulation.topologies.topology import Tier
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.builders import testbed as crux_testbed
+from tessera.formulation.topologies.document import assumptions, read, write
+from tessera.formulation.topologies.measures import tiers
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.shapes import A100_HOST
+from tessera.formulation.topologies.topology import Tier
 from tests.support.topologies import a_clos, gpu, names
 
 TESTBED = {

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from solvers.network.factors import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.solvers.network.factors import (
     NARROW,
     WIDE,
     Clip,
@@ -20,8 +20,8 @@ from solvers.network.factors import (
     low_periods_s,
     reference_of,
 )  # fmt: skip
-from solvers.network.fluid import simulate
-from solvers.network.priorities import assigned, held, noisy, order_of
+from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.priorities import assigned, held, noisy, order_of
 from tests.support.networks import FluidJob, a_demand
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of
-from formulation.network.flows import contention
-from formulation.network.patterns import Flows, Placed, flows_of
-from formulation.network.traffic import Pattern
-from formulation.topologies.routes import Routes
-from formulation.topologies.shapes import A100_HOST
-from formulation.topologies.topology import Topology
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.network.flows import contention
+from tessera.formulation.network.patterns import Flows, Placed, flows_of
+from tessera.formulation.network.traffic import Pattern
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.shapes import A100_HOST
+from tessera.formulation.topologies.topology import Topology
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

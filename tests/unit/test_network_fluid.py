@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from solvers.network.fluid import simulate, works
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.solvers.network.fluid import simulate, works
 from tests.support.networks import FluidJob, a_demand
 
 FIRST, SECOND = np.array([1, 0]), np.array([0, 1])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.network.contention import Contention, demand_of
-from formulation.network.flows import NetworkJob, contention, sent_by_hosts
-from formulation.network.measured import BELIEVED, Seen, believed, with_bytes, with_times
-from formulation.network.traffic import Pattern
-from formulation.tables import Floats
-from formulation.topologies.topology import Topology
-from solvers.network.paths import least_comm_s
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.network.flows import NetworkJob, contention, sent_by_hosts
+from tessera.formulation.network.measured import BELIEVED, Seen, believed, with_bytes, with_times
+from tessera.formulation.network.traffic import Pattern
+from tessera.formulation.tables import Floats
+from tessera.formulation.topologies.topology import Topology
+from tessera.solvers.network.paths import least_comm_s
 from tests.support.topologies import a_clos, a_job, an_exchange
 
 TOPOLOGY = a_clos(4)

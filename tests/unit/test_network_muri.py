@@ -8,10 +8,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints
-from solvers.network.jobs.matching import matched
-from solvers.network.jobs.muri import Sharing, efficiency, grouped, interleaved_s, stages_s
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.jobs.matching import matched
+from tessera.solvers.network.jobs.muri import Sharing, efficiency, grouped, interleaved_s, stages_s
 from tests.support.networks import FluidJob, a_demand
 
 

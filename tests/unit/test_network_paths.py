@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.paths import least_comm_s, offered, select
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.paths import least_comm_s, offered, select
 from tests.support.contentions import a_contention
 
 BOTH = np.array([0, 1])

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.placement import Gang
-from solvers.network.jobs.cells import Level, cells
-from solvers.network.jobs.hived import HiveD
-from solvers.network.jobs.placers import Occupancy, RandomSpread, first_fit
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.placement import Gang
+from tessera.solvers.network.jobs.cells import Level, cells
+from tessera.solvers.network.jobs.hived import HiveD
+from tessera.solvers.network.jobs.placers import Occupancy, RandomSpread, first_fit
 from tests.support.hierarchies import a_machine
 
 

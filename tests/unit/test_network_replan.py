@@ -7,17 +7,17 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.network.check import network_violations
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.tables import Floats, Ints
-from solvers.network import trials
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.floor import floored
-from solvers.network.fluid import meetings, simulate, works
-from solvers.network.paths import select
-from solvers.network.replan import Options, Variant, joint, replan, replanned
-from solvers.network.swaps import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network import trials
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.floor import floored
+from tessera.solvers.network.fluid import meetings, simulate, works
+from tessera.solvers.network.paths import select
+from tessera.solvers.network.replan import Options, Variant, joint, replan, replanned
+from tessera.solvers.network.swaps import (
     PLAYED,
     Moves,
     Window,
@@ -26,7 +26,7 @@ from solvers.network.swaps import (
     releveled,
     swapped,
 )  # fmt: skip
-from solvers.network.trials import among, possible_groups, tried
+from tessera.solvers.network.trials import among, possible_groups, tried
 from tests.support.contentions import a_contention
 from tests.support.demands import a_contention as fixed_contention
 from tests.support.networks import FluidJob, a_demand

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.topologies.document import read
-from formulation.topologies.routes import Routes
-from formulation.topologies.shapes import A100_HOST
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.routes import Routes
+from tessera.formulation.topologies.shapes import A100_HOST
 from tests.support.topologies import (
     a_clos,
     a_double_sided,

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.harness.cases import find_cases
-from benchmarks.harness.registry import execute
-from benchmarks.network import bench_network_scale as network_scale
-from benchmarks.network import crowds
-from formulation.network.contention import demand_of
-from solvers.network.compression.dag import dag_of
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.harness.registry import execute
+from tessera.benchmarks.network import bench_network_scale as network_scale
+from tessera.benchmarks.network import crowds
+from tessera.formulation.network.contention import demand_of
+from tessera.solvers.network.compression.dag import dag_of
 
 
 def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> None:

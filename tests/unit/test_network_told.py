@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulation.network.outcome import NetworkDecision, Route
-from formulation.network.plan import NetworkPlan
-from formulation.network.tags import SHOWN, Fabric, assigned
-from formulation.network.telling import MEETS, met_by
-from formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
-from formulation.snapshot import Workload
-from service.rpc.convert import agents
+from tessera.formulation.network.outcome import NetworkDecision, Route
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.tags import SHOWN, Fabric, assigned
+from tessera.formulation.network.telling import MEETS, met_by
+from tessera.formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
+from tessera.formulation.snapshot import Workload
+from tessera.service.rpc.convert import agents
 from tests.support.networks import FluidJob, a_demand
 
 

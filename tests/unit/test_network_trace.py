@@ -10,18 +10,18 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of, joined
-from formulation.network.plan import NetworkPlan
-from formulation.network.traffic import Traffic
-from formulation.placement import Gang
-from simulator.executor import replay
-from simulator.logfile import lines_of, log_of
-from simulator.network.rates import Rates, Window
-from simulator.network.slowdowns import Contended
-from simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
-from simulator.store import Change
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of, joined
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.traffic import Traffic
+from tessera.formulation.placement import Gang
+from tessera.simulator.executor import replay
+from tessera.simulator.logfile import lines_of, log_of
+from tessera.simulator.network.rates import Rates, Window
+from tessera.simulator.network.slowdowns import Contended
+from tessera.simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
+from tessera.simulator.store import Change
 from tests.support.networks import FluidJob, a_demand
 from tests.support.worlds import FCFS, a_scenario, an_arrival, simulated
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.harness.cases import find_cases
-from benchmarks.harness.registry import execute
-from benchmarks.network.bench_network_trace import figures, rows
-from benchmarks.network.fabrics import three_layer, two_layer
-from benchmarks.network.scenarios import SCENARIOS
-from benchmarks.network.traces import Network, Played, mismeasured, played, ran, summary
-from benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
-from formulation.errors import InvalidInput
-from formulation.network.traffic import Exchange, Pattern, Traffic
-from formulation.placement import Gang
-from formulation.topologies.topology import Tier
-from simulator.network.trace import TraceJob
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.harness.registry import execute
+from tessera.benchmarks.network.bench_network_trace import figures, rows
+from tessera.benchmarks.network.fabrics import three_layer, two_layer
+from tessera.benchmarks.network.scenarios import SCENARIOS
+from tessera.benchmarks.network.traces import Network, Played, mismeasured, played, ran, summary
+from tessera.benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
+from tessera.formulation.placement import Gang
+from tessera.formulation.topologies.topology import Tier
+from tessera.simulator.network.trace import TraceJob
 
 NVLINK_BYTES_PER_S = 300e9
 EIGHT = Gang(members=((0, tuple(range(8))),))

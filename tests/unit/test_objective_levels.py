@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.draft import Draft
-from formulation.goals import Levels
-from formulation.lifecycle import JobState
-from formulation.objectives import LEVELS_OF, goals_of
-from formulation.objectives.fairness import fair_rate, fair_share
-from formulation.policy import Policy
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import Levels
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.objectives import LEVELS_OF, goals_of
+from tessera.formulation.objectives.fairness import fair_rate, fair_share
+from tessera.formulation.policy import Policy
 from tests.support.builders import a_job
 from tests.support.objectives import GANG, RATES, drafted, running
 

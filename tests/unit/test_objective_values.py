@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from formulation.check import migration_price, placed_value
-from formulation.columns import first_draft
-from formulation.draft import Draft
-from formulation.goals import Linear
-from formulation.objectives import LINEAR_VALUES, goals_of, with_needs
-from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.statement import state
+from tessera.formulation.check import migration_price, placed_value
+from tessera.formulation.columns import first_draft
+from tessera.formulation.draft import Draft
+from tessera.formulation.goals import Linear
+from tessera.formulation.objectives import LINEAR_VALUES, goals_of, with_needs
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.statement import state
 from tests.support.builders import a_job
 from tests.support.objectives import GANG, RATES, a_round, drafted, running, values
 

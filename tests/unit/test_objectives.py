@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from formulation.columns import first_draft
-from formulation.errors import ProblemTooLarge
-from formulation.goals import Goal, Levels, Linear
-from formulation.grammar import LINEAR, OBJECTIVES
-from formulation.objectives import LEVELS_OF, LINEAR_VALUES
-from formulation.objectives.fairness import fair_rate, fair_share
-from formulation.policy import Policy
-from formulation.problem import MAX_TOTAL
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import Nodes, Snapshot
-from formulation.statement import state
-from solvers.base import Budget
-from solvers.cpsat import CpSat
-from solvers.greedy import Greedy
-from solvers.rounds.plan import plan_round
+from tessera.formulation.columns import first_draft
+from tessera.formulation.errors import ProblemTooLarge
+from tessera.formulation.goals import Goal, Levels, Linear
+from tessera.formulation.grammar import LINEAR, OBJECTIVES
+from tessera.formulation.objectives import LEVELS_OF, LINEAR_VALUES
+from tessera.formulation.objectives.fairness import fair_rate, fair_share
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import MAX_TOTAL
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import Nodes, Snapshot
+from tessera.formulation.statement import state
+from tessera.solvers.base import Budget
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot
 from tests.support.objectives import GANG, a_round, drafted, running, values
 

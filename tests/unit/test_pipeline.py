@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from estimator.costs import stage_costs
-from estimator.hardware import A40
-from estimator.pipeline import (
+from tessera.estimator.costs import stage_costs
+from tessera.estimator.hardware import A40
+from tessera.estimator.pipeline import (
     Overlap,
     Pipelines,
     Sync,
@@ -14,8 +14,8 @@ from estimator.pipeline import (
     pipelines_of,
     simulated_s,
 )
-from estimator.plans import Candidates, Schedule, Shape, Training
-from estimator.rooflines import RooflineCompute
+from tessera.estimator.plans import Candidates, Schedule, Shape, Training
+from tessera.estimator.rooflines import RooflineCompute
 from tests.support.estimates import FlatNetwork, a_graph
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.check import placement_violations, score, violations
-from formulation.lifecycle import JobState
-from formulation.placement import Gang, Placement
-from formulation.policy import Policy
-from formulation.problem import Problem, Row
-from formulation.snapshot import Allocations, Hold, Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem
-from solvers.placement import Placed, defragment, place
+from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang, Placement
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem, Row
+from tessera.formulation.snapshot import Allocations, Hold, Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers.placement import Placed, defragment, place
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 
 Members = tuple[tuple[int, tuple[int, ...]], ...]

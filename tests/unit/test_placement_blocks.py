@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from solvers.placement.blocks import blocks, carve, indices_of, mask_of, waste
-from solvers.placement.free import Layout, layouts
+from tessera.solvers.placement.blocks import blocks, carve, indices_of, mask_of, waste
+from tessera.solvers.placement.free import Layout, layouts
 
 
 def free(*indices: int) -> int:

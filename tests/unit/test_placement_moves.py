@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from formulation.check import placement_violations
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.statement import build_problem
-from solvers.placement import place
-from solvers.portfolio import Portfolio
+from tessera.formulation.check import placement_violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.statement import build_problem
+from tessera.solvers.placement import place
+from tessera.solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.unit.test_rounds import FOREVER
 

@@ -6,16 +6,16 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from formulation.lifecycle import JobState
-from formulation.lookahead import look_ahead
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.snapshot import Legs, Snapshot
-from solvers.base import Budget
-from solvers.lookahead.admission import drafts
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import Outcome, plan_round
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import look_ahead
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

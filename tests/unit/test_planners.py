@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from benchmarks.estimator import planners
-from benchmarks.estimator.speed import setting_of
-from estimator.architectures.published import find
-from estimator.cells import COARSE_LAYERS, MicroBatches, Planner, Setting, cells, coarsened
-from estimator.collectives import LinkNetwork
-from estimator.hardware import A10, A40, A100, V100, Hardware
-from estimator.memory import limit_bytes
-from estimator.planning.assembly import two_ways
-from estimator.planning.stages import Stages
-from estimator.plans import Candidates, Plan, Shape, Training
-from estimator.rooflines import RooflineCompute
-from service.cli import main
-from simulator.traces.files import profiles_of
+from tessera.benchmarks.estimator import planners
+from tessera.benchmarks.estimator.speed import setting_of
+from tessera.estimator.architectures.published import find
+from tessera.estimator.cells import COARSE_LAYERS, MicroBatches, Planner, Setting, cells, coarsened
+from tessera.estimator.collectives import LinkNetwork
+from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
+from tessera.estimator.memory import limit_bytes
+from tessera.estimator.planning.assembly import two_ways
+from tessera.estimator.planning.stages import Stages
+from tessera.estimator.plans import Candidates, Plan, Shape, Training
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.service.cli import main
+from tessera.simulator.traces.files import profiles_of
 from tests.support.estimates import a_graph, a_layer
 
 PAPERS = (Planner.ARENA, Planner.CRIUS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from estimator.planning.assembly import (
+from tessera.estimator.planning.assembly import (
     DATA,
     TENSOR,
     Profiled,
@@ -16,11 +16,11 @@ from estimator.planning.assembly import (
     joints,
     two_ways,
 )
-from estimator.planning.options import NoPlan, depths, options_of
-from estimator.planning.pareto import frontier, proxy_of, thinned
-from estimator.planning.search import Found, best_plan, best_plans, latency_of, plan_of
-from estimator.planning.stages import Stages, balanced, least_cut, nearest_powers, shares
-from estimator.planning.tuning import (
+from tessera.estimator.planning.options import NoPlan, depths, options_of
+from tessera.estimator.planning.pareto import frontier, proxy_of, thinned
+from tessera.estimator.planning.search import Found, best_plan, best_plans, latency_of, plan_of
+from tessera.estimator.planning.stages import Stages, balanced, least_cut, nearest_powers, shares
+from tessera.estimator.planning.tuning import (
     Mismatch,
     SearchSpace,
     arena_rules,
@@ -28,8 +28,8 @@ from estimator.planning.tuning import (
     proxy_alone,
     whole_space,
 )
-from estimator.plans import Schedule, Training
-from formulation.tables import Floats, Ints
+from tessera.estimator.plans import Schedule, Training
+from tessera.formulation.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork
 from tests.support.planning import every_candidate, random_costs
 

@@ -11,28 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.snapshot import BEST_FOUND, Estimates, Snapshot
-from formulation.statement import state
-from formulation.tables import Ints
-from service.loop import decide_again
-from solvers.base import Budget
-from solvers.greedy import Greedy
-from solvers.rounds.plan import Outcome, RoundOptions, plan_round
-from solvers.schedulers.base import Published, Scheduler, Seen, carried, seen
-from solvers.schedulers.elasticflow import ElasticFlow
-from solvers.schedulers.fcfs import Fcfs
-from solvers.schedulers.gandiva import Gandiva
-from solvers.schedulers.gavel import Gavel, GavelLas
-from solvers.schedulers.packing import options_of
-from solvers.schedulers.registry import names, published, scheduler_of
-from solvers.schedulers.sia import Sia
-from solvers.schedulers.srt import Srt
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import BEST_FOUND, Estimates, Snapshot
+from tessera.formulation.statement import state
+from tessera.formulation.tables import Ints
+from tessera.service.loop import decide_again
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from tessera.solvers.schedulers.base import Published, Scheduler, Seen, carried, seen
+from tessera.solvers.schedulers.elasticflow import ElasticFlow
+from tessera.solvers.schedulers.fcfs import Fcfs
+from tessera.solvers.schedulers.gandiva import Gandiva
+from tessera.solvers.schedulers.gavel import Gavel, GavelLas
+from tessera.solvers.schedulers.packing import options_of
+from tessera.solvers.schedulers.registry import names, published, scheduler_of
+from tessera.solvers.schedulers.sia import Sia
+from tessera.solvers.schedulers.srt import Srt
 from tests.support.builders import (
     a_job,
     a_node,

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.check import violations
-from formulation.lifecycle import JobState
-from formulation.policy import Policy
-from formulation.snapshot import STATE_CODE
-from formulation.statement import state
-from solvers.answers import answer, objective_of, trivial_bound
-from solvers.greedy import Greedy
-from solvers.rounds.plan import plan_round
-from solvers.schedulers.antman import AntMan
-from solvers.schedulers.base import Scheduler, carried, seen
-from solvers.schedulers.registry import names, published
-from solvers.schedulers.synergy import Synergy
+from tessera.formulation.check import violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import STATE_CODE
+from tessera.formulation.statement import state
+from tessera.solvers.answers import answer, objective_of, trivial_bound
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.antman import AntMan
+from tessera.solvers.schedulers.base import Scheduler, carried, seen
+from tessera.solvers.schedulers.registry import names, published
+from tessera.solvers.schedulers.synergy import Synergy
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.problems import brute_force
 from tests.support.published import FOREVER, LINEAR, MINE, RUNNING, a_round, decided, rates

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from solvers.greedy import Greedy
-from solvers.rounds.plan import plan_round
-from solvers.schedulers.arena import Arena
-from solvers.schedulers.base import Scheduler, seen
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.arena import Arena
+from tessera.solvers.schedulers.base import Scheduler, seen
 from tests.support.builders import a_job
 from tests.support.published import FLAT, FOREVER, LINEAR, RUNNING, a_round, decided, rates
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.policy import Policy
-from solvers.schedulers.antman import AntMan
-from solvers.schedulers.base import seen
-from solvers.schedulers.morphling import Morphling
-from solvers.schedulers.registry import published
+from tessera.formulation.policy import Policy
+from tessera.solvers.schedulers.antman import AntMan
+from tessera.solvers.schedulers.base import seen
+from tessera.solvers.schedulers.morphling import Morphling
+from tessera.solvers.schedulers.registry import published
 from tests.support.builders import a_job, a_random_snapshot
 from tests.support.published import FLAT, LINEAR, RUNNING, a_round, decided, rates, with_quota
 

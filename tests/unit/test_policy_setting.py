@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput
-from service.config import Config, load_config
-from solvers.rounds.plan import RoundOptions
+from tessera.formulation.errors import InvalidInput
+from tessera.service.config import Config, load_config
+from tessera.solvers.rounds.plan import RoundOptions
 
 POLICY = "{objective: deadline then jct, queue_order: true, promote_after: 7200s, max_changes: 8}"
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from formulation.tables import Floats
-from solvers.base import Budget
-from solvers.greedy import Greedy
-from solvers.pricing import dual
+from tessera.formulation.tables import Floats
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.pricing import dual
 from tests.support.builders import a_random_problem
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.estimator.profiled import section, summary
-from estimator.profiling.records import load
-from formulation.errors import Unavailable
+from tessera.benchmarks.estimator.profiled import section, summary
+from tessera.estimator.profiling.records import load
+from tessera.formulation.errors import Unavailable
 
-STEPS = "estimator.tracing.models.steps:"
+STEPS = "tessera.estimator.tracing.models.steps:"
 
 
 def a_comparison(**changed: Any) -> dict[str, Any]:

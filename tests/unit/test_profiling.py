@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
-from estimator.graph import Graph, Layer, Untraceable, graph_of, merged
-from estimator.plans import Training
-from estimator.profiling.compute import ProfiledCompute
-from estimator.profiling.pieces import examples, piece_of
-from estimator.profiling.records import ProfileMismatch, ProfileRecord, load, save
-from estimator.profiling.stages import (
+from tessera.estimator.graph import Graph, Layer, Untraceable, graph_of, merged
+from tessera.estimator.plans import Training
+from tessera.estimator.profiling.compute import ProfiledCompute
+from tessera.estimator.profiling.pieces import examples, piece_of
+from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, load, save
+from tessera.estimator.profiling.stages import (
     Source,
     kinds_of,
     measure_step,
@@ -26,13 +26,15 @@ from estimator.profiling.stages import (
     profile_stage,
     total_s,
 )
-from estimator.profiling.timing import Effort, kernel_seconds
-from estimator.tracing.models import steps
-from estimator.tracing.trace import traced
-from formulation.errors import InvalidInput
-from formulation.tables import Floats, Ints
+from tessera.estimator.profiling.timing import Effort, kernel_seconds
+from tessera.estimator.tracing.models import steps
+from tessera.estimator.tracing.trace import traced
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
 
-PERCEPTRON = Source(target="estimator.tracing.models.steps:perceptron", arguments={"layers": 3})
+PERCEPTRON = Source(
+    target="tessera.estimator.tracing.models.steps:perceptron", arguments={"layers": 3}
+)
 QUICK = Effort(warmups=1, repeats=2, host_s=0.0)
 TRAINING = Training(global_batch=16)
 
@@ -247,7 +249,7 @@ def test_a_part_of_a_tensor_group_is_measured_at_its_own_shapes() -> None:
     assert (record.kind, record.tp) == (kinds_of(PERCEPTRON).kind[0], 2)
     with pytest.raises(Untraceable, match="cannot be called"):
         profile_stage(
-            replace(PERCEPTRON, target="estimator.tracing.models.steps:wide_resnet", arguments={}),
+            replace(PERCEPTRON, target="tessera.estimator.tracing.models.steps:wide_resnet", arguments={}),
             1, 2, date="2026-11-21",
         )  # fmt: skip
 
@@ -260,6 +262,6 @@ def test_a_whole_step_and_its_update_are_measured() -> None:
 
 
 def test_reading_records_imports_no_jax() -> None:
-    names = "estimator.profiling.records, estimator.profiling.compute"
+    names = "tessera.estimator.profiling.records, tessera.estimator.profiling.compute"
     code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from estimator.collectives import read_curves
-from estimator.plans import Primitive
+from tessera.estimator.collectives import read_curves
+from tessera.estimator.plans import Primitive
 
 pytest.importorskip("jax")
 
@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASURE = """
 import itertools, sys
 from pathlib import Path
-from estimator.collectives import write_records
-from estimator.plans import Primitive, Shape
-from estimator.profiling.collectives import Bench, measure
+from tessera.estimator.collectives import write_records
+from tessera.estimator.plans import Primitive, Shape
+from tessera.estimator.profiling.collectives import Bench, measure
 
 clock = itertools.count(step=0.5)
 bench = Bench(gpu_type="cpu", network="host", date="2026-01-31", repeats=2, clock=lambda: next(clock))
@@ -34,8 +34,8 @@ RESULTS = """
 import json
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from estimator.plans import Primitive, Shape
-from estimator.profiling.collectives import machine, mesh, program
+from tessera.estimator.plans import Primitive, Shape
+from tessera.estimator.profiling.collectives import machine, mesh, program
 
 over = mesh(Shape(nodes=1, gpus_per_node=2), machine())
 cut = NamedSharding(over, PartitionSpec(over.axis_names))
@@ -51,9 +51,9 @@ print(json.dumps(found))
 
 REFUSED = """
 import sys
-from formulation.errors import InvalidInput
-from estimator.plans import Primitive, Shape
-from estimator.profiling.collectives import Bench, measure
+from tessera.formulation.errors import InvalidInput
+from tessera.estimator.plans import Primitive, Shape
+from tessera.estimator.profiling.collectives import Bench, measure
 
 bench = Bench(gpu_type="cpu", network="host", date="2026-01-31", repeats=1, clock=lambda: 1.0)
 pair = Shape(nodes=1, gpus_per_node=2)

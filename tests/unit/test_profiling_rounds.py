@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASKS
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.plan import plan_round
-from solvers.schedulers.base import Scheduler
-from solvers.schedulers.registry import published
+from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASKS
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.base import Scheduler
+from tessera.solvers.schedulers.registry import published
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 FOREVER = Budget(remaining_s=lambda: math.inf)

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.architectures.published import find, jax_step, published
-from estimator.calibration import Residual
-from estimator.hardware import CATALOGUE
-from estimator.plans import Training
-from estimator.profiling.stages import Source as StepSource
-from estimator.profiling.stages import kinds_of
-from estimator.profiling.tasks import (
+from tessera.estimator.architectures.published import find, jax_step, published
+from tessera.estimator.calibration import Residual
+from tessera.estimator.hardware import CATALOGUE
+from tessera.estimator.plans import Training
+from tessera.estimator.profiling.stages import Source as StepSource
+from tessera.estimator.profiling.stages import kinds_of
+from tessera.estimator.profiling.tasks import (
     Options,
     Step,
     TaskState,
@@ -30,12 +30,12 @@ from estimator.profiling.tasks import (
     task_name,
     task_of,
 )
-from estimator.profiling.totals import ProfiledTotals
-from estimator.rooflines import RooflineCompute
-from estimator.workloads import Estimator, catalogue_of, fingerprint, known_models
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.resources import (
+from tessera.estimator.profiling.totals import ProfiledTotals
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.estimator.workloads import Estimator, catalogue_of, fingerprint, known_models
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import (
     Estimation,
     Kind,
     MeasurementRecord,
@@ -44,11 +44,11 @@ from formulation.resources import (
     ProfilingJob,
     Wanted,
 )
-from formulation.snapshot import PROFILING, GpuType, Source, Workload
-from service.cli.jobview import profiled
-from service.config import Config
-from service.rpc.convert.models import to_model
-from service.rpc.convert.profiles import of_status, to_profiles
+from tessera.formulation.snapshot import PROFILING, GpuType, Source, Workload
+from tessera.service.cli.jobview import profiled
+from tessera.service.config import Config
+from tessera.service.rpc.convert.models import to_model
+from tessera.service.rpc.convert.profiles import of_status, to_profiles
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import jobs_pb2
 
@@ -209,7 +209,7 @@ def test_arguments_are_numbers_where_they_can_be() -> None:
 def test_steps_of_published_models_take_the_arguments_they_are_given(key: tuple[str, str]) -> None:
     found = jax_step(*key)
     assert found is not None
-    assert found[0].startswith("estimator.tracing.models.steps:")
+    assert found[0].startswith("tessera.estimator.tracing.models.steps:")
     assert all(isinstance(value, int | str) for value in found[1].values())
 
 

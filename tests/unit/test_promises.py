@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.check import placement_violations, violations
-from formulation.columns import first_draft
-from formulation.decisions import DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.promises.guarantee import min_demand, request_rate
-from formulation.promises.queues import effective_queue
-from formulation.reasons import Reason, ReasonCode
-from formulation.snapshot import Snapshot
-from formulation.statement import Statement, state
-from solvers.answers import is_answer
-from solvers.rounds.plan import Outcome
+from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.columns import first_draft
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.promises.guarantee import min_demand, request_rate
+from tessera.formulation.promises.queues import effective_queue
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import Statement, state
+from tessera.solvers.answers import is_answer
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, with_quotas
 

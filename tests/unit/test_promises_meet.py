@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from formulation.decisions import DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.problem import CHANGES_ROW
-from formulation.reasons import ReasonCode
-from formulation.snapshot import Snapshot
-from solvers.rounds.plan import Outcome
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import CHANGES_ROW
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import decided, with_quotas
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from formulation.codec import decode
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from solvers.base import Budget, Solver
-from solvers.portfolio import Portfolio
-from solvers.registry import solver
-from solvers.rounds.plan import Outcome, plan_round
+from tessera.formulation.codec import decode
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_random_snapshot
 
 WORK = {"cp-sat": 2.0, "greedy": 1.0, "pricing": 400.0, "lp": 100.0}

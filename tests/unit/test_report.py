@@ -15,12 +15,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from simulator.figures import Report
-from simulator.provenance import commit
-from simulator.report.html import page
-from simulator.report.lines import over_time
-from simulator.report.markdown import table, text
-from simulator.report.model import (
+from tessera.simulator.figures import Report
+from tessera.simulator.provenance import commit
+from tessera.simulator.report.html import page
+from tessera.simulator.report.lines import over_time
+from tessera.simulator.report.markdown import table, text
+from tessera.simulator.report.model import (
     Plot,
     ReportFolder,
     RunReport,
@@ -29,8 +29,8 @@ from simulator.report.model import (
     versions,
     written,
 )
-from simulator.report.style import DARK, LIGHT, styles
-from simulator.report.write import write_report
+from tessera.simulator.report.style import DARK, LIGHT, styles
+from tessera.simulator.report.write import write_report
 
 VOID = {"meta", "br", "link", "img"}
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from formulation.errors import InvalidInput
-from simulator.report.comparisons import Curve, bars, curves
-from simulator.report.gpu_map import Segment, colours, gpu_map, placed
-from simulator.report.lines import (
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.report.comparisons import Curve, bars, curves
+from tessera.simulator.report.gpu_map import Segment, colours, gpu_map, placed
+from tessera.simulator.report.lines import (
     distribution,
     gap_over_rounds,
     over_time,
@@ -22,9 +22,9 @@ from simulator.report.lines import (
     time_unit,
     worst,
 )
-from simulator.report.pictures import png
-from simulator.report.style import styles
-from simulator.statistics import Interval, mean_interval
+from tessera.simulator.report.pictures import png
+from tessera.simulator.report.style import styles
+from tessera.simulator.statistics import Interval, mean_interval
 
 POLICIES = [f"policy-{k}" for k in range(20)]
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from formulation.decisions import DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.snapshot import Snapshot
-from solvers.base import Budget
-from solvers.greedy import Greedy
-from solvers.placement.free import FreeGpus
-from solvers.rounds.plan import plan_round
-from solvers.schedulers.base import Scheduler, Seen, seen
-from solvers.schedulers.packing import options_of
-from solvers.schedulers.registry import published
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.placement.free import FreeGpus
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.base import Scheduler, Seen, seen
+from tessera.solvers.schedulers.packing import options_of
+from tessera.solvers.schedulers.registry import published
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formulation.admission import Admission
-from formulation.lifecycle import JobState
-from formulation.lookahead import look_ahead
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.snapshot import Legs, Snapshot
-from simulator.planned import due_s
-from solvers.base import Budget
-from solvers.lookahead import admit, rollout
-from solvers.lookahead.admission import drafts
-from solvers.lookahead.rollout import roll_out
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import plan_round
+from tessera.formulation.admission import Admission
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import look_ahead
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.simulator.planned import due_s
+from tessera.solvers.base import Budget
+from tessera.solvers.lookahead import admit, rollout
+from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.rollout import roll_out
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0

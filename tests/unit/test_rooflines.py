@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from estimator.graph import Graph
-from estimator.hardware import A40
-from estimator.plans import Training
-from estimator.rooflines import DEFAULT_RATES, Rates, RooflineCompute, RooflinePart
-from formulation.errors import TesseraError
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import A40
+from tessera.estimator.plans import Training
+from tessera.estimator.rooflines import DEFAULT_RATES, Rates, RooflineCompute, RooflinePart
+from tessera.formulation.errors import TesseraError
 from tests.support.estimates import a_graph, a_layer
 
 TRAINING = Training(global_batch=16)

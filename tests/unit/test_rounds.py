@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.problem import Problem
-from formulation.reasons import ReasonCode
-from formulation.snapshot import Snapshot
-from formulation.solution import Solution, SolveStatus
-from solvers.base import Budget
-from solvers.greedy import Greedy
-from solvers.portfolio import Portfolio
-from solvers.rounds.plan import RoundOptions, plan_round
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.builders import (
     a_job,
     a_node,

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from formulation.errors import InvalidInput, Unavailable
-from formulation.resources import Desired, Heartbeat, ObservedGang
-from service.ports import Store
-from service.rpc.agents import AgentCalls, AgentTiming, Inbox, Session
-from service.rpc.calls import Calls, Subscription
-from service.rpc.heartbeats import Heartbeats
-from service.rpc.lanes import FairCalls, Lane, Limits
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.resources import Desired, Heartbeat, ObservedGang
+from tessera.service.ports import Store
+from tessera.service.rpc.agents import AgentCalls, AgentTiming, Inbox, Session
+from tessera.service.rpc.calls import Calls, Subscription
+from tessera.service.rpc.heartbeats import Heartbeats
+from tessera.service.rpc.lanes import FairCalls, Lane, Limits
 from tessera.v1 import agents_pb2 as pb
 
 Phase = pb.ObservedGang

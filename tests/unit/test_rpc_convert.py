@@ -13,10 +13,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput, StaleEtag
-from formulation.goals import GoalResult
-from formulation.lifecycle import JobState
-from formulation.resources import (
+from tessera.formulation.errors import InvalidInput, StaleEtag
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.resources import (
     AllocationRecord,
     ClusterRecord,
     DecisionRecord,
@@ -32,10 +32,10 @@ from formulation.resources import (
     RoundSummary,
     TenantSpec,
 )
-from formulation.snapshot import GpuType, Source, Workload
-from service.rpc import fields
-from service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
-from solvers.rounds.plan import RoundOptions
+from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.service.rpc import fields
+from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
+from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
     clusters_pb2,

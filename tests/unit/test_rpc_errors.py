@@ -8,10 +8,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from formulation import errors
-from formulation.errors import InvalidInput, RoundSuperseded, TesseraError
-from service.rpc.errors import CODES, DOMAIN, code_of, status_of
-from solvers.base import SolverFailed
+from tessera.formulation import errors
+from tessera.formulation.errors import InvalidInput, RoundSuperseded, TesseraError
+from tessera.service.rpc.errors import CODES, DOMAIN, code_of, status_of
+from tessera.solvers.base import SolverFailed
 
 
 def tree(kind: type[TesseraError]) -> Iterator[type[TesseraError]]:

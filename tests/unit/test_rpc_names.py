@@ -7,10 +7,10 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from service.rpc import names
-from service.rpc.convert.clusters import to_gpu_types
-from service.rpc.convert.tenants import to_tenant
+from tessera.formulation.errors import InvalidInput
+from tessera.service.rpc import names
+from tessera.service.rpc.convert.clusters import to_gpu_types
+from tessera.service.rpc.convert.tenants import to_tenant
 from tessera.v1 import agents_pb2, clusters_pb2, jobs_pb2, networks_pb2, tenants_pb2
 
 ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", fullmatch=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from service.rpc.paging import Page, page_of
+from tessera.formulation.errors import InvalidInput
+from tessera.service.rpc.paging import Page, page_of
 from tessera.v1 import jobs_pb2 as pb
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.resources import JobSpec
-from formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at
-from formulation.snapshot import PROFILING, Workload
-from service.agent.main import _parser, configure, runtimes
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import JobSpec
+from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at
+from tessera.formulation.snapshot import PROFILING, Workload
+from tessera.service.agent.main import _parser, configure, runtimes
 
 
 def test_a_replayed_job_takes_no_command_or_one_that_makes_it_fail() -> None:

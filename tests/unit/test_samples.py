@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from estimator.architectures.published import find
-from estimator.cells import Runtime, Setting, cells
-from estimator.collectives import LinkNetwork, LinkRates
-from estimator.graph import merged
-from estimator.hardware import A10, A40, A100, ALL, V100, Hardware
-from estimator.memory import States
-from estimator.planning.even import even_cuts, even_plans, least_times_s
-from estimator.planning.search import latency_of
-from estimator.plans import Shape
-from estimator.rooflines import RooflineCompute
-from estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled, shapes
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Source
-from simulator.data import data_dir
+from tessera.estimator.architectures.published import find
+from tessera.estimator.cells import Runtime, Setting, cells
+from tessera.estimator.collectives import LinkNetwork, LinkRates
+from tessera.estimator.graph import merged
+from tessera.estimator.hardware import A10, A40, A100, ALL, V100, Hardware
+from tessera.estimator.memory import States
+from tessera.estimator.planning.even import even_cuts, even_plans, least_times_s
+from tessera.estimator.planning.search import latency_of
+from tessera.estimator.plans import Shape
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled, shapes
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Source
+from tessera.simulator.data import data_dir
 
 NAMES = {kind.name: kind for kind in ALL}
 

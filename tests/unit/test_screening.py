@@ -6,10 +6,15 @@ import math
 
 import pytest
 
-from formulation.errors import InvalidInput
-from simulator.traces import screening
-from simulator.traces.screening import screen, screen_durations, screen_form, screen_profiled
-from simulator.traces.trace import Arrival
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.traces import screening
+from tessera.simulator.traces.screening import (
+    screen,
+    screen_durations,
+    screen_form,
+    screen_profiled,
+)
+from tessera.simulator.traces.trace import Arrival
 from tests.support.traces import (
     a_cluster,
     a_record,

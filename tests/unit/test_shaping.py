@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from formulation.errors import InvalidInput
-from simulator.traces.recipe import Recipe, follow
-from simulator.traces.redraw import asked, parameters, redraw, sizes, with_large_share
-from simulator.traces.shaping import (
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.traces.recipe import Recipe, follow
+from tessera.simulator.traces.redraw import asked, parameters, redraw, sizes, with_large_share
+from tessera.simulator.traces.shaping import (
     busiest,
     faster_arrivals,
     first_hours,
@@ -22,8 +22,8 @@ from simulator.traces.shaping import (
     with_deadlines,
     without_deadlines,
 )
-from simulator.traces.speeds import Room, Speeds, gpu_seconds, load
-from simulator.traces.trace import PLAN
+from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds, load
+from tessera.simulator.traces.trace import PLAN
 from tests.support.traces import (
     a_cluster,
     a_record,

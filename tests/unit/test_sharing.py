@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from formulation.errors import NotFound
-from service.rpc.sharing import SharedReads
+from tessera.formulation.errors import NotFound
+from tessera.service.rpc.sharing import SharedReads
 
 
 class Shelf:

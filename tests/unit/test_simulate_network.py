@@ -14,31 +14,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from formulation.decisions import DecisionKind
-from formulation.errors import InvalidInput
-from formulation.network.contention import Contention, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.network.traffic import CellTraffic, StageTraffic
-from formulation.placement import Gang
-from formulation.resources import EstimateRecord
-from formulation.snapshot import BEST_FOUND, Workload
-from formulation.topologies.document import read
-from formulation.topologies.topology import Topology
-from service.cli.main import app
-from service.cli.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
-from simulator.executor import replay
-from simulator.logfile import lines_of, log_of
-from simulator.network.figures import contention_figures
-from simulator.network.rates import Rates, Window
-from simulator.network.sending import Sending
-from simulator.network.slowdowns import Contended, Met
-from simulator.run import Result
-from simulator.scenario import Scenario
-from simulator.store import Change
-from simulator.world import Straggler
-from solvers.network.fluid import simulate as played
-from solvers.network.mechanisms import mechanism
-from solvers.network.paths import least_comm_s
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.formulation.placement import Gang
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import BEST_FOUND, Workload
+from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.topology import Topology
+from tessera.service.cli.main import app
+from tessera.service.cli.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
+from tessera.simulator.executor import replay
+from tessera.simulator.logfile import lines_of, log_of
+from tessera.simulator.network.figures import contention_figures
+from tessera.simulator.network.rates import Rates, Window
+from tessera.simulator.network.sending import Sending
+from tessera.simulator.network.slowdowns import Contended, Met
+from tessera.simulator.run import Result
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import Change
+from tessera.simulator.world import Straggler
+from tessera.solvers.network.fluid import simulate as played
+from tessera.solvers.network.mechanisms import mechanism
+from tessera.solvers.network.paths import least_comm_s
 from tests.support.worlds import (
     FCFS,
     a_profile,

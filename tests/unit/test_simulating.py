@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.information import estimates, optimum
-from formulation.snapshot import Snapshot
-from simulator.comparison.contestants import (
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import estimates, optimum
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.comparison.contestants import (
     OURS,
     everyone,
     information_of,
@@ -22,16 +22,23 @@ from simulator.comparison.contestants import (
     listed,
     options_of,
 )
-from simulator.comparison.judging import Judged, Watch, placed_worth
-from simulator.comparison.runs import Asked, Ran, check, run
-from simulator.comparison.workload import SYNTHETIC, Work, check_trace, default_trace, made, shrunk
-from simulator.data import MissingData
-from simulator.metrics import alone_seconds
-from simulator.overheads import Overheads
-from simulator.run import Decider
-from simulator.sweeps.tasks import answer
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome
+from tessera.simulator.comparison.judging import Judged, Watch, placed_worth
+from tessera.simulator.comparison.runs import Asked, Ran, check, run
+from tessera.simulator.comparison.workload import (
+    SYNTHETIC,
+    Work,
+    check_trace,
+    default_trace,
+    made,
+    shrunk,
+)
+from tessera.simulator.data import MissingData
+from tessera.simulator.metrics import alone_seconds
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Decider
+from tessera.simulator.sweeps.tasks import answer
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.worlds import (
     BERT,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from simulator.provenance import ROOT
-from solvers import registry
+from tessera.simulator.provenance import ROOT
+from tessera.solvers import registry
 
 SOLVE_AND_INTERRUPT = """
 import math, signal, sys
-from solvers import registry
-from solvers.base import Budget
+from tessera.solvers import registry
+from tessera.solvers.base import Budget
 from tests.support.builders import a_random_problem
 
 problem = a_random_problem(seed=1, jobs=12)

@@ -10,19 +10,19 @@ import numpy as np
 import pulp
 import pytest
 
-from formulation.errors import InvalidInput
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from solvers import cbc, convex, registry
-from solvers.answers import answer, trivial_bound
-from solvers.base import Budget, SolverFailed
-from solvers.cbc import Cbc
-from solvers.convex import Convex
-from solvers.cpsat import CpSat
-from solvers.cpsat import model as cpsat_model
-from solvers.greedy import Greedy
-from solvers.portfolio import Portfolio
-from solvers.relaxation import Relaxation
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers import cbc, convex, registry
+from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.cbc import Cbc
+from tessera.solvers.convex import Convex
+from tessera.solvers.cpsat import CpSat
+from tessera.solvers.cpsat import model as cpsat_model
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.problems import a_problem, same
 

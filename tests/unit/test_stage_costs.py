@@ -6,14 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from estimator.costs import candidates_of, messages, stage_costs
-from estimator.graph import Graph
-from estimator.hardware import A40, A100
-from estimator.memory import Copies, States
-from estimator.plans import Candidates, Groups, Network, Primitive, Shape, StageCosts, Training
-from estimator.rooflines import RooflineCompute
-from formulation.errors import TesseraError
-from formulation.tables import Floats, Ints
+from tessera.estimator.costs import candidates_of, messages, stage_costs
+from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import A40, A100
+from tessera.estimator.memory import Copies, States
+from tessera.estimator.plans import (
+    Candidates,
+    Groups,
+    Network,
+    Primitive,
+    Shape,
+    StageCosts,
+    Training,
+)
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork, a_graph, a_layer, one_candidate
 
 SIXTEEN = Shape(nodes=4, gpus_per_node=4)

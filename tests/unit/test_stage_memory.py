@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.costs import stage_costs
-from estimator.hardware import A40, GIB
-from estimator.memory import (
+from tessera.estimator.costs import stage_costs
+from tessera.estimator.hardware import A40, GIB
+from tessera.estimator.memory import (
     Room,
     States,
     in_flight,
@@ -16,9 +16,9 @@ from estimator.memory import (
     overflow,
     parameter_bytes,
 )
-from estimator.plans import Candidates, Schedule, Shape, StageCosts, Training
-from estimator.rooflines import RooflineCompute
-from formulation.errors import TesseraError
+from tessera.estimator.plans import Candidates, Schedule, Shape, StageCosts, Training
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.formulation.errors import TesseraError
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 TRAINING = Training(global_batch=64)

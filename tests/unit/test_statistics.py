@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from formulation.errors import InvalidInput
-from simulator.statistics import (
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.statistics import (
     mean_interval,
     mean_intervals,
     ratio_interval,

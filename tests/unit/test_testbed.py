@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.bench_fidelity import Inputs, compared, fidelity, read_requests
-from benchmarks.papers.testbed.records import Recorded, Run, fitted, read_runs, start_of
-from benchmarks.papers.testbed.replay import (
+from tessera.benchmarks.papers.bench_fidelity import Inputs, compared, fidelity, read_requests
+from tessera.benchmarks.papers.testbed.records import Recorded, Run, fitted, read_runs, start_of
+from tessera.benchmarks.papers.testbed.replay import (
     Campaign,
     as_recorded,
     campaign_of,
@@ -21,11 +21,11 @@ from benchmarks.papers.testbed.replay import (
     refined,
     speeds,
 )
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import BEST_FOUND, Source, Workload
-from simulator.data import MissingData
-from simulator.overheads import Overheads
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.simulator.data import MissingData
+from tessera.simulator.overheads import Overheads
 
 MOE = Workload(model="moe", params="1.3B", global_batch=100)
 COSTS = Overheads(load_s=50.0, save_s=0.0, search_s={2: 100.0})

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.policy import Policy
-from formulation.problem import MAX_TOTAL, VALUE_SCALE, Problem
-from formulation.rates import effective_weight
-from formulation.snapshot import Snapshot, Tenants
-from formulation.statement import build_problem
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import MAX_TOTAL, VALUE_SCALE, Problem
+from tessera.formulation.rates import effective_weight
+from tessera.formulation.snapshot import Snapshot, Tenants
+from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 CELLS = [

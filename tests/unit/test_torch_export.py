@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from estimator.architectures.resnet import WideResNet, wide_resnet
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.exporting.graphs import export
-from estimator.graph import Graph, Untraceable
-from service.cli import main
+from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.exporting.graphs import export
+from tessera.estimator.graph import Graph, Untraceable
+from tessera.service.cli import main
 
 pytest.importorskip(
     "torch", reason="needs PyTorch, an extra: pip install 'tessera-scheduler[torch]'"

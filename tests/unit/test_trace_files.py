@@ -8,14 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from formulation.errors import InvalidInput
-from simulator.data import data_dir
-from simulator.traces.files import profiles_of, trace_of
-from simulator.traces.morphling import parse_measured, parse_workload, read_measured, read_workload
-from simulator.traces.redraw import sizes
-from simulator.traces.speeds import Speeds, gpu_seconds, load
-from simulator.traces.trace import PLAN, Arrival, Asked, TraceOptions, parse_durations, parse_trace
-from simulator.traces.writing import trace_csv
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.data import data_dir
+from tessera.simulator.traces.files import profiles_of, trace_of
+from tessera.simulator.traces.morphling import (
+    parse_measured,
+    parse_workload,
+    read_measured,
+    read_workload,
+)
+from tessera.simulator.traces.redraw import sizes
+from tessera.simulator.traces.speeds import Speeds, gpu_seconds, load
+from tessera.simulator.traces.trace import (
+    PLAN,
+    Arrival,
+    Asked,
+    TraceOptions,
+    parse_durations,
+    parse_trace,
+)
+from tessera.simulator.traces.writing import trace_csv
 from tests.support.traces import an_arrival
 
 OURS = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,tenant,guaranteed,plan"

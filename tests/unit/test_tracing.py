@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import estimator.tracing
-from estimator.architectures.moe import MixtureOfExperts, mixture
-from estimator.architectures.published import find
-from estimator.architectures.transformer import Transformer, transformer
-from estimator.graph import Graph, Untraceable, layer_of
-from estimator.tracing.models import steps
-from estimator.tracing.models.parts import softmax
-from estimator.tracing.step import Step, load_step
-from estimator.tracing.trace import parameter_axes, trace, traced
-from formulation.errors import Unavailable
+from tessera.estimator import tracing
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
+from tessera.estimator.architectures.published import find
+from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.graph import Graph, Untraceable, layer_of
+from tessera.estimator.tracing.models import steps
+from tessera.estimator.tracing.models.parts import softmax
+from tessera.estimator.tracing.step import Step, load_step
+from tessera.estimator.tracing.trace import parameter_axes, trace, traced
+from tessera.formulation.errors import Unavailable
 
 F32 = jnp.float32
 
@@ -314,4 +314,4 @@ def test_layers_are_read_back_one_by_one() -> None:
 def test_without_jax_tracing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"tessera-scheduler\[estimator\]"):
-        importlib.reload(estimator.tracing)
+        importlib.reload(tracing)

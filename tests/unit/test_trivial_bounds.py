@@ -12,24 +12,29 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
-from db.documents import summary_from, summary_json
-from formulation.clock import SystemClock
-from formulation.codec import encode
-from formulation.goals import GoalResult
-from formulation.policy import Policy
-from formulation.snapshot import Snapshot
-from service.cli import main
-from service.cli.demo.command import _gap
-from service.cli.roundview import compare_with_recorded_bound, gap, round_columns, show_replay
-from service.loop import decide_again
-from service.rpc.convert.rounds import of_summary
-from simulator.metrics import worst_gap
-from simulator.run import RoundRow
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.schedulers.registry import scheduler_of
+from tessera.db.documents import summary_from, summary_json
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.codec import encode
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.cli import main
+from tessera.service.cli.demo.command import _gap
+from tessera.service.cli.roundview import (
+    compare_with_recorded_bound,
+    gap,
+    round_columns,
+    show_replay,
+)
+from tessera.service.loop import decide_again
+from tessera.service.rpc.convert.rounds import of_summary
+from tessera.simulator.metrics import worst_gap
+from tessera.simulator.run import RoundRow
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.schedulers.registry import scheduler_of
 from tessera.v1 import scheduler_pb2
 from tests.support.builders import a_random_snapshot
 from tests.unit.test_rpc_convert import a_summary

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.schedulers.ablations import with_options
-from benchmarks.schedulers.bench_ablation import whole
-from benchmarks.schedulers.bench_load import one_of, points_of, shape_at
-from benchmarks.schedulers.variants import (
+from tessera.benchmarks.schedulers.ablations import with_options
+from tessera.benchmarks.schedulers.bench_ablation import whole
+from tessera.benchmarks.schedulers.bench_load import one_of, points_of, shape_at
+from tessera.benchmarks.schedulers.variants import (
     Shape,
     Variant,
     checked,
@@ -25,17 +25,17 @@ from benchmarks.schedulers.variants import (
     shaped,
     types_by_use,
 )
-from formulation.errors import InvalidInput
-from formulation.snapshot import Workload
-from simulator.comparison.runs import Asked, Ran
-from simulator.comparison.workload import SYNTHETIC, Made, Work, made
-from simulator.data import MissingData
-from simulator.metrics import alone_seconds, reference_of
-from simulator.overheads import Overheads
-from simulator.scenario import Scenario
-from simulator.sweeps.tasks import answer
-from simulator.traces.redraw import LARGE_FROM, parameters
-from simulator.traces.speeds import Room, Speeds, gpu_seconds
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.comparison.runs import Asked, Ran
+from tessera.simulator.comparison.workload import SYNTHETIC, Made, Work, made
+from tessera.simulator.data import MissingData
+from tessera.simulator.metrics import alone_seconds, reference_of
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.sweeps.tasks import answer
+from tessera.simulator.traces.redraw import LARGE_FROM, parameters
+from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
 from tests.support.worlds import (
     BERT,
     a_profile,

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import solvers
-from benchmarks.rounds.fuzzing import a_problem as fuzzed_problem
-from benchmarks.rounds.fuzzing import optimum
-from formulation.check import violations
-from formulation.draft import RowUse
-from formulation.problem import Problem
-from formulation.solution import Solution, SolveStatus
-from solvers import baselines as baselines
-from solvers.answers import answer, trivial_bound
-from solvers.base import Budget
-from solvers.baselines.pop import Pop
-from solvers.fixing import core_of
-from solvers.goals.rows import with_rows
-from solvers.greedy import Greedy
-from solvers.prices import price
-from solvers.registry import names, solver
-from solvers.waiting import SpelledOut, read_back, spell_out
+from tessera import solvers
+from tessera.benchmarks.rounds.fuzzing import a_problem as fuzzed_problem
+from tessera.benchmarks.rounds.fuzzing import optimum
+from tessera.formulation.check import violations
+from tessera.formulation.draft import RowUse
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers import baselines as baselines
+from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.base import Budget
+from tessera.solvers.baselines.pop import Pop
+from tessera.solvers.fixing import core_of
+from tessera.solvers.goals.rows import with_rows
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.prices import price
+from tessera.solvers.registry import names, solver
+from tessera.solvers.waiting import SpelledOut, read_back, spell_out
 from tests.support.goals import every_answer
 from tests.support.problems import a_problem, problems
 
@@ -88,9 +88,9 @@ def test_every_solver_counts_who_waits(name: str, most: int, best: int) -> None:
 
 def every_class() -> list[type[Any]]:
     """Return the class of each solver, as code that imports it has it."""
-    modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "solvers.")]
+    modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "tessera.solvers.")]
     modules += [
-        info.name for info in pkgutil.iter_modules(baselines.__path__, "solvers.baselines.")
+        info.name for info in pkgutil.iter_modules(baselines.__path__, "tessera.solvers.baselines.")
     ]
     found = {}
     for module in map(importlib.import_module, modules):

@@ -9,24 +9,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.rounds.instances import churned, instance
-from formulation.cells import build_cells, cells_of, undominated
-from formulation.codec import decode, digest, encode
-from formulation.columns import first_draft
-from formulation.errors import InvalidInput
-from formulation.policy import Policy
-from formulation.snapshot import NO_PRICES, Prices, Snapshot
-from formulation.solution import Solution, SolveStatus
-from formulation.statement import build_problem, state
-from solvers.base import Budget
-from solvers.goals import solve_goals, surrogate
-from solvers.greedy import Greedy
-from solvers.portfolio import Portfolio
-from solvers.prices import known_prices, price
-from solvers.pricing import Pricing
-from solvers.registry import solver
-from solvers.rounds.plan import Outcome, plan_round
-from solvers.waiting import SpelledOut
+from tessera.benchmarks.rounds.instances import churned, instance
+from tessera.formulation.cells import build_cells, cells_of, undominated
+from tessera.formulation.codec import decode, digest, encode
+from tessera.formulation.columns import first_draft
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import NO_PRICES, Prices, Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem, state
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import solve_goals, surrogate
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.prices import known_prices, price
+from tessera.solvers.pricing import Pricing
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.waiting import SpelledOut
 from tests.support.builders import a_random_problem, a_random_snapshot
 
 FOREVER = Budget(remaining_s=lambda: math.inf)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from formulation.errors import Unavailable
-from service.purging import ClusterPurger
-from service.rpc.calls import Calls
-from service.watching import Watching
+from tessera.formulation.errors import Unavailable
+from tessera.service.purging import ClusterPurger
+from tessera.service.rpc.calls import Calls
+from tessera.service.watching import Watching
 from tests.support.worlds import StoppedClock
 
 

@@ -12,17 +12,17 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from benchmarks.rounds.instances import instance
-from formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
-from formulation.resources import Request, RoundCommit
-from formulation.snapshot import Snapshot
-from service.config import Config, load_config
-from service.loop import RoundLoop
-from service.worker import Workers
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.options import RoundOptions
-from solvers.rounds.plan import plan_round
+from tessera.benchmarks.rounds.instances import instance
+from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
+from tessera.formulation.resources import Request, RoundCommit
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.config import Config, load_config
+from tessera.service.loop import RoundLoop
+from tessera.service.worker import Workers
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
 
 OPTIONS = RoundOptions(solver="pricing")

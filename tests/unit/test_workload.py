@@ -7,13 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from estimator.samples import sample_profiles
-from formulation.resources import EstimateRecord
-from formulation.snapshot import Source, Workload
-from simulator.clusters import NODES_PER_RACK, arena_table1, tiny
-from simulator.data import data_dir
-from simulator.traces.trace import Arrival
-from simulator.workloads.philly_like import DAY_S, Habits, arrival_times_s, philly_like, runnable
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.snapshot import Source, Workload
+from tessera.simulator.clusters import NODES_PER_RACK, arena_table1, tiny
+from tessera.simulator.data import data_dir
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.workloads.philly_like import (
+    DAY_S,
+    Habits,
+    arrival_times_s,
+    philly_like,
+    runnable,
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from estimator.samples import sample_profiles
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord
-from simulator.clusters import hardware_of, preset
-from simulator.data import data_dir
-from simulator.traces.redraw import LARGE_FROM, parameters
-from simulator.traces.screening import screen
-from simulator.traces.speeds import Room, Speeds, load
-from simulator.traces.trace import Arrival
-from simulator.workloads.philly_like import DAY_S
-from simulator.workloads.published import NAMES, Published, published
-from simulator.workloads.synthetic import GAVEL_GPUS, Synthetic
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord
+from tessera.simulator.clusters import hardware_of, preset
+from tessera.simulator.data import data_dir
+from tessera.simulator.traces.redraw import LARGE_FROM, parameters
+from tessera.simulator.traces.screening import screen
+from tessera.simulator.traces.speeds import Room, Speeds, load
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.workloads.philly_like import DAY_S
+from tessera.simulator.workloads.published import NAMES, Published, published
+from tessera.simulator.workloads.synthetic import GAVEL_GPUS, Synthetic
 
 TYPES, NODES = preset("testbed-a")
 GPUS = 64

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formulation.goals import Levels
-from formulation.policy import Policy
-from formulation.reasons import ReasonCode
-from formulation.snapshot import Snapshot
-from formulation.statement import state
-from solvers.base import Budget
-from solvers.registry import solver
-from solvers.rounds.plan import plan_round
+from tessera.formulation.goals import Levels
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import state
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import solver
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 SUMS = (

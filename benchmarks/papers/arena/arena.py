@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.papers.arena.oddities import ROUND_S, LaunchCost, Oddities
-from benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
-from benchmarks.papers.arena.scatter import scattered, starts_of
-from formulation.decisions import Decision, DecisionKind
-from formulation.lifecycle import JobState
-from formulation.placement import Gang
-from formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
-from formulation.tables import Floats, Ints
-from simulator.scenario import Scenario
-from simulator.store import Change, InvariantBroken, MemoryStore
-from simulator.truth import truth_of
-from solvers.rounds.plan import Outcome
+from tessera.benchmarks.papers.arena.oddities import ROUND_S, LaunchCost, Oddities
+from tessera.benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
+from tessera.benchmarks.papers.arena.scatter import scattered, starts_of
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
+from tessera.formulation.tables import Floats, Ints
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import Change, InvariantBroken, MemoryStore
+from tessera.simulator.truth import truth_of
+from tessera.solvers.rounds.plan import Outcome
 
 DECIMALS = 3
 _HELD, _QUEUED = STATE_CODE[JobState.HELD], STATE_CODE[JobState.QUEUED]
@@ -46,7 +46,7 @@ class CompatResult:
     samples_s: Floats  # float64[rounds], the recorded throughput of the cluster
     decided: int  # rounds that were decided
     refused: int  # of these, those that broke a rule and were not carried out
-    at_end: tuple[str, ...] = field(default=())  # states, of formulation.lifecycle
+    at_end: tuple[str, ...] = field(default=())  # states, of tessera.formulation.lifecycle
 
     @property
     def jct_s(self) -> Floats:

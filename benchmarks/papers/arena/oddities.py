@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 ROUND_S: Final = 300.0
 """The artifact's round (its SCHEDULING_INTERVAL)."""

@@ -1,6 +1,6 @@
 """Arena's pricing rules 1 and 3: which iteration times stand for what was not measured.
 
-Rule 2 (0.9 for each halving of GPUs a node) is that of Cells: ``formulation.cells.LOCALITY_FACTOR``.
+Rule 2 (0.9 for each halving of GPUs a node) is that of Cells: ``tessera.formulation.cells.LOCALITY_FACTOR``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.information import COUNTS
-from formulation.resources import EstimateRecord, NodeSpec
-from formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import COUNTS
+from tessera.formulation.resources import EstimateRecord, NodeSpec
+from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
 
 SIZE_FACTOR: Final = 1.8
 """Throughput gained for each step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.tables import Ints
-from solvers.schedulers.base import Seen
-from solvers.schedulers.packing import Packing, options_of
+from tessera.formulation.tables import Ints
+from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.packing import Packing, options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.decisions import Decision, DecisionKind
-from formulation.placement import Gang
-from formulation.snapshot import Snapshot
-from formulation.tables import Bools, Ints
-from solvers.rounds.plan import Outcome
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.placement import Gang
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools, Ints
+from tessera.solvers.rounds.plan import Outcome
 
 _SCALED: Final = (DecisionKind.RESIZE, DecisionKind.RETYPE, DecisionKind.REPLAN)
 

@@ -9,16 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.papers.testbed.records import ROUND_S, Recorded
-from benchmarks.papers.testbed.replay import CLUSTER, course, held_steps, recorded_rates
-from formulation.resources import EstimateRecord, JobSpec
-from simulator.clusters import preset
-from simulator.comparison.contestants import options_of
-from simulator.comparison.judging import Watch
-from simulator.overheads import Overheads
-from simulator.run import Conditions, Decider, simulate
-from simulator.scenario import Scenario
-from simulator.traces.trace import Arrival
+from tessera.benchmarks.papers.testbed.records import ROUND_S, Recorded
+from tessera.benchmarks.papers.testbed.replay import CLUSTER, course, held_steps, recorded_rates
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.simulator.clusters import preset
+from tessera.simulator.comparison.contestants import options_of
+from tessera.simulator.comparison.judging import Watch
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Conditions, Decider, simulate
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.trace import Arrival
 
 OURS: Final[Mapping[str, str]] = {
     "crius": "arena", "elasticflow-l": "elasticflow-ls", "fcfs": "fcfs", "gandiva": "gandiva",

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.snapshot import Workload
-from simulator.overheads import Overheads
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Workload
+from tessera.simulator.overheads import Overheads
 
 ROUND_S: Final = 300.0
 """The testbed decided so often (Crius, section 7)."""

@@ -10,18 +10,18 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.papers.testbed.records import ROUND_S, Recorded, Run
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, JobSpec
-from formulation.snapshot import BEST_FOUND, Source, Workload
-from formulation.tables import Floats
-from simulator.clusters import preset
-from simulator.log import Segment
-from simulator.overheads import Overheads
-from simulator.recorded import Hold, Replayed, replay, room_for
-from simulator.scenario import Scenario
-from simulator.traces.trace import Arrival
-from simulator.world import World
+from tessera.benchmarks.papers.testbed.records import ROUND_S, Recorded, Run
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.tables import Floats
+from tessera.simulator.clusters import preset
+from tessera.simulator.log import Segment
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.recorded import Hold, Replayed, replay, room_for
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.world import World
 
 CLUSTER: Final = "testbed-a"
 

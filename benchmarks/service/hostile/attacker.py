@@ -1,4 +1,4 @@
-"""The process of one attacker: ``python -m benchmarks.service.hostile.attacker KIND ADDRESS ...``.
+"""The process of one attacker: ``python -m tessera.benchmarks.service.hostile.attacker KIND ADDRESS ...``.
 
 It says "ready", waits for a line, attacks for the given time, and prints its tally as JSON.
 """
@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Final
 
-from benchmarks.service.hostile.attacks import KINDS
-from benchmarks.service.hostile.caller import Attack
+from tessera.benchmarks.service.hostile.attacks import KINDS
+from tessera.benchmarks.service.hostile.caller import Attack
 
 NICENESS: Final = 10
 """An attacker would have a machine of its own: here it must not take the server's share of the processor."""

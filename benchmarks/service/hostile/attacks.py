@@ -9,15 +9,15 @@ from typing import Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from benchmarks.service.hostile.caller import AN_HOUR_S, Attack, Caller, call_from_threads
-from benchmarks.service.hostile.documents import (
+from tessera.benchmarks.service.hostile.caller import AN_HOUR_S, Attack, Caller, call_from_threads
+from tessera.benchmarks.service.hostile.documents import (
     MIB,
     hostile_architectures,
     hostile_texts,
     hostile_topologies,
     nest_brackets,
 )
-from benchmarks.service.hostile.requests import (
+from tessera.benchmarks.service.hostile.requests import (
     ATTACKED,
     CROWDED,
     FLOODED,
@@ -27,8 +27,8 @@ from benchmarks.service.hostile.requests import (
     submit_request,
     workload,
 )
-from benchmarks.service.hostile.tally import Tally
-from benchmarks.service.hostile.unread import leave_unread
+from tessera.benchmarks.service.hostile.tally import Tally
+from tessera.benchmarks.service.hostile.unread import leave_unread
 from tessera.v1 import (
     clusters_pb2,
     estimates_pb2,

@@ -1,6 +1,6 @@
 """A server with nothing but health: what the machine alone makes of a health check.
 
-``python -m benchmarks.service.hostile.bare ADDRESS`` serves until it is ended.
+``python -m tessera.benchmarks.service.hostile.bare ADDRESS`` serves until it is ended.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 import numpy as np
 
-from benchmarks.service.hostile.tally import LEFT, Tally, merge_tallies
+from tessera.benchmarks.service.hostile.tally import LEFT, Tally, merge_tallies
 
 OPTIONS: Final = [
     ("grpc.max_receive_message_length", 64 << 20),

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from benchmarks.service.agents import AgentProcess
-from benchmarks.service.fleet import Fleet
-from benchmarks.service.hostile.requests import (
+from tessera.benchmarks.service.agents import AgentProcess
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.benchmarks.service.hostile.requests import (
     ATTACKED,
     CROWDED,
     FLOODED,
@@ -22,13 +22,13 @@ from benchmarks.service.hostile.requests import (
     small_job,
     submit_request,
 )
-from db.audit import count_lost_jobs
-from db.engine import Database, connect
-from estimator.samples import sample_profiles
-from service.cli.demo.drive import add_estimates, make_cluster, schedule, submit
-from service.cli.demo.stack import Server, Stack, free_port, running
-from simulator.clusters import tiny
-from simulator.workloads.philly_like import philly_like
+from tessera.db.audit import count_lost_jobs
+from tessera.db.engine import Database, connect
+from tessera.estimator.samples import sample_profiles
+from tessera.service.cli.demo.drive import add_estimates, make_cluster, schedule, submit
+from tessera.service.cli.demo.stack import Server, Stack, free_port, running
+from tessera.simulator.clusters import tiny
+from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 
 LEASE_S: Final = 10.0
@@ -66,7 +66,12 @@ class Lab:
         self._fleet: Fleet | None = None
         self._lapses = self._lost = self._errors = 0
         self.control_address = f"127.0.0.1:{free_port()}"
-        argv = [sys.executable, "-m", "benchmarks.service.hostile.bare", self.control_address]
+        argv = [
+            sys.executable,
+            "-m",
+            "tessera.benchmarks.service.hostile.bare",
+            self.control_address,
+        ]
         control = subprocess.Popen(argv)
         self._left.callback(control.wait)
         self._left.callback(control.kill)

@@ -11,9 +11,9 @@ from typing import Final, Self
 
 import psutil
 
-from db.audit import load_silence_s
-from db.engine import Database
-from formulation.errors import Unavailable
+from tessera.db.audit import load_silence_s
+from tessera.db.engine import Database
+from tessera.formulation.errors import Unavailable
 
 MIB: Final = 2**20
 

@@ -11,8 +11,8 @@ from typing import Final, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.service.hostile.requests import NEIGHBOUR, parent, request_id, small_job
-from service.cli.demo.stack import OPTIONS
+from tessera.benchmarks.service.hostile.requests import NEIGHBOUR, parent, request_id, small_job
+from tessera.service.cli.demo.stack import OPTIONS
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 PATIENCE_S: Final = 20.0

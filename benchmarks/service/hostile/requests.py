@@ -24,7 +24,7 @@ ATTACKED: Final = "attacked"
 """The cluster of the hostile callers, with a real agent."""
 NEIGHBOUR: Final = "neighbour"
 """The cluster of the well-behaved caller, with a real agent."""
-CROWDED: Final = "bench"  # as service.cli.demo.drive has it
+CROWDED: Final = "bench"  # as tessera.service.cli.demo.drive has it
 """A cluster with enough GPUs and jobs that a round of it is work."""
 FLOODED: Final = "flooded"
 """A cluster that takes in whatever there is too much of."""

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final, Self
 
-from benchmarks.service.forwarding import forward_from
-from benchmarks.service.hostile.attacks import KINDS
-from benchmarks.service.hostile.lab import LEASE_S, Lab
-from benchmarks.service.hostile.monitor import (
+from tessera.benchmarks.service.forwarding import forward_from
+from tessera.benchmarks.service.hostile.attacks import KINDS
+from tessera.benchmarks.service.hostile.lab import LEASE_S, Lab
+from tessera.benchmarks.service.hostile.monitor import (
     BUSY_SHARE,
     Monitor,
     measure_idle_share,
@@ -22,7 +22,7 @@ from benchmarks.service.hostile.monitor import (
     wait_until_given_back,
     wait_until_quiet,
 )
-from benchmarks.service.hostile.neighbour import (
+from tessera.benchmarks.service.hostile.neighbour import (
     HEALTH_EVERY_S,
     PAUSE_S,
     HealthProbe,
@@ -30,10 +30,10 @@ from benchmarks.service.hostile.neighbour import (
     Repeated,
     Samples,
 )
-from benchmarks.service.hostile.tally import Tally, merge_tallies
-from benchmarks.service.hostile.verdicts import QUIET_WITHIN_S, Phase
-from db.audit import count_long_transactions, find_broken_rules, load_epochs
-from formulation.errors import Unavailable
+from tessera.benchmarks.service.hostile.tally import Tally, merge_tallies
+from tessera.benchmarks.service.hostile.verdicts import QUIET_WITHIN_S, Phase
+from tessera.db.audit import count_long_transactions, find_broken_rules, load_epochs
+from tessera.formulation.errors import Unavailable
 
 TOGETHER: Final = "together"
 """The phase of all kinds at once."""
@@ -58,7 +58,7 @@ class Attackers:
         self._seconds = seconds
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.service.hostile.attacker", kind, lab.address,
+                [sys.executable, "-m", "tessera.benchmarks.service.hostile.attacker", kind, lab.address,
                  f"--seconds={seconds}", f"--load={load}", f"--seed={seed}"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )

@@ -11,10 +11,16 @@ from typing import Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from benchmarks.service.hostile.caller import Attack, Caller
-from benchmarks.service.hostile.requests import CROWDED, FLOODED, GPU_TYPE, parent
-from benchmarks.service.hostile.tally import Tally, merge_tallies
-from benchmarks.service.hostile.wire import HEADERS, PREFACE, Unread, pack_frame, pack_settings
+from tessera.benchmarks.service.hostile.caller import Attack, Caller
+from tessera.benchmarks.service.hostile.requests import CROWDED, FLOODED, GPU_TYPE, parent
+from tessera.benchmarks.service.hostile.tally import Tally, merge_tallies
+from tessera.benchmarks.service.hostile.wire import (
+    HEADERS,
+    PREFACE,
+    Unread,
+    pack_frame,
+    pack_settings,
+)
 from tessera.v1 import agents_pb2, jobs_pb2
 
 STREAMS: Final = 100

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from benchmarks.service.hostile.neighbour import Sample
-from benchmarks.service.hostile.tally import Tally
-from simulator.figures import Figure
+from tessera.benchmarks.service.hostile.neighbour import Sample
+from tessera.benchmarks.service.hostile.tally import Tally
+from tessera.simulator.figures import Figure
 
 QUIET_WITHIN_S: Final = 10.0
 """After the callers have left, the server must have stopped working for them within this time."""

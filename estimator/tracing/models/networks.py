@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from estimator.graph import Untraceable
-from estimator.tracing.models.parts import (
+from tessera.estimator.graph import Untraceable
+from tessera.estimator.tracing.models.parts import (
     DTYPES,
     Attention,
     Convolution,

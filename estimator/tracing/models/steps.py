@@ -1,4 +1,4 @@
-"""Steps of the models, as targets ``estimator.tracing.models.steps:gpt`` and functions.
+"""Steps of the models, as targets ``tessera.estimator.tracing.models.steps:gpt`` and functions.
 
 Arguments are plain numbers and names, so that a step can be named to another process. Nothing is allocated:
 parameters and batches are shapes. ``samples`` is the batch; ``tp`` gives what one GPU of a tensor group
@@ -14,9 +14,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from estimator.tracing.models.networks import Decoder, EncoderDecoder, Sizes, Vision, WideResNet
-from estimator.tracing.models.parts import DTYPES
-from estimator.tracing.step import Step
+from tessera.estimator.tracing.models.networks import (
+    Decoder,
+    EncoderDecoder,
+    Sizes,
+    Vision,
+    WideResNet,
+)
+from tessera.estimator.tracing.models.parts import DTYPES
+from tessera.estimator.tracing.step import Step
 
 
 def decoder(*, name: str = "decoder", samples: int = 1, tp: int = 1, **sizes: Any) -> Step:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from formulation.errors import InvalidInput, Unavailable
-from formulation.network.tags import PRIORITIES, check_tag
-from service.agent.network.commands import Run, run
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.network.tags import PRIORITIES, check_tag
+from tessera.service.agent.network.commands import Run, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from formulation.errors import TesseraError
-from formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, Settings
-from service.agent.network import turns
-from service.agent.network.node import NodeNetwork
+from tessera.formulation.errors import TesseraError
+from tessera.formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, Settings
+from tessera.service.agent.network import turns
+from tessera.service.agent.network.node import NodeNetwork
 from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)

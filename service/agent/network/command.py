@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from formulation.documents import NODE_LIST, NotJson, read_json
-from formulation.errors import InvalidInput, TesseraError
-from formulation.network.tags import Fabric, Settings, assigned
-from service.agent.network.backend import Advice, Backend, differences
-from service.agent.network.commands import inside
-from service.agent.network.dcb import Dcb
-from service.agent.network.devices import forced
-from service.agent.network.launch import Launch, environment
-from service.agent.network.mlnx import MlnxQos
-from service.agent.network.node import NodeNetwork
-from service.agent.network.tc import Tc
+from tessera.formulation.documents import NODE_LIST, NotJson, read_json
+from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.network.tags import Fabric, Settings, assigned
+from tessera.service.agent.network.backend import Advice, Backend, differences
+from tessera.service.agent.network.commands import inside
+from tessera.service.agent.network.dcb import Dcb
+from tessera.service.agent.network.devices import forced
+from tessera.service.agent.network.launch import Launch, environment
+from tessera.service.agent.network.mlnx import MlnxQos
+from tessera.service.agent.network.node import NodeNetwork
+from tessera.service.agent.network.tc import Tc
 
 BACKENDS = ("none", "dcb", "mlnx_qos", "tc")
 EXIT_INVALID = 2

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 
-from formulation.errors import Unavailable
+from tessera.formulation.errors import Unavailable
 
 Run = Callable[[Sequence[str]], str]
 """Runs a command and returns what it prints. Raises Unavailable."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from formulation.errors import InvalidInput, Unavailable
-from service.agent.network.devices import SYS
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service.agent.network.devices import SYS
 
 _WORD = 4  # port_*_data count words of four bytes (InfiniBand specification, PortCounters)
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from formulation.errors import Unavailable
-from service.agent.network.backend import Change, Tool
-from service.agent.network.scheduling import Scheduling, shortcomings
+from tessera.formulation.errors import Unavailable
+from tessera.service.agent.network.backend import Change, Tool
+from tessera.service.agent.network.scheduling import Scheduling, shortcomings
 
 
 class Dcb(Tool):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from formulation.errors import InvalidInput
-from formulation.network.tags import Settings, check_tag
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.tags import Settings, check_tag
 
 ECT0 = 2
 """ECN bits that declare an ECN-capable transport, as in NCCL_IB_TC=106 for DSCP 26."""

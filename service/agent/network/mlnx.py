@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from formulation.errors import Unavailable
-from formulation.network.tags import PRIORITIES
-from service.agent.network.backend import Change, Tool
-from service.agent.network.scheduling import Scheduling, shortcomings
+from tessera.formulation.errors import Unavailable
+from tessera.formulation.network.tags import PRIORITIES
+from tessera.service.agent.network.backend import Change, Tool
+from tessera.service.agent.network.scheduling import Scheduling, shortcomings
 
 _ROW = re.compile(r"^\s*prio:(\d) dscp:([\d,]*)", re.MULTILINE)
 _TRUST = re.compile(r"^Priority trust state:\s*(\w+)", re.MULTILINE)

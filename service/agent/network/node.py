@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from formulation.errors import InvalidInput
-from formulation.network.tags import Settings
-from service.agent.network.backend import Backend, Change, differences, stages
-from service.agent.network.devices import SYS, forced
-from service.agent.network.launch import Launch, environment, overridden
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.tags import Settings
+from tessera.service.agent.network.backend import Backend, Change, differences, stages
+from tessera.service.agent.network.devices import SYS, forced
+from tessera.service.agent.network.launch import Launch, environment, overridden
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 FIRST_PORT = 0xC000
 PORTS = 0x4000

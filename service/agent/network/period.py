@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.tables import Floats
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats
 
 LEAST_SAMPLES = 32
 LEAST_PERIODS = 3

@@ -12,8 +12,8 @@ import socket
 import struct
 from collections.abc import Callable
 
-from formulation.errors import InvalidInput, Unavailable
-from service.agent.network.paths import ROCE_PORT
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service.agent.network.paths import ROCE_PORT
 
 _IP_RECVERR = 11  # linux/in.h; not in this Python's socket module
 _ORIGIN_ICMP = 2  # linux/errqueue.h

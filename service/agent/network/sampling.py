@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from formulation.errors import InvalidInput, TesseraError, Unavailable
-from service.agent.gangs import Gang, Key, Report
-from service.agent.network.counters import Counter, counters, sample
-from service.agent.network.devices import SYS, link_layers, rdma_devices
+from tessera.formulation.errors import InvalidInput, TesseraError, Unavailable
+from tessera.service.agent.gangs import Gang, Key, Report
+from tessera.service.agent.network.counters import Counter, counters, sample
+from tessera.service.agent.network.devices import SYS, link_layers, rdma_devices
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[Key, bool]:
 async def analysed_apart(samples: Samples) -> Found | None:
     """Return the iteration that the samples show, found by a process of its own. Raises Unavailable."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "service.agent.network.period", stdin=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "tessera.service.agent.network.period", stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from formulation.errors import InvalidInput, NotAllowed, Unavailable
-from formulation.network.tags import PRIORITIES
-from service.agent.network.backend import Change, Tool
-from service.agent.network.commands import Run, run
+from tessera.formulation.errors import InvalidInput, NotAllowed, Unavailable
+from tessera.formulation.network.tags import PRIORITIES
+from tessera.service.agent.network.backend import Change, Tool
+from tessera.service.agent.network.commands import Run, run
 
 HANDLE = "7e5:"
 """The discipline's handle, by which it is known as ours."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput
 
 DIRECTORY = Path("/dev/shm/tessera-pcie")  # noqa: S108 - jobs of one host share it on purpose
 SHARED = 0o1777

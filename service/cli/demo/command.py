@@ -22,10 +22,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from estimator.samples import sample_profiles
-from formulation.resources import NodeSpec
-from formulation.snapshot import Workload
-from service.cli.demo.drive import (
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.resources import NodeSpec
+from tessera.formulation.snapshot import Workload
+from tessera.service.cli.demo.drive import (
     CLUSTER,
     PARENT,
     add_estimates,
@@ -34,10 +34,10 @@ from service.cli.demo.drive import (
     schedule,
     submit,
 )
-from service.cli.demo.picture import Pair, draw
-from service.cli.demo.stack import Stack, running
-from simulator.clusters import arena_table1
-from simulator.workloads.philly_like import philly_like
+from tessera.service.cli.demo.picture import Pair, draw
+from tessera.service.cli.demo.stack import Stack, running
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 
 ROUND_S = 300.0
@@ -195,7 +195,7 @@ def _agents(system: Stack, nodes: Sequence[NodeSpec]) -> Iterator[None]:
             processes.append(
                 subprocess.Popen(
                     [
-                        sys.executable, "-m", "service.agent.main", "--server", system.addresses[0],
+                        sys.executable, "-m", "tessera.service.agent.main", "--server", system.addresses[0],
                         "--cluster", CLUSTER, "--agent-id", f"agent-{kind}", "--nodes-file", str(listed),
                         "--data-dir", str(system.folder / kind), "--clock-factor", str(CLOCK),
                         "--inspect-s", "0.5", "--stop-on-exit",

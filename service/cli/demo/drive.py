@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from formulation.codec import decode
-from formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from formulation.snapshot import GpuType, Snapshot
-from service.cli.demo.stack import Stack
-from service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.formulation.codec import decode
+from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.snapshot import GpuType, Snapshot
+from tessera.service.cli.demo.stack import Stack
+from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 
 CLUSTER = "bench"

@@ -16,9 +16,9 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from db import embedded
-from db.engine import connect
-from db.migrate import upgrade
+from tessera.db import embedded
+from tessera.db.engine import connect
+from tessera.db.migrate import upgrade
 from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
 
 OPTIONS = [
@@ -44,7 +44,7 @@ class Server:
         """Start the process; ``wait`` tells when it serves."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli.main", "serve", "--listen", self.address,
+                [sys.executable, "-m", "tessera.service.cli.main", "serve", "--listen", self.address,
                  "--period", "0"],
                 env={**os.environ, **self.environment}, stdout=out, stderr=out,
             )  # fmt: skip

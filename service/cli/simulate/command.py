@@ -13,29 +13,29 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from formulation.errors import InvalidInput
-from formulation.grammar import parse
-from formulation.policy import NETWORK_LEVELS
-from service.cli import limits, traces
-from service.cli.options import label, seconds, with_options
-from service.cli.render import complain, line, note
-from service.cli.simulate import view
-from service.cli.simulate.network import DEFAULT, NOBODY, network_of, wiring_of
-from service.cli.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
-from service.cli.simulate.world import SMALL, Source, chosen
-from simulator.clusters import PRESETS as CLUSTERS
-from simulator.comparison.contestants import options_of
-from simulator.hazards import Hazards
-from simulator.logfile import log_of, write_log
-from simulator.overheads import PRESETS as OVERHEADS
-from simulator.overheads import overheads as overheads_of
-from simulator.provenance import commit, json_number
-from simulator.report.write import write_report
-from simulator.run import Conditions
-from simulator.traces.trace import TraceOptions
-from simulator.workloads.published import NAMES
-from solvers.network import mechanisms
-from solvers.schedulers import registry
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import parse
+from tessera.formulation.policy import NETWORK_LEVELS
+from tessera.service.cli import limits, traces
+from tessera.service.cli.options import label, seconds, with_options
+from tessera.service.cli.render import complain, line, note
+from tessera.service.cli.simulate import view
+from tessera.service.cli.simulate.network import DEFAULT, NOBODY, network_of, wiring_of
+from tessera.service.cli.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
+from tessera.service.cli.simulate.world import SMALL, Source, chosen
+from tessera.simulator.clusters import PRESETS as CLUSTERS
+from tessera.simulator.comparison.contestants import options_of
+from tessera.simulator.hazards import Hazards
+from tessera.simulator.logfile import log_of, write_log
+from tessera.simulator.overheads import PRESETS as OVERHEADS
+from tessera.simulator.overheads import overheads as overheads_of
+from tessera.simulator.provenance import commit, json_number
+from tessera.simulator.report.write import write_report
+from tessera.simulator.run import Conditions
+from tessera.simulator.traces.trace import TraceOptions
+from tessera.simulator.workloads.published import NAMES
+from tessera.solvers.network import mechanisms
+from tessera.solvers.schedulers import registry
 
 POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
 """What runs where no policy is named."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from formulation.errors import InvalidInput
-from formulation.policy import NETWORK_LEVELS
-from formulation.topologies.document import assumptions, read
-from formulation.topologies.topology import Topology
-from service.cli.render import counted
-from service.cli.topology import read_document
-from simulator.network.sending import Sending
-from simulator.network.slowdowns import Contended
-from simulator.scenario import Scenario
-from solvers.network.mechanisms import mechanism, names
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import NETWORK_LEVELS
+from tessera.formulation.topologies.document import assumptions, read
+from tessera.formulation.topologies.topology import Topology
+from tessera.service.cli.render import counted
+from tessera.service.cli.topology import read_document
+from tessera.simulator.network.sending import Sending
+from tessera.simulator.network.slowdowns import Contended
+from tessera.simulator.scenario import Scenario
+from tessera.solvers.network.mechanisms import mechanism, names
 
 DEFAULT: Final = "crux-full"
 NOBODY: Final = "none"

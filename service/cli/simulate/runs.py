@@ -17,20 +17,20 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from formulation.clock import SystemClock
-from formulation.tables import Floats
-from service.cli.render import err, note
-from service.cli.simulate.network import Network, Wiring
-from service.cli.simulate.world import Chosen, window_s
-from simulator.comparison.contestants import options_of
-from simulator.comparison.runs import Ran, told_of
-from simulator.executor import ReplayFailed, replay
-from simulator.hazards import Hazards, failures, stragglers
-from simulator.logfile import lines_of, log_of
-from simulator.network.slowdowns import Met
-from simulator.overheads import overheads
-from simulator.run import Conditions, Decider, Result, simulate
-from simulator.truth import perturbed
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.tables import Floats
+from tessera.service.cli.render import err, note
+from tessera.service.cli.simulate.network import Network, Wiring
+from tessera.service.cli.simulate.world import Chosen, window_s
+from tessera.simulator.comparison.contestants import options_of
+from tessera.simulator.comparison.runs import Ran, told_of
+from tessera.simulator.executor import ReplayFailed, replay
+from tessera.simulator.hazards import Hazards, failures, stragglers
+from tessera.simulator.logfile import lines_of, log_of
+from tessera.simulator.network.slowdowns import Met
+from tessera.simulator.overheads import overheads
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.truth import perturbed
 
 AGREE: Final = 1e-6
 """Relative: how far a completion time may lie from the executor's."""

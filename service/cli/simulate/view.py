@@ -7,18 +7,26 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from formulation.lifecycle import JobState
-from service.cli.render import Column, counted, number, percent, show_facts, show_table, span
-from service.cli.simulate.runs import Replayed, Run
-from service.cli.simulate.world import Chosen
-from simulator.comparison.comparing import row
-from simulator.comparison.plots import DRAWN, pictures
-from simulator.figures import Figure, Report
-from simulator.network.figures import contention_figures
-from simulator.network.slowdowns import Met
-from simulator.provenance import json_number
-from simulator.report.model import RunReport, report_of
-from simulator.run import Conditions, Result
+from tessera.formulation.lifecycle import JobState
+from tessera.service.cli.render import (
+    Column,
+    counted,
+    number,
+    percent,
+    show_facts,
+    show_table,
+    span,
+)
+from tessera.service.cli.simulate.runs import Replayed, Run
+from tessera.service.cli.simulate.world import Chosen
+from tessera.simulator.comparison.comparing import row
+from tessera.simulator.comparison.plots import DRAWN, pictures
+from tessera.simulator.figures import Figure, Report
+from tessera.simulator.network.figures import contention_figures
+from tessera.simulator.network.slowdowns import Met
+from tessera.simulator.provenance import json_number
+from tessera.simulator.report.model import RunReport, report_of
+from tessera.simulator.run import Conditions, Result
 
 Row = dict[str, Figure | str]
 
@@ -192,8 +200,8 @@ NETWORK: Final[Sequence[Column[Row]]] = (
         right=True,
     ),
 )
-"""What contention came to (``simulator.network.figures``): the share of GPU time held that it took, jobs that
-met others, the mean of jobs' slowdowns."""
+"""What contention came to (``tessera.simulator.network.figures``): the share of GPU time held that it took,
+jobs that met others, the mean of jobs' slowdowns."""
 
 
 def as_json(

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from estimator.hardware import CATALOGUE
-from estimator.samples import sample_profiles
-from formulation.errors import InvalidInput
-from formulation.resources import EstimateRecord, NodeSpec, TenantSpec
-from formulation.snapshot import GpuType
-from service.cli import traces
-from service.cli.importing import read_rows
-from simulator.clusters import Cluster, preset
-from simulator.comparison.workload import Made
-from simulator.data import data_dir
-from simulator.scenario import Scenario
-from simulator.traces.files import profiles_of, trace_of
-from simulator.traces.screening import Dropped, bad_lines, order_lines
-from simulator.traces.speeds import gpu_seconds, load
-from simulator.traces.trace import Arrival, Asked, TraceOptions
-from simulator.workloads.published import NAMES, published
-from simulator.workloads.synthetic import Synthetic
+from tessera.estimator.hardware import CATALOGUE
+from tessera.estimator.samples import sample_profiles
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import EstimateRecord, NodeSpec, TenantSpec
+from tessera.formulation.snapshot import GpuType
+from tessera.service.cli import traces
+from tessera.service.cli.importing import read_rows
+from tessera.simulator.clusters import Cluster, preset
+from tessera.simulator.comparison.workload import Made
+from tessera.simulator.data import data_dir
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.traces.files import profiles_of, trace_of
+from tessera.simulator.traces.screening import Dropped, bad_lines, order_lines
+from tessera.simulator.traces.speeds import gpu_seconds, load
+from tessera.simulator.traces.trace import Arrival, Asked, TraceOptions
+from tessera.simulator.workloads.published import NAMES, published
+from tessera.simulator.workloads.synthetic import Synthetic
 
 SMALL: Final = "tiny"
 """The cluster of the synthetic jobs, where none is named."""

@@ -1,6 +1,6 @@
 """Between messages and domain values, both ways: total functions, one module for each .proto file."""
 
-from service.rpc.convert.estimates import of_estimate as estimate_to_proto
-from service.rpc.convert.jobs import of_spec as job_spec_to_proto
+from tessera.service.rpc.convert.estimates import of_estimate as estimate_to_proto
+from tessera.service.rpc.convert.jobs import of_spec as job_spec_to_proto
 
 __all__ = ["estimate_to_proto", "job_spec_to_proto"]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.network.outcome import NetworkDecision
-from formulation.network.tags import assigned
-from formulation.resources import Desired, DesiredGang, NodeSpec, ObservedGang
-from service.rpc import fields, names
-from service.rpc.convert.clusters import MAX_GPUS_A_NODE
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.outcome import NetworkDecision
+from tessera.formulation.network.tags import assigned
+from tessera.formulation.resources import Desired, DesiredGang, NodeSpec, ObservedGang
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
 from tessera.v1 import agents_pb2 as pb
 
 MAX_ERROR_CHARS: Final = 2000

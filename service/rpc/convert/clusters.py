@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.resources import ClusterRecord, NodeRecord, NodeSpec
-from formulation.snapshot import GpuType
-from service.rpc import fields, names
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import ClusterRecord, NodeRecord, NodeSpec
+from tessera.formulation.snapshot import GpuType
+from tessera.service.rpc import fields, names
 from tessera.v1 import clusters_pb2 as pb
 
 MAX_GPU_TYPES: Final = 256

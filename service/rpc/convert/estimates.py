@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.resources import CellFilter, EstimateRecord
-from formulation.snapshot import Source, Workload
-from service.rpc import fields, names
-from service.rpc.convert.networks import of_traffic, to_traffic
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import CellFilter, EstimateRecord
+from tessera.formulation.snapshot import Source, Workload
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
 
 MAX_GPUS: Final = 65_536

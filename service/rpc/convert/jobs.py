@@ -6,15 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from formulation.errors import InvalidInput
-from formulation.lifecycle import JobState
-from formulation.reasons import Reason
-from formulation.resources import AllocationRecord, JobEventRecord, JobRecord, JobSpec, LegRecord
-from formulation.runtimes import REPLAY, RUNTIMES
-from formulation.snapshot import PROFILING
-from service.rpc import fields, names
-from service.rpc.convert.clusters import to_node_id
-from service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.reasons import Reason
+from tessera.formulation.resources import (
+    AllocationRecord,
+    JobEventRecord,
+    JobRecord,
+    JobSpec,
+    LegRecord,
+)
+from tessera.formulation.runtimes import REPLAY, RUNTIMES
+from tessera.formulation.snapshot import PROFILING
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert.clusters import to_node_id
+from tessera.service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
 from tessera.v1 import estimates_pb2
 from tessera.v1 import jobs_pb2 as pb
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from estimator.plans import Plan
-from estimator.profiling.tasks import arguments_of
-from estimator.workloads import CellEstimate, Model
-from formulation.errors import InvalidInput
-from formulation.resources import ModelSpec
-from service.rpc import fields
-from service.rpc.convert.estimates import of_estimate
+from tessera.estimator.plans import Plan
+from tessera.estimator.profiling.tasks import arguments_of
+from tessera.estimator.workloads import CellEstimate, Model
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import ModelSpec
+from tessera.service.rpc import fields
+from tessera.service.rpc.convert.estimates import of_estimate
 from tessera.v1 import estimates_pb2 as pb
 
 MAX_ARCHITECTURE: Final = 65_536

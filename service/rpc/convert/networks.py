@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from estimator.documents import read_document
-from formulation.cancelling import never
-from formulation.documents import TOPOLOGY
-from formulation.errors import InvalidInput
-from formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
-from formulation.network.traffic import CellTraffic, StageTraffic, cell_traffic
-from formulation.topologies import document
-from formulation.topologies.measures import apart
-from formulation.topologies.topology import NOWHERE, Topology
-from service.rpc import fields, names
+from tessera.estimator.documents import read_document
+from tessera.formulation.cancelling import never
+from tessera.formulation.documents import TOPOLOGY
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic, cell_traffic
+from tessera.formulation.topologies import document
+from tessera.formulation.topologies.measures import apart
+from tessera.formulation.topologies.topology import NOWHERE, Topology
+from tessera.service.rpc import fields, names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from estimator.profiling.records import METHODS
-from estimator.profiling.tasks import Status, TaskState, TaskStatus
-from formulation.errors import InvalidInput
-from formulation.resources import ProfileRow
-from service.rpc import fields, names
-from service.rpc.convert.estimates import to_workload
-from service.rpc.convert.models import DTYPES
+from tessera.estimator.profiling.records import METHODS
+from tessera.estimator.profiling.tasks import Status, TaskState, TaskStatus
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import ProfileRow
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert.estimates import to_workload
+from tessera.service.rpc.convert.models import DTYPES
 from tessera.v1 import estimates_pb2 as pb
 
 MAX_RECORDS: Final = 10_000

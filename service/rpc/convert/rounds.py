@@ -11,16 +11,16 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
-from estimator.documents import read_document
-from formulation.documents import POLICY
-from formulation.errors import InvalidInput
-from formulation.goals import GoalResult
-from formulation.policy import MAX_FAIRNESS_LEVELS
-from formulation.resources import DecisionRecord, RoundRecord, RoundSummary
-from service import durations
-from service.rpc import fields, names
-from service.rpc.convert.jobs import of_allocation, of_reason
-from solvers.rounds.options import RoundOptions
+from tessera.estimator.documents import read_document
+from tessera.formulation.documents import POLICY
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
+from tessera.formulation.resources import DecisionRecord, RoundRecord, RoundSummary
+from tessera.service import durations
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert.jobs import of_allocation, of_reason
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 
 MAX_SEED: Final = 2**31 - 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from formulation.errors import InvalidInput
-from formulation.resources import TenantSpec
-from service.rpc import fields, names
-from service.rpc.convert.clusters import ANY_TYPE
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.resources import TenantSpec
+from tessera.service.rpc import fields, names
+from tessera.service.rpc.convert.clusters import ANY_TYPE
 from tessera.v1 import tenants_pb2 as pb
 
 MAX_WEIGHT: Final = 1e6

@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Floats, Ints
-from solvers.network.baselines.circles import fitted
-from solvers.network.baselines.ecmp import hashed
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.baselines.circles import fitted
+from tessera.solvers.network.baselines.ecmp import hashed
 
 DRIFT: Final = 0.05
 """Part of an iteration that a job may be early or late before it is aligned again."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import fixed
-from solvers.network.kernels.circles import turns
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.network.kernels.circles import turns
 
 STEPS: Final = 72
 """Steps of the shortest iteration: 5 degrees."""

@@ -6,9 +6,9 @@ import hashlib
 
 import numpy as np
 
-from formulation.network.contention import Contention
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Ints
+from tessera.formulation.network.contention import Contention
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Ints
 
 
 def hashed(contention: Contention, seed: int = 0) -> Ints:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Bools, Ints
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Bools, Ints
 
 
 def contended_first(demand: Demand, order: Ints) -> tuple[Ints, int]:

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Floats, Ints
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.baselines.levels import alone_then_rest, contended_first
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first
 
 _LEAST_S: Final = float(np.finfo(np.float64).tiny)
 """A link that somebody waits for is busier than one that nobody does."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.network.contention import Contention, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Floats, Ints
-from solvers.network.baselines.levels import blocks, contended_first
-from solvers.network.paths import select
+from tessera.formulation.network.contention import Contention, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.baselines.levels import blocks, contended_first
+from tessera.solvers.network.paths import select
 
 
 def distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.network.contention import Contention, Demand, demand_of
-from formulation.network.plan import NetworkPlan
-from formulation.tables import Ints
-from solvers.network.baselines.ecmp import hashed
-from solvers.network.baselines.levels import blocks, contended_first
+from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.tables import Ints
+from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.levels import blocks, contended_first
 
 
 def sebf(demand: Demand) -> Ints:

@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints
-from solvers.network.compression.cuts import Cut, cut_of
-from solvers.network.compression.dag import Dag, dag_of
-from solvers.network.compression.mincut import best_levels
-from solvers.network.compression.orders import orders
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.compression.cuts import Cut, cut_of
+from tessera.solvers.network.compression.dag import Dag, dag_of
+from tessera.solvers.network.compression.mincut import best_levels
+from tessera.solvers.network.compression.orders import orders
 
 __all__ = ["MOST_EDGES", "Compression", "compressed", "compression_of"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulation.tables import Ints
-from solvers.kernels.jit import fixed
-from solvers.network.compression.dag import Dag
-from solvers.network.kernels.compression import cut, cut_plainly, placed
+from tessera.formulation.tables import Ints
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.network.compression.dag import Dag
+from tessera.solvers.network.kernels.compression import cut, cut_plainly, placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

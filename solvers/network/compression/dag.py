@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from scipy import sparse
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints, starts
-from solvers.kernels.jit import fixed
-from solvers.network.kernels.compression import Narrow, heights, insides, meetings
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints, starts
+from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.network.kernels.compression import Narrow, heights, insides, meetings
 
 TOTAL: Final = 2**53
 """All weights add up to at most this: sums are exact, as integers and as floats."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from formulation.solution import SolveStatus
-from formulation.tables import Ints
-from solvers.base import Budget, SolverFailed
-from solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
-from solvers.network.compression.dag import Dag
+from tessera.formulation.solution import SolveStatus
+from tessera.formulation.tables import Ints
+from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from tessera.solvers.network.compression.dag import Dag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 from ortools.graph.python import max_flow
 
-from formulation.tables import Ints
-from solvers.base import SolverFailed
-from solvers.network.compression.cuts import Cut
-from solvers.network.compression.dag import TOTAL, Dag
+from tessera.formulation.tables import Ints
+from tessera.solvers.base import SolverFailed
+from tessera.solvers.network.compression.cuts import Cut
+from tessera.solvers.network.compression.dag import TOTAL, Dag
 
 NEVER: Final = 4 * TOTAL
 """Capacity of an arc that no minimum cut has."""

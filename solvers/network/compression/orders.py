@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from formulation.tables import Ints
-from solvers.network.compression.dag import Dag
-from solvers.network.kernels.compression import picked
+from tessera.formulation.tables import Ints
+from tessera.solvers.network.compression.dag import Dag
+from tessera.solvers.network.kernels.compression import picked
 
 
 def orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:

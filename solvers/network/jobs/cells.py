@@ -7,8 +7,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from formulation.tables import Ints
-from formulation.topologies.topology import NOWHERE, Tier, Topology
+from tessera.formulation.tables import Ints
+from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
 
 
 class Level(IntEnum):

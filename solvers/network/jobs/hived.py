@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulation.placement import Gang
-from formulation.tables import Bools, Ints, starts
-from formulation.topologies.topology import Topology
-from solvers.network.jobs.cells import Level, cells
-from solvers.network.jobs.placers import Free, positive
+from tessera.formulation.placement import Gang
+from tessera.formulation.tables import Bools, Ints, starts
+from tessera.formulation.topologies.topology import Topology
+from tessera.solvers.network.jobs.cells import Level, cells
+from tessera.solvers.network.jobs.placers import Free, positive
 
 ABOVE_HOSTS = (Level.RACK, Level.POD, Level.CLUSTER)
 

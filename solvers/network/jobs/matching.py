@@ -14,8 +14,8 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 
-from formulation.tables import Bools, Floats, Ints
-from solvers.base import SolverFailed
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.base import SolverFailed
 
 ROUNDS: Final = 100
 _WHOLE: Final = 1e-6

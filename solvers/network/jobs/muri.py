@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.network.contention import Demand
-from formulation.tables import Floats, Ints
-from solvers.network.jobs.matching import matched
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.network.contention import Demand
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.jobs.matching import matched
 
 IN_TURN: Final = 0.5
 """Share of a perfect interleaving (efficiency p / R) that a group must exceed."""

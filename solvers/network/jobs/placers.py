@@ -7,9 +7,9 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from formulation.errors import InvalidInput
-from formulation.placement import Gang
-from formulation.topologies.topology import Topology
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.placement import Gang
+from tessera.formulation.topologies.topology import Topology
 
 Free: TypeAlias = Sequence[Sequence[int]]
 """The free GPUs of each host: indices on it, rising. Hosts are those of the topology."""

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 Narrow: TypeAlias = NDArray[np.int32]
 """Vertices: a dense graph has millions of edges, and half the memory takes half the time."""

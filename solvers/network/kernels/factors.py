@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 CLOSE = 1e-7
 """Bounds of a period this close to each other, as a share of it, are close enough."""

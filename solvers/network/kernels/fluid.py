@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import jitted
-from solvers.network.kernels.groups import Uses
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.network.kernels.groups import Uses
 
 WAITING, SENDING, DONE = 0, 1, 2
 """What a job's communication does: it has not begun or its delay runs; data moves; it is over."""

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from formulation.tables import Bools, Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 ROUNDING = 1e-12
 """Shares that add up to no more than this above 1 do not fill a link."""

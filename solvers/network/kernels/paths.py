@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from formulation.tables import Floats, Ints
-from solvers.kernels.jit import jitted
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.kernels.jit import jitted
 
 Paths: TypeAlias = tuple[Ints, Ints, Ints, Ints, Floats]
 """candidate_start (B + 1,), candidate (C,), path_start (P + 1,), path_link; seconds a byte of a link (E,)."""
