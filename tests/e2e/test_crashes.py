@@ -360,7 +360,7 @@ def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, 
         after = scheduler_pb2.ScheduleRequest(parent=PARENT, options=quick, dry_run=True)
         scheduler.Schedule(after, timeout=30)  # one thread decides, so the other round is over
         assert list_rounds(scheduler) == []
-        answer = scheduler.Schedule(request, timeout=60)
+        answer = scheduler.Schedule(request, timeout=240)
         assert answer.name == f"{PARENT}/rounds/1"
         assert [r.name for r in list_rounds(scheduler)] == [answer.name]
 
