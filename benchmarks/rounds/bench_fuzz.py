@@ -38,6 +38,7 @@ from tessera.solvers.registry import DEFAULT
 from tessera.solvers.registry import solver as make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.rounds.promises import keep_promises
+from tessera.solvers.rounds.work import RoundWork
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +221,8 @@ def _judge_round(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) ->
     looks_ahead = policy.deadline_mode in LOOKS_AHEAD
     admission = admit(snapshot, policy, budget()) if looks_ahead else None
     statement = state(snapshot, policy, admission)
-    statement, _, greedy = keep_promises(snapshot, policy, admission, statement, budget())
+    kept = keep_promises(RoundWork.begin(snapshot, policy, budget(), statement, admission))
+    statement, greedy = kept.statement, kept.greedy
     solved = solve_goals(statement, by, budget(), greedy)
     tally.count[str(solved.solution.status)] += 1
     faults = goal_faults(statement, solved, greedy, _all(statement, tally))

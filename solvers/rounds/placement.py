@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -10,42 +10,30 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.check import score
-from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import CHANGES_ROW, Problem
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement
-from tessera.formulation.tables import Ints
-from tessera.solvers.base import Budget
-from tessera.solvers.goals import Solved, surrogate
+from tessera.solvers.goals import Solved
 from tessera.solvers.placement import Placed, defragment, place
 from tessera.solvers.rounds.promises import promised_before
+from tessera.solvers.rounds.work import RoundWork
 
 NEVER: Final = 2**63 - 1
 """Number of a round that is never reached."""
 
 
-def place_answers(
-    snapshot: Snapshot, policy: Policy, statement: Statement, solved: Solved, greedy: Solution,
-    budget: Budget, now: Mapping[int, Gang],
-) -> tuple[Statement, Placed]:  # fmt: skip
-    """Return the better of two answers placed, and the statement that it answers.
+def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
+    """Return the better of the solver's and greedy's answers placed, and the round that it answers.
 
-    ``now`` is ``current_gangs``.
     Where a launched or admitted job finds no blocks under a cap on changes, the cap is doubled until it
     does: promises go before it (35). If no cap helps, it stays.
     """
-    best: tuple[int, Statement, Placed] | None = None
-    for stated in _with_rising_cap(statement):
-        budget.check()
-        problem = surrogate(stated)
-        placed = _better(
-            snapshot, problem, (solved.on(problem), greedy), budget, now,
-            partial(solved.standing, stated),
-        )  # fmt: skip
-        placed = defragmented(snapshot, problem, policy, placed, budget, now)
-        broken = _promises_broken(snapshot, problem, placed)
+    best: tuple[int, RoundWork, Placed] | None = None
+    for stated in map(work.restated, _with_rising_cap(work.statement)):
+        work.budget.check()
+        placed = defragmented(stated, stated.surrogate, _better(stated, solved))
+        broken = _promises_broken(work.snapshot, stated.surrogate, placed)
         if best is None or broken < best[0]:
             best = broken, stated, placed
         if not broken:
@@ -56,15 +44,14 @@ def place_answers(
 
 
 def defragmented(
-    snapshot: Snapshot, problem: Problem, policy: Policy, placed: Placed, budget: Budget,
-    now: Mapping[int, Gang], *, chosen_only: bool = False,
-) -> Placed:  # fmt: skip
-    """Return ``placed`` with fragmentation mended, in the rounds that look for it."""
-    every = policy.defragment_every_rounds
-    if not every or snapshot.round_number % every:
+    work: RoundWork, problem: Problem, placed: Placed, *, chosen_only: bool = False
+) -> Placed:
+    """Return ``placed``, which answers ``problem``, defragmented in the rounds that look for it."""
+    every = work.policy.defragment_every_rounds
+    if not every or work.snapshot.round_number % every:
         return placed
     return defragment(
-        snapshot, problem, placed, deadline_expired=budget.cancelled, now=now,
+        work.snapshot, problem, placed, deadline_expired=work.budget.cancelled, now=work.gangs,
         chosen_only=chosen_only,
     )  # fmt: skip
 
@@ -96,23 +83,23 @@ def _promises_broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> in
     return int(np.count_nonzero(owed & (placed.solution.choice < 0)))
 
 
-def _better(
-    snapshot: Snapshot, problem: Problem, answers: tuple[Solution, Solution], budget: Budget,
-    now: Mapping[int, Gang], standing: Callable[[Ints], tuple[float, ...]],
-) -> Placed:  # fmt: skip
-    """Return the first answer placed, or the second (greedy's) where that is worth more once placed.
+def _better(work: RoundWork, solved: Solved) -> Placed:
+    """Return the solver's answer placed, or greedy's where that is worth more once placed.
 
-    With several goals ``standing`` compares choices by them; the score decides between equals.
+    With several goals choices are compared by them; the score decides between equals.
     """
+    problem, solution, greedy = work.surrogate, solved.on(work.surrogate), work.greedy
+    standing = partial(solved.standing, work.statement)
+    place_one = partial(
+        place, work.snapshot, problem, deadline_expired=work.budget.cancelled, now=work.gangs
+    )
 
     def worth(placed: Placed) -> tuple[float, ...]:
         mine = score(problem, placed.solution, placed.placement)
         return *standing(placed.solution.choice), mine
 
-    solution, greedy = answers
-    placed = place(snapshot, problem, solution, deadline_expired=budget.cancelled, now=now)
+    placed = place_one(solution)
     *stands, mine = worth(placed)
     if (*stands, mine * problem.scale) < (*standing(greedy.choice), greedy.objective):
-        other = place(snapshot, problem, greedy, deadline_expired=budget.cancelled, now=now)
-        placed = max((placed, other), key=worth)  # on equal scores the solver's
+        placed = max((placed, place_one(greedy)), key=worth)  # on equal scores the solver's
     return placed

@@ -5,7 +5,7 @@ The service, what-if calls, the simulator, benchmarks and ``tessera replay`` all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tessera.formulation.admission import Admission
@@ -16,7 +16,6 @@ from tessera.formulation.goals import GoalResult
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import at_real_pace, at_training_pace
-from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.policy import KEEP, LOOKS_AHEAD, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Legs, Snapshot
@@ -32,6 +31,7 @@ from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.placement import defragmented, next_defragmented, place_answers
 from tessera.solvers.rounds.promises import keep_promises, promised_before, released
+from tessera.solvers.rounds.work import RoundWork
 from tessera.solvers.schedulers.base import Known, Scheduler, not_chosen
 
 __all__ = ["Outcome", "RoundOptions", "plan_round"]
@@ -85,7 +85,8 @@ class Outcome:
 class _Answered:
     """A round's answer, placed but not checked. ``broken`` is what was wrong with it before."""
 
-    statement: Statement
+    work: RoundWork
+    statement: Statement  # with what the answer itself has changed
     solution: Solution
     goals: tuple[GoalResult, ...]
     placed: Placed
@@ -129,15 +130,17 @@ def plan_round(
         budget.check()
 
     budget.check()
-    now, seen = current_gangs(snapshot), at_real_pace(snapshot)
-    # Steps 3 to 5: state the columns and the problem, and solve it. Step 6: place the answer on nodes.
+    seen = at_real_pace(snapshot)
+    # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its goals in
+    # order. Step 6: place the answer on nodes.
     if scheduler is not None:
-        answered = _scheduled(seen, policy, scheduler, budget, now, mark)
+        answered = _scheduled(seen, policy, scheduler, budget, mark)
     else:
-        answered = _solved(seen, policy, solver, budget, now, mark)
+        answered = _solved(seen, policy, solver, budget, mark)
     mark("place")
     # Step 7: check and explain, by code that no solver shares.
-    outcome = _checked(seen, answered, now, mark)
+    outcome = _checked(answered)
+    mark("check")
     decisions = at_training_pace(outcome.decisions, snapshot.clock_factor)
     outcome = replace(outcome, decisions=decisions)
     # Step 6 again: network paths and priorities, which only jobs that are let run have.
@@ -171,7 +174,7 @@ def _changes_nothing(outcome: Outcome) -> bool:
 
 
 def _solved(
-    snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget, now: Mapping[int, Gang],
+    snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget,
     mark: Callable[[str], None],
 ) -> _Answered:  # fmt: skip
     """Return the solver's answer to the round's statement, placed."""
@@ -180,81 +183,84 @@ def _solved(
         looks_ahead = bool(snapshot.jobs.admitted.any())
     admission = admit(snapshot, policy, budget) if looks_ahead else None
     statement = state(snapshot, policy, admission, check=budget.check)
+    work = RoundWork.begin(snapshot, policy, budget, statement, admission)
     mark("build")
-    statement, waived, greedy = keep_promises(snapshot, policy, admission, statement, budget)
+    work = keep_promises(work)
     mark("greedy")
-    known = known_prices(statement.problem, snapshot.prices) if len(snapshot.prices) else None
-    solved = solve_goals(statement, solver, budget, greedy, known)
+    problem = work.statement.problem
+    known = known_prices(problem, snapshot.prices) if len(snapshot.prices) else None
+    solved = solve_goals(work.statement, solver, budget, work.greedy, known)
     mark("solve")
-    statement, placed = place_answers(snapshot, policy, statement, solved, greedy, budget, now)
-    choice = placed.solution.choice
-    objective = objective_of(statement.problem, choice)
+    work, placed = place_answers(work, solved)
+    problem, choice = work.statement.problem, placed.solution.choice
+    objective = objective_of(problem, choice)
     solution = replace(
         solved.solution, choice=choice, objective=objective, status=placed.solution.status,
         bound=max(solved.solution.bound, objective),
         work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
     )  # fmt: skip
-    problem, lost = released(statement.problem, solution)
-    unkept, had = waived | lost | statement.lapsed, promised_before(snapshot)
+    kept, lost = released(problem, solution)
+    unkept, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
     if admission is not None:  # a new promise that cannot be kept now has not been made
         old = snapshot.jobs.admitted
         admission = admission.without(frozenset(job for job in unkept if not old[job])).told(old)
     return _Answered(
-        statement=replace(statement, problem=problem), solution=solution, goals=solved.results,
-        placed=placed, admission=admission,
+        work=work, statement=replace(work.statement, problem=kept), solution=solution,
+        goals=solved.results, placed=placed, admission=admission,
         given_up=frozenset(job for job in unkept if had[job]),
-        greedy_objective=objective_of(statement.problem, greedy.choice),
+        greedy_objective=objective_of(problem, work.greedy.choice),
     )  # fmt: skip
 
 
 def _scheduled(
     snapshot: Snapshot, policy: Policy, scheduler: Scheduler, budget: Budget,
-    now: Mapping[int, Gang], mark: Callable[[str], None],
+    mark: Callable[[str], None],
 ) -> _Answered:  # fmt: skip
-    """Return what a published policy chooses, placed on the GPU types and counts that it chose.
+    """Return what a published scheduler chooses, placed on the GPU types and counts that it chose.
 
     Its bound is the trivial one, since nothing was proven.
     """
     draft = offered(snapshot, policy, every_cell=True, check=budget.check)
-    statement = stated(draft, promises=())
+    work = RoundWork.begin(snapshot, policy, budget, stated(draft, promises=()))
+    problem = work.statement.problem
     mark("build")
-    decided = scheduler.decide(draft, statement.problem, budget.seed, budget.cancelled)
-    measured = solve_goals(statement, Known(decided.solution), budget, decided.solution)
+    decided = scheduler.decide(draft, problem, budget.seed, budget.cancelled)
+    measured = solve_goals(work.statement, Known(decided.solution), budget, decided.solution)
     mark("solve")
-    absent = {**statement.absent, **not_chosen(statement.problem, decided)}
-    problem, solution = statement.problem, measured.solution
+    absent = {**work.statement.absent, **not_chosen(problem, decided)}
+    solution = measured.solution
     placed = place(
-        snapshot, problem, solution, deadline_expired=budget.cancelled, now=now, chosen_only=True
-    )
-    placed = defragmented(snapshot, problem, policy, placed, budget, now, chosen_only=True)
-    # placement must not hide what the policy broke; where it changed nothing, the round's check will see
+        snapshot, problem, solution, deadline_expired=budget.cancelled, now=work.gangs,
+        chosen_only=True,
+    )  # fmt: skip
+    placed = defragmented(work, problem, placed, chosen_only=True)
+    # placement must not hide what the scheduler broke; where it changed nothing, the round's check will see
     broken = () if placed.solution is solution else violations(problem, solution)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
     return _Answered(
-        statement=replace(statement, absent=absent, opportunistic=decided.opportunistic),
+        work=work,
+        statement=replace(work.statement, absent=absent, opportunistic=decided.opportunistic),
         solution=solution, goals=measured.results, placed=placed, broken=tuple(broken),
     )  # fmt: skip
 
 
-def _checked(
-    snapshot: Snapshot, answered: _Answered, now: Mapping[int, Gang], mark: Callable[[str], None]
-) -> Outcome:
+def _checked(answered: _Answered) -> Outcome:
     """Return the outcome: checked, explained and, where no rule is broken, decided job by job."""
+    snapshot, gangs = answered.work.snapshot, answered.work.gangs
     statement, solution, placed = answered.statement, answered.solution, answered.placed
     problem, given_up = statement.problem, answered.given_up
     broken = [
         *answered.broken,
         *held_twice(snapshot),
         *violations(problem, solution),
-        *placement_violations(snapshot, problem, solution, placed.placement, now),
+        *placement_violations(snapshot, problem, solution, placed.placement, gangs),
     ]
     reasons = explain(snapshot, problem, solution, placed.unplaced, given_up, statement.absent)
     decisions = (
-        decide(snapshot, statement, solution, placed.placement, reasons, answered.admission, now)
+        decide(snapshot, statement, solution, placed.placement, reasons, answered.admission, gangs)
         if not broken
         else []
     )
-    mark("check")
     return Outcome(
         problem=problem, solution=solution, goals=answered.goals, placed=placed,
         decisions=tuple(decisions), violations=tuple(broken),

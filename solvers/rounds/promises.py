@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.promises.launched import launched
 from tessera.formulation.snapshot import Snapshot
@@ -16,24 +14,20 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import Statement, state
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.answers import objective_of
-from tessera.solvers.base import Budget
-from tessera.solvers.goals import surrogate
 from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.work import RoundWork
 
 
-def keep_promises(
-    snapshot: Snapshot, policy: Policy, admission: Admission | None, statement: Statement,
-    budget: Budget,
-) -> tuple[Statement, frozenset[int], Solution]:  # fmt: skip
-    """Return the statement with the promises that can be kept, the jobs of the others, and greedy's answer.
+def keep_promises(work: RoundWork) -> RoundWork:
+    """Return the round with the promises that can be kept, and with greedy's answer as its hint.
 
     Where the jobs that must run no longer fit together (nodes were lost), the promises kept are those
-    of greatest total weight that greedy finds; the round is stated anew without the others.
+    of greatest total weight that greedy finds; the round is stated again without the others.
     """
-    solver, problem = Greedy(), surrogate(statement)
-    greedy = solver.solve(problem, budget, _witness(statement, problem))
+    solver, problem, budget = Greedy(), work.surrogate, work.budget
+    greedy = solver.solve(problem, budget, _witness(work.statement, problem))
     if greedy.has_answer:
-        return statement, frozenset(), greedy
+        return replace(work, hint=greedy)
     heaviest = problem.weight.max(initial=1.0)
     worth = np.rint(problem.weight / heaviest * 1e6).astype(np.int64) + 1
     columns = problem.column_job
@@ -45,14 +39,15 @@ def keep_promises(
     kept = solver.solve(promises, budget)
     must_run = problem.must_run & (kept.choice >= 0)
     waived = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
-    statement = state(snapshot, policy, admission, waived=waived, check=budget.check)
-    relaxed = surrogate(statement)
+    statement = state(work.snapshot, work.policy, work.admission, waived=waived, check=budget.check)
+    work = replace(work, statement=statement, waived=waived)
+    relaxed = work.surrogate
     hint = _witness(statement, relaxed)
     if hint is None:
         others = kept.choice if len(problem.idle_row) else -1  # waiting may use what is short
         choice = _carried(problem, relaxed, np.where(must_run, kept.choice, others))
         hint = replace(kept, choice=choice, objective=objective_of(relaxed, choice), bound=math.inf)
-    return statement, waived, solver.solve(relaxed, budget, hint)
+    return replace(work, hint=solver.solve(relaxed, budget, hint))
 
 
 def released(problem: Problem, solution: Solution) -> tuple[Problem, frozenset[int]]:

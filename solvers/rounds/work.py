@@ -1,0 +1,64 @@
+"""A round in the making: what is decided on, and what is known of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from tessera.formulation.admission import Admission
+from tessera.formulation.placement import Gang, current_gangs
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution
+from tessera.formulation.statement import Statement
+from tessera.solvers.base import Budget
+from tessera.solvers.goals import surrogate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundWork:
+    """A round that is being decided. Each step returns it with what that step found out.
+
+    ``gangs``: the current gang of each job that has one. ``hint``: an answer to ``surrogate``, greedy's; None
+    until there is one. ``waived``: the jobs whose promises the statement leaves out, because they could not
+    all be kept.
+    """
+
+    snapshot: Snapshot
+    policy: Policy
+    budget: Budget
+    gangs: Mapping[int, Gang]
+    statement: Statement
+    admission: Admission | None = None
+    hint: Solution | None = None
+    waived: frozenset[int] = frozenset()
+
+    @classmethod
+    def begin(
+        cls, snapshot: Snapshot, policy: Policy, budget: Budget, statement: Statement,
+        admission: Admission | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the round as it is stated first."""
+        return cls(
+            snapshot=snapshot, policy=policy, budget=budget, gangs=current_gangs(snapshot),
+            statement=statement, admission=admission,
+        )  # fmt: skip
+
+    @cached_property
+    def surrogate(self) -> Problem:
+        """Return the one problem that stands for all goals of the statement."""
+        return surrogate(self.statement)
+
+    @property
+    def greedy(self) -> Solution:
+        """Return greedy's answer to the surrogate, once there is one."""
+        if self.hint is None:
+            raise AssertionError("greedy has not been asked yet")
+        return self.hint
+
+    def restated(self, statement: Statement) -> Self:
+        """Return the round with another statement; the answer to the former is kept."""
+        return self if statement is self.statement else replace(self, statement=statement)
