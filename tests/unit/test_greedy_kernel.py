@@ -269,6 +269,43 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(place: str) -> No
     assert run.stdout.strip() == "True"
 
 
+PROBE = """
+from tessera.solvers.kernels.jit import jitted
+
+@jitted
+def twice(n):
+    return 2 * n
+"""
+"""A module with one loop."""
+
+
+def cache_hits(checkout: Path, source: str, user_cache: Path) -> int:
+    """Run a module of ``checkout``; return how many compiled functions were found on disk."""
+    (checkout / "tessera").mkdir(parents=True, exist_ok=True)
+    (checkout / "tessera" / "probe.py").write_text(source)
+    code = (
+        "from tessera.probe import twice; assert twice(21) == 42;"
+        "print(sum(twice.stats.cache_hits.values()))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+    environment |= {
+        "XDG_CACHE_HOME": str(user_cache), "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)]),
+    }  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
+    )
+    return int(run.stdout)
+
+
+def test_a_second_checkout_finds_what_the_first_has_compiled(tmp_path: Path) -> None:
+    assert cache_hits(tmp_path / "first", PROBE, tmp_path / "cache") == 0
+    assert cache_hits(tmp_path / "second", PROBE, tmp_path / "cache") == 1
+    changed = PROBE.replace("2 * n", "n + n")
+    assert cache_hits(tmp_path / "second", changed, tmp_path / "cache") == 0
+    assert cache_hits(tmp_path / "first", PROBE, tmp_path / "cache") == 1
+    assert not list(tmp_path.glob("*/tessera/__pycache__/*.nb?"))
+
+
 def test_arguments_are_read_only_and_contiguous_without_copying_those_that_are() -> None:
     array = np.arange(10)
     view = fixed(array)
