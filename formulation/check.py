@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.placement import Gang, Placement, changed, current_gangs
-from tessera.formulation.problem import CHANGES_ROW, Problem
+from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import STATES, Hold, Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Ints
@@ -253,7 +253,7 @@ def _changes_over_cap(
     problem: Problem, solution: Solution, placement: Placement, now: Mapping[int, Gang]
 ) -> Iterator[Violation]:
     """Yield the violation of the cap on changes, if there is one. A move that lost GPUs force is free."""
-    caps = [row.capacity for row in problem.rows if row.name == CHANGES_ROW]
+    caps = [row.capacity for row in problem.rows if row.kind is RowKind.CHANGES]
     if not caps:
         return
     stays = problem.current

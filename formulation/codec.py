@@ -73,6 +73,8 @@ def _plain(value: Any) -> Any:
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             return {"f": [_plain_float(v) for v in value.tolist()]}
         return {value.dtype.kind: value.tolist()}
+    if isinstance(value, Row):
+        return {"is": "Row", "name": value.name, "capacity": value.capacity}
     if is_dataclass(value):
         left_out = _unknown(value)
         body = {
@@ -106,6 +108,8 @@ def _value(plain: Any) -> Any:
         kind = _CLASSES.get(plain["is"])
         if kind is None:
             raise InvalidInput("is", f"unknown kind {plain['is']!r}")
+        if kind is Row:
+            return Row.from_name(plain["name"], plain["capacity"])
         return kind(**{k: _value(v) for k, v in plain.items() if k != "is"})
     ((kind_code, values),) = plain.items()
     if kind_code == "f":

@@ -16,6 +16,7 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.cells import Cells
 from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Row
 from tessera.formulation.rates import (
     effective_weight,
     expected_rate,
@@ -38,8 +39,7 @@ def go_on() -> None:
 class RowUse:
     """A coupling row and who uses it: columns, and jobs by waiting. Nobody is named twice."""
 
-    name: str
-    capacity: int
+    row: Row
     column: Ints  # int64[entries], index into the draft's columns
     amount: Ints  # int64[entries]
     idle_job: Ints = field(default_factory=lambda: _NONE)  # int64[idle entries]

@@ -8,9 +8,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.goals import WEIGHTED_SUM
-from tessera.formulation.problem import CHANGES_ROW, Problem, jobwise
-from tessera.formulation.promises.quotas import HELD, KEPT, QUOTA
-from tessera.formulation.promises.reservation import RESERVED
+from tessera.formulation.problem import Problem, RowKind, jobwise
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Floats, Ints, ranges
@@ -31,33 +29,33 @@ _NO_PRICES: Final = Reason(
     next_step="give the round a longer deadline",
 )
 
-_LIMITS: Final[dict[str, tuple[ReasonCode, str, str]]] = {
-    QUOTA: (
+_LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str]]] = {
+    RowKind.QUOTA: (
         ReasonCode.QUOTA_SPENT,
         "the quota of {what} for guaranteed jobs is {capacity} GPUs; {free} are left, and it is charged"
         " {amount}",
         "wait for a guaranteed job of the tenant to end, raise the quota, or run it as best effort",
     ),
-    HELD: (
+    RowKind.HELD: (
         ReasonCode.QUOTA_SPENT,
         "{what} may hold {capacity} GPUs, its quota and what it may borrow; {free} are left, and it needs"
         " {amount}",
         "wait for a job of the tenant to end, or let the tenant borrow more",
     ),
-    KEPT: (
+    RowKind.KEPT: (
         ReasonCode.QUOTA_SPENT,
         "the quota of {what} is not lent: others may hold {capacity} GPUs; {free} are left, and it needs"
         " {amount}",
         "wait for a job of another tenant to end, or let the quota be lent",
     ),
-    RESERVED: (
+    RowKind.RESERVED: (
         ReasonCode.RESERVED,
         "GPUs are reserved for {what}, which has waited long: others may hold {capacity} beyond its start;"
         " {free} are left, and it needs {amount}",
         "wait for that job to start, or add Cells on which this one ends before",
     ),
 }
-"""First part of a row's name -> the reason where that row is what holds a job back."""
+"""Kind of row -> the reason where that row is what holds a job back."""
 
 
 def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
@@ -142,7 +140,7 @@ class _Market:
             (
                 f"all {row.capacity} changes of running jobs that the round may make are spent"
                 for row, free in zip(problem.rows, self.free, strict=True)
-                if row.name == CHANGES_ROW and free <= 0
+                if row.kind is RowKind.CHANGES and free <= 0
             ),
             "",
         )
@@ -192,15 +190,15 @@ class _Limits:
         return self._by(row, use[row]) if prices[row] > 0 and self.is_limit[row] else None
 
     def _by(self, row: int, amount: int) -> Reason:
-        name, capacity = self.problem.rows[row].name, self.problem.rows[row].capacity
-        kind, _, what = name.partition("/")
-        code, message, next_step = _LIMITS[kind]
-        free = self.free[row]
+        limit, free = self.problem.rows[row], self.free[row]
+        code, message, next_step = _LIMITS[limit.kind]
         return Reason(
             code=code, next_step=next_step,
-            message=message.format(what=what, capacity=capacity, free=free, amount=amount),
+            message=message.format(
+                what=limit.subject, capacity=limit.capacity, free=free, amount=amount
+            ),
             evidence=(
-                ("row", name), ("capacity", str(capacity)), ("free", str(free)),
+                ("row", limit.name), ("capacity", str(limit.capacity)), ("free", str(free)),
                 ("needs", str(amount)),
             ),
         )  # fmt: skip
@@ -208,9 +206,7 @@ class _Limits:
 
 def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | None:
     """Return the limits of the round; None: there are none."""
-    limit = np.array(
-        [row.name.partition("/")[0] in _LIMITS for row in problem.rows], dtype=np.bool_
-    )
+    limit = np.array([row.kind in _LIMITS for row in problem.rows], dtype=np.bool_)
     if not limit.any():
         return None
     return _Limits(

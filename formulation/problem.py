@@ -12,7 +12,8 @@ Equations (1) to (4) of ``formulation/README.md``:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from enum import StrEnum
+from typing import Final, Self
 
 import numpy as np
 
@@ -33,16 +34,41 @@ _FINITE: Final = 1e280
 """A sum of this over all jobs is still finite."""
 
 
-CHANGES_ROW: Final = "changes"
-"""Name of the row that counts running jobs which do not stay as they are; placement's moves count too."""
+class RowKind(StrEnum):
+    """What a coupling row limits."""
+
+    GPUS = "gpus"  # of a GPU type
+    QUOTA = "quota"  # GPUs that a tenant's guaranteed jobs are charged
+    HELD = "held"  # GPUs that a tenant may hold: its quota and what it may borrow
+    KEPT = "kept for"  # GPUs that others may hold where a tenant's quota is not lent
+    RESERVED = "reserved"  # GPUs beyond the start of a job that has waited long
+    CERTIFICATES = "certificates"  # GPUs of a type that the schedules of admitted jobs leave
+    CHANGES = "changes"  # running jobs that do not stay as they are; placement's moves count too
+    GOAL = "goal"  # what an earlier goal leaves to later ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A coupling row: a resource that columns use up."""
+    """A coupling row: a resource that columns use up.
 
-    name: str  # e.g. "gpus/a100"
+    ``subject`` is what the kind is limited for: a GPU type, a tenant, a job, a goal; empty where the kind
+    says it all.
+    """
+
+    kind: RowKind
+    subject: str = ""
     capacity: int
+
+    @property
+    def name(self) -> str:
+        """Return the row's name as prices and reasons have it, e.g. ``gpus/a100``."""
+        return f"{self.kind}/{self.subject}" if self.subject else str(self.kind)
+
+    @classmethod
+    def from_name(cls, name: str, capacity: int) -> Self:
+        """Return the row of that name. Raises ValueError where its first part is no kind of row."""
+        kind, _, subject = name.partition("/")
+        return cls(kind=RowKind(kind), subject=subject, capacity=capacity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from tessera.formulation.draft import Draft, RowUse, go_on
 from tessera.formulation.goals import Goal, Linear
 from tessera.formulation.objectives import goals_of, with_needs
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, Row
+from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.formulation.promises import PHYSICAL, PROMISES, PUBLISHED, Rule
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import Snapshot
@@ -107,10 +107,10 @@ def _problem(draft: Draft, goal: Goal) -> Problem:
     capacity = draft.snapshot.schedulable_gpus()
     columns, types = len(draft.cell), len(capacity)
     rows = [
-        Row(name=f"gpus/{t.name}", capacity=int(n))
+        Row(kind=RowKind.GPUS, subject=t.name, capacity=int(n))
         for t, n in zip(draft.snapshot.gpu_types, capacity, strict=True)
     ]
-    rows += [Row(name=row.name, capacity=row.capacity) for row in draft.rows]
+    rows += [use.row for use in draft.rows]
     usage_start, row, amount = _by_owner(
         [(np.arange(columns), draft.gpu_type, draft.gpus)]
         + [_entries(r, types + i, r.column, r.amount) for i, r in enumerate(draft.rows)],

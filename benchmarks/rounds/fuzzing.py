@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.problem import MAX_TOTAL, Problem, Row
+from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind
 from tessera.formulation.tables import Floats, Ints
 
 KINDS: Final = (
@@ -70,7 +70,10 @@ def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
         jobs=tuple(f"job-{j}" for j in range(jobs)), job_start=start, cells=_one_cell(),
         plans=("",), cell=np.zeros(columns, np.int64), value=value,
         restart_price=np.zeros(columns, np.int64), scale=1.0, unit="units",
-        rows=tuple(Row(name=f"row-{r}", capacity=c) for r, c in enumerate(capacity.tolist())),
+        rows=tuple(
+            Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c)
+            for r, c in enumerate(capacity.tolist())
+        ),
         usage_start=np.append(0, np.cumsum(used.sum(axis=1))), row=np.nonzero(used)[1],
         amount=use[used], idle_start=np.append(0, np.cumsum(waiting.sum(axis=1))),
         idle_row=np.nonzero(waiting)[1], idle_amount=idle[waiting],

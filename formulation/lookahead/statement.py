@@ -58,7 +58,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
             lag.append(float(lag_s[job]) if stay else 0.0)
             floor.append(int(least[column]))
             owner.append(index)
-    rows = [row for row in draft.rows if not len(row.idle_job)]
+    rows = [use for use in draft.rows if not len(use.idle_job)]
     option_cell, option_owner = np.array(cell, np.int64), np.array(owner, np.int64)
     keeps = steady[taking]
     ahead = Lookahead(
@@ -73,7 +73,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         cells=base.cells, cell=option_cell, rate=np.array(rate), stays=np.array(stays, np.bool_),
         now=np.array(now, np.bool_), lag_s=np.array(lag), floor=np.array(floor, np.int64),
         use=_use(draft, taking, option_owner, option_cell),
-        capacity=_free(draft, taking, boundary_s, [row.capacity for row in rows]),
+        capacity=_free(draft, taking, boundary_s, [use.row.capacity for use in rows]),
         binding=policy.deadline_mode != PLANNED, check=draft.check,
     )  # fmt: skip
     return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
@@ -120,7 +120,7 @@ def without_reserve(ahead: Lookahead) -> Lookahead:
 def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
     """Return what each option uses of each resource, int64[options, resources]."""
     types = len(draft.snapshot.gpu_types)
-    rows = [row for row in draft.rows if not len(row.idle_job)]
+    rows = [use for use in draft.rows if not len(use.idle_job)]
     use = np.zeros((len(cell), types + len(rows)), dtype=np.int64)
     use[np.arange(len(cell)), draft.cells.gpu_type[cell]] = draft.cells.gpus[cell]
     for r, row in enumerate(rows):
@@ -136,7 +136,7 @@ def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
 def _free(draft: Draft, taking: Ints, boundary_s: Floats, limits: list[int]) -> Ints:
     """Return what is left in each slot beside jobs that must run and are not planned (Eq. 28)."""
     snapshot, types = draft.snapshot, len(draft.snapshot.gpu_types)
-    rows = [row for row in draft.rows if not len(row.idle_job)]
+    rows = [use for use in draft.rows if not len(use.idle_job)]
     whole = np.append(snapshot.schedulable_gpus(), np.array(limits, np.int64))
     free = np.repeat(whole[:, None], len(boundary_s) - 1, axis=1)
     planned = np.zeros(len(snapshot.jobs), dtype=np.bool_)

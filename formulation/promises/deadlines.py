@@ -14,6 +14,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import reserved, spare_gpus, staying
 from tessera.formulation.moments import rfc3339
 from tessera.formulation.policy import KEEP
+from tessera.formulation.problem import Row, RowKind
 from tessera.formulation.promises.guarantee import ROUNDING
 from tessera.formulation.promises.launched import launched
 from tessera.formulation.rates import work_left
@@ -342,8 +343,9 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
             kept = np.where(steady[draft.job[column]], least[draft.job[column]], draft.gpus[column])
             rows.append(
                 RowUse(
-                    name=f"certificates/{gpu_type.name}",
-                    capacity=int(spare[kind]),
+                    row=Row(
+                        kind=RowKind.CERTIFICATES, subject=gpu_type.name, capacity=int(spare[kind])
+                    ),
                     column=column,
                     amount=kept,
                 )

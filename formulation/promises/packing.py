@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.problem import CHANGES_ROW
+from tessera.formulation.problem import RowKind
 from tessera.formulation.promises.launched import launched
 from tessera.formulation.tables import Floats, Ints
 
@@ -35,13 +35,13 @@ class Packing:
         self._types = len(draft.snapshot.gpu_types)
         self._capacity = draft.snapshot.schedulable_gpus()
         self.column = np.full(len(draft.current), -1, dtype=np.int64)
-        self.free: list[int] = [*self._capacity.tolist(), *(row.capacity for row in draft.rows)]
+        self.free: list[int] = [*self._capacity.tolist(), *(use.row.capacity for use in draft.rows)]
         self._queue: list[float] = queue.tolist()
         self._idle: dict[int, dict[int, int]] = {}
         self._kind: list[int] = draft.gpu_type.tolist()  # these two: of each column
         self._gpus: list[int] = draft.gpus.tolist()
         self._first: list[int] = draft.job_start.tolist()
-        self._capped = any(row.name == CHANGES_ROW for row in draft.rows)
+        self._capped = any(use.row.kind is RowKind.CHANGES for use in draft.rows)
         self._index_rows()
         self.need = self._smallest()
         self._yields: list[dict[float, int]] = [{} for _ in range(self._types)]
@@ -258,7 +258,7 @@ class Packing:
     def add_row(self, row: RowUse) -> None:
         """Count one more row from now on; those seated must fit it. It has no idle use."""
         self.draft = replace(self.draft, rows=(*self.draft.rows, row))
-        self.free.append(row.capacity)
+        self.free.append(row.row.capacity)
         self._index_rows()
         used = np.zeros(len(self.draft.cell), dtype=np.int64)
         used[row.column] = row.amount

@@ -8,18 +8,13 @@ then has room for just these.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.problem import Row, RowKind
 from tessera.formulation.promises.guarantee import min_demand, owed_a_rate
 from tessera.formulation.tables import Bools, Ints
-
-QUOTA: Final = "quota"
-HELD: Final = "held"
-KEPT: Final = "kept for"
-"""First parts of the names of rows: ``quota/TENANT``, ``held/TENANT/TYPE``, ``kept for/TENANT``."""
 
 
 def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
@@ -34,7 +29,7 @@ def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
     owed = owed_a_rate(draft)
     charge = np.where(owed[draft.job], min_demand(draft)[draft.job, draft.gpu_type], 0)
     rows = [
-        _row(draft, f"{QUOTA}/{name}", gpus, (of[draft.job] & on & owed[draft.job]), charge)
+        _row(draft, RowKind.QUOTA, name, gpus, (of[draft.job] & on & owed[draft.job]), charge)
         for _, _, name, of, on, gpus in _quotas(draft)
     ]
     return _with_rows(draft, rows)
@@ -47,7 +42,7 @@ def tenants_borrow_within_limits(draft: Draft) -> Draft:
     """
     borrow = draft.snapshot.tenants.borrow_gpus
     rows = [
-        _row(draft, f"{HELD}/{name}", gpus + int(borrow[tenant]), of[draft.job] & on, draft.gpus)
+        _row(draft, RowKind.HELD, name, gpus + int(borrow[tenant]), of[draft.job] & on, draft.gpus)
         for tenant, _, name, of, on, gpus in _quotas(draft)
         if borrow[tenant] >= 0
     ]
@@ -64,7 +59,7 @@ def unlent_quota_is_kept(draft: Draft) -> Draft:
     for tenant, kind, name, of, on, gpus in _quotas(draft):
         if not lends[tenant]:
             left = max(0, int(capacity.sum() if kind < 0 else capacity[kind]) - gpus)
-            rows.append(_row(draft, f"{KEPT}/{name}", left, ~of[draft.job] & on, draft.gpus))
+            rows.append(_row(draft, RowKind.KEPT, name, left, ~of[draft.job] & on, draft.gpus))
     return _with_rows(draft, rows)
 
 
@@ -91,11 +86,14 @@ def _quotas(draft: Draft) -> list[Quota]:
     return found
 
 
-def _row(draft: Draft, name: str, capacity: int, mine: Bools, amount: Ints) -> RowUse:
+def _row(
+    draft: Draft, kind: RowKind, subject: str, capacity: int, mine: Bools, amount: Ints
+) -> RowUse:
     """Return the row over the columns ``mine``, with room at least for launched jobs that must go on."""
     column = np.flatnonzero(mine)
     promised = int(_promised(draft, column, amount).sum())
-    return RowUse(name=name, capacity=max(capacity, promised), column=column, amount=amount[column])
+    row = Row(kind=kind, subject=subject, capacity=max(capacity, promised))
+    return RowUse(row=row, column=column, amount=amount[column])
 
 
 def _promised(draft: Draft, column: Ints, amount: Ints) -> Ints:

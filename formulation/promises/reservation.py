@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.problem import Row, RowKind
 from tessera.formulation.promises.launched import launched
 from tessera.formulation.promises.packing import NOWHERE, Packing
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Bools, Floats, Ints
 
-RESERVED: Final = "reserved"
 """First part of the name of the row: ``reserved/JOB``."""
 
 
@@ -102,7 +101,8 @@ def _row(draft: Draft, packing: Packing, job: int, kind: int, late: Bools, past:
     column = np.flatnonzero(hold)
     seated = packing.column[packing.column >= 0]
     spare = int(draft.snapshot.schedulable_gpus()[kind]) - int(packing.need[job, kind])
-    return RowUse(
-        name=f"{RESERVED}/{jobs.name[job]}", capacity=max(spare, int(hold[seated].sum())),
-        column=column, amount=hold[column],
+    row = Row(
+        kind=RowKind.RESERVED, subject=jobs.name[job],
+        capacity=max(spare, int(hold[seated].sum())),
     )  # fmt: skip
+    return RowUse(row=row, column=column, amount=hold[column])

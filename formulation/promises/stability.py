@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.problem import CHANGES_ROW
+from tessera.formulation.problem import Row, RowKind
 from tessera.formulation.promises.launched import launched
 from tessera.formulation.promises.packing import Packing
 from tessera.formulation.tables import Ints
@@ -46,14 +46,15 @@ def changes_are_capped(draft: Draft) -> Draft:
     column = np.flatnonzero(stays[draft.job] & draft.starts)
     idle = np.flatnonzero(stays)
     row = RowUse(
-        name=CHANGES_ROW, capacity=len(idle), column=column, amount=np.ones_like(column),
+        row=Row(kind=RowKind.CHANGES, capacity=len(idle)), column=column, amount=np.ones_like(column),
         idle_job=idle, idle_amount=np.ones_like(idle),
     )  # fmt: skip
     packed = _as_they_are(draft, row)
     if packed is None:  # promises must be given up before changes can be counted
         return replace(draft, rows=(*draft.rows, row))
     forced = int(np.count_nonzero(stays & (packed != draft.current)))
-    row = replace(row, capacity=max(draft.policy.max_changes, forced))
+    cap = max(draft.policy.max_changes, forced)
+    row = replace(row, row=replace(row.row, capacity=cap))
     return replace(draft, rows=(*draft.rows, row), witness=packed)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.draft import RowUse
 from tessera.formulation.goals import Levels, Linear
-from tessera.formulation.problem import MAX_TOTAL, Problem, Row, jobwise, restricted
+from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind, jobwise, restricted
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -36,7 +36,7 @@ def with_rows(problem: Problem, rows: Sequence[RowUse]) -> Problem:
         problem.idle_job, problem.idle_row, problem.idle_amount, idles, len(problem.jobs)
     )
     return replace(
-        problem, rows=(*problem.rows, *(Row(name=r.name, capacity=r.capacity) for r in rows)),
+        problem, rows=(*problem.rows, *(use.row for use in rows)),
         usage_start=usage_start, row=row, amount=amount,
         idle_start=idle_start, idle_row=idle_row, idle_amount=idle_amount,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     total = float(amount.sum(dtype=np.float64) + idle.sum(dtype=np.float64))
     shift = max(0, math.frexp(max(total, float(capacity)) / MAX_TOTAL)[1])
     return RowUse(
-        name=f"keeps {goal.name}", capacity=capacity >> shift,
+        row=Row(kind=RowKind.GOAL, subject=f"keeps {goal.name}", capacity=capacity >> shift),
         column=np.arange(len(amount), dtype=np.int64), amount=amount >> shift,
         idle_job=waits, idle_amount=idle >> shift,
     )  # fmt: skip
@@ -102,8 +102,9 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
     idle_job = np.flatnonzero(waits & (limit.most > 0))  # else it must run
     if not len(column) and not len(idle_job):
         return None
+    subject = f"{goal.name}: at most {limit.most} above {limit.above:.6g}"
     return RowUse(
-        name=f"{goal.name}: at most {limit.most} above {limit.above:.6g}", capacity=limit.most,
+        row=Row(kind=RowKind.GOAL, subject=subject, capacity=limit.most),
         column=column, amount=np.ones(len(column), np.int64),
         idle_job=idle_job, idle_amount=np.ones(len(idle_job), np.int64),
     )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.network.contention import Contention, Demand
-from tessera.formulation.problem import Problem, Row
+from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy, repaired
 from tessera.solvers.kernels.jit import fixed
@@ -80,7 +80,7 @@ def _crowded() -> Problem:
     return Problem(
         jobs=("must", "may"), job_start=np.array([0, 2, 3]), cells=cells, plans=("",),
         cell=np.zeros(3, np.int64), value=np.array([1, 2, 1]), restart_price=np.zeros(3, np.int64),
-        scale=1.0, unit="", rows=(Row(name="gpus", capacity=2),), usage_start=np.arange(4),
+        scale=1.0, unit="", rows=(Row(kind=RowKind.GPUS, capacity=2),), usage_start=np.arange(4),
         row=np.zeros(3, np.int64), amount=np.array([1, 2, 2]), idle_start=np.zeros(3, np.int64),
         idle_row=np.zeros(0, np.int64), idle_amount=np.zeros(0, np.int64),
         must_run=np.array([True, False]), least_rate=np.zeros(2), movable=np.ones(2, np.bool_),

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.placement import Gang, Placement, current_gangs
-from tessera.formulation.problem import CHANGES_ROW, Problem
+from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
 from tessera.solvers.placement.blocks import indices_of, mask_of
@@ -64,8 +64,8 @@ class Board:
         nobody = np.full(len(problem.jobs), -1, dtype=np.int64)
         self._spare: list[int] = (problem.capacity - problem.used(nobody)).tolist()
         self._some_idle = len(problem.idle_row) > 0
-        names = [row.name for row in problem.rows]
-        self._changes = names.index(CHANGES_ROW) if CHANGES_ROW in names else -1
+        kinds = [row.kind for row in problem.rows]
+        self._changes = kinds.index(RowKind.CHANGES) if RowKind.CHANGES in kinds else -1
         self._watched = sorted({*problem.idle_row.tolist(), *({self._changes} - {-1})})
         self._avoids: dict[int, frozenset[int]] = {}
         for job, node in zip(

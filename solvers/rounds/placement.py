@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.check import score
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import CHANGES_ROW, Problem
+from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement
 from tessera.solvers.goals import Solved
@@ -66,10 +66,10 @@ def _with_rising_cap(statement: Statement) -> Iterator[Statement]:
     """Yield the statement, then the same with twice the changes, until nothing more could change."""
     yield statement
     problem = statement.problem
-    names = [row.name for row in problem.rows]
-    if CHANGES_ROW not in names:
+    kinds = [row.kind for row in problem.rows]
+    if RowKind.CHANGES not in kinds:
         return
-    at = names.index(CHANGES_ROW)
+    at = kinds.index(RowKind.CHANGES)
     most, cap = int(np.count_nonzero(problem.current >= 0)), problem.rows[at].capacity
     while cap < most:
         cap = min(most, max(1, 2 * cap))

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import VALUE_SCALE, Problem, Row, bounded_worth, scaled
+from tessera.formulation.problem import VALUE_SCALE, Problem, Row, RowKind, bounded_worth, scaled
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
@@ -57,12 +57,12 @@ def _problem(
     stays = np.flatnonzero(options.is_current[kept])
     current[job[stays]] = stays
     rows = [
-        Row(name=f"gpus/{t.name}", capacity=n)
+        Row(kind=RowKind.GPUS, subject=t.name, capacity=n)
         for t, n in zip(draft.snapshot.gpu_types, seen.capacity.tolist(), strict=True)
     ]
     runs = np.zeros(jobs, dtype=np.bool_)
     if max_changes >= 0:
-        rows.append(Row(name="changes", capacity=max_changes))
+        rows.append(Row(kind=RowKind.CHANGES, capacity=max_changes))
         runs[job[stays]] = True
     changes = runs[job]
     changes[stays] = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.draft import RowUse
 from tessera.formulation.goals import Goal, Levels, Linear
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement, revalued
 from tessera.solvers.base import Budget
@@ -89,7 +89,8 @@ def _waiting_row(draw: st.DrawFn, problem: Problem) -> RowUse:
     counts = draw(st.lists(st.integers(0, 1), min_size=len(jobs), max_size=len(jobs)))
     uses = draw(st.lists(st.integers(0, 1), min_size=len(problem.cell), max_size=len(problem.cell)))
     return RowUse(
-        name="waiting", capacity=draw(st.integers(0, 4)), column=np.arange(len(problem.cell)),
+        row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=draw(st.integers(0, 4))),
+        column=np.arange(len(problem.cell)),
         amount=np.array(uses, np.int64), idle_job=jobs, idle_amount=np.array(counts, np.int64),
     )  # fmt: skip
 

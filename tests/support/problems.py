@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.problem import Problem, Row
+from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.formulation.solution import Solution
 
 Option = tuple[int, Mapping[int, int]]  # value, row -> amount
@@ -35,7 +35,7 @@ def a_problem(
         plans=("",), cell=np.zeros(len(options), np.int64),
         value=np.array([value for value, _ in options], np.int64),
         restart_price=np.zeros(len(options), np.int64), scale=1.0, unit="units",
-        rows=tuple(Row(name=f"row-{r}", capacity=c) for r, c in enumerate(capacity)),
+        rows=tuple(Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c) for r, c in enumerate(capacity)),
         usage_start=np.cumsum([0, *(len(use) for _, use in options)]),
         row=np.array([r for _, use in options for r in sorted(use)], np.int64),
         amount=np.array([use[r] for _, use in options for r in sorted(use)], np.int64),

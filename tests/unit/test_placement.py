@@ -13,7 +13,7 @@ from tessera.formulation.check import placement_violations, score, violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, Row
+from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.formulation.snapshot import Allocations, Hold, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
@@ -283,7 +283,7 @@ def test_the_next_best_column_must_fit_every_coupling_row() -> None:
     at = int(problem.usage_start[two + 1])
     forbidden = dataclasses.replace(
         problem,
-        rows=(*problem.rows, Row(name="quota", capacity=0)),
+        rows=(*problem.rows, Row(kind=RowKind.QUOTA, capacity=0)),
         row=np.insert(problem.row, at, len(problem.rows)),
         amount=np.insert(problem.amount, at, 1),
         usage_start=problem.usage_start + (np.arange(len(problem.cell) + 1) > two),

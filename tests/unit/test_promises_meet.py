@@ -10,7 +10,7 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import CHANGES_ROW
+from tessera.formulation.problem import RowKind
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.rounds.plan import Outcome
@@ -52,7 +52,7 @@ def kinds(found: Outcome) -> list[DecisionKind]:
 
 
 def cap(found: Outcome) -> int:
-    return next(row.capacity for row in found.problem.rows if row.name == CHANGES_ROW)
+    return next(row.capacity for row in found.problem.rows if row.kind is RowKind.CHANGES)
 
 
 DUE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tessera.benchmarks.rounds.fuzzing import a_problem as fuzzed_problem
 from tessera.benchmarks.rounds.fuzzing import optimum
 from tessera.formulation.check import violations
 from tessera.formulation.draft import RowUse
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.solvers import baselines as baselines
 from tessera.solvers.answers import answer, trivial_bound
@@ -39,7 +39,8 @@ def at_most_waiting(problem: Problem, most: int) -> Problem:
     """Return the problem in which at most so many jobs with columns wait."""
     jobs, none = np.flatnonzero(np.diff(problem.job_start) > 0), np.zeros(0, np.int64)
     row = RowUse(
-        name="waiting", capacity=most, column=none, amount=none, idle_job=jobs,
+        row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=most), column=none, amount=none,
+        idle_job=jobs,
         idle_amount=np.ones(len(jobs), np.int64),
     )  # fmt: skip
     return with_rows(problem, [row])
