@@ -99,7 +99,6 @@ def clone(tmp_path: Path) -> Path:
     _describe(site, project)
     for name, target in project["scripts"].items():
         _script(environment / "bin" / name, target)
-    _copy_compiled(place)
     for stamp in (".installed-server", ".installed-dev"):
         (environment / stamp).touch()
     return place
@@ -146,19 +145,6 @@ def _script(path: Path, target: str) -> None:
         f"sys.exit({function}())\n"
     )
     path.chmod(0o755)
-
-
-def _copy_compiled(place: Path) -> None:
-    """Copy compiled loops; they count for sources of the same size and time of change."""
-    for index in ROOT.rglob("solvers/**/__pycache__/*.nb[ic]"):
-        source = index.parent.parent
-        target = place / source.relative_to(ROOT) / "__pycache__"
-        target.mkdir(exist_ok=True)
-        shutil.copy2(index, target)
-        for file in source.glob("*.py"):
-            copied = place / file.relative_to(ROOT)
-            if copied.exists() and copied.read_bytes() == file.read_bytes():
-                os.utime(copied, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
 
 
 class Reader:
