@@ -143,8 +143,8 @@ class Database:
             )
         if state == "53300" or any(words in str(error) for words in _NO_CONNECTION):
             return Unavailable(
-                f"the database at {place} has no connection left; close some, or raise its max_connections"
-                " (a server takes store_threads + round_threads + 6)"
+                f"the database at {place} has no connection left; close some, raise its max_connections, or"
+                " lower the server's setting store_threads: it takes one for each of its threads"
             )
         if state in ("57014", "55P03", *LOST_AGAINST_OTHERS) or isinstance(error, PoolTimeout):
             return Unavailable(f"the database at {place} is too busy; try again")

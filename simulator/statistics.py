@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.special import stdtrit
 
 from tessera.formulation.errors import InvalidInput
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 10_000
-_BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +87,4 @@ def total_interval(values: Sequence[float] | np.ndarray, seed: int) -> tuple[flo
 
 def t_quantile(freedom: int, confidence: float) -> float:
     """Return the t that ``freedom`` degrees of freedom exceed, in size, with probability 1 - confidence."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(_BISECTIONS):
-        angle = (low + high) / 2
-        low, high = (angle, high) if _within(angle, freedom) < confidence else (low, angle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """Return P(abs(T) <= sqrt(freedom) * tan(angle)): Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = 0.0
-    for k in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (k - 1) / k
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return float(stdtrit(freedom, (1 + confidence) / 2))

@@ -147,9 +147,7 @@ def test_a_database_without_a_free_connection_says_so_and_is_used_again_once_it_
     with contextlib.suppress(psycopg2.OperationalError):
         while True:
             hogs.append(psycopg2.connect(url))
-    with pytest.raises(
-        Unavailable, match="has no connection left; close some, or raise its max_conn"
-    ):
+    with pytest.raises(Unavailable, match="has no connection left; close some, raise its max_conn"):
         store.get_cluster(C)
     for hog in hogs:
         hog.close()
