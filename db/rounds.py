@@ -13,7 +13,7 @@ from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
 from tessera.db.guard import JobNow, NodeNow, World, event_of, skipped
 from tessera.db.promises import Promise, legs_by_job, record_promises
-from tessera.db.rows import cluster_id, json_rows
+from tessera.db.rows import cluster_id, json_rows, named
 from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from tessera.db.turn import Change, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
@@ -40,40 +40,27 @@ RETURNING id, revision, epoch, last_round
 
 _LAST_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
 
-_WORLD = sa.text(f"""
-SELECT
-    {
-    json_rows(
+_WORLD = {
+    "jobs": json_rows(
         "j.name, j.id, j.version, j.state, j.generation",
         "jobs j WHERE j.cluster_id = :cluster AND j.name = ANY(:names)",
-    )
-} AS jobs,
-    {json_rows("n.name, n.id, n.version", "nodes n WHERE n.cluster_id = :cluster")} AS nodes,
-    {
-    json_rows(
+    ),
+    "nodes": json_rows("n.name, n.id, n.version", "nodes n WHERE n.cluster_id = :cluster"),
+    "owners": json_rows(
         "l.node_id, l.gpu, l.job_id",
         "allocations l JOIN nodes n ON n.id = l.node_id"
         " WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'",
-    )
-} AS owners,
-    {json_rows("t.name, t.id", "gpu_types t WHERE t.cluster_id = :cluster")} AS types,
-    {json_rows("p.name, p.id", "plans p WHERE p.cluster_id = :cluster")} AS plans
-""")
+    ),
+    "types": json_rows("t.name, t.id", "gpu_types t WHERE t.cluster_id = :cluster"),
+    "plans": json_rows("p.name, p.id", "plans p WHERE p.cluster_id = :cluster"),
+}
+
+_READ_WORLD = sa.text(f"SELECT {named(_WORLD)}")
 
 _INSERT_ROUND = sa.text("""
 INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
 VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot, :base)
 """)
-
-_ROUND = sa.text("""
-INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
-VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot, :base)
-""")
-
-_DECISION_COLUMNS = (
-    "cluster_id", "round", "job", "ordinal", "kind", "allocation", "reason", "restart_price",
-    "skipped", "admitted", "opportunistic",
-)  # fmt: skip
 
 _ROUND = sa.text("""
 SELECT r.cluster_id, r.summary FROM rounds r JOIN clusters c ON c.id = r.cluster_id
@@ -173,7 +160,9 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
 
 
 def _world(turn: Turn, names: Sequence[str]) -> World:
-    found = turn.connection.execute(_WORLD, {"cluster": turn.cluster, "names": list(names)}).one()
+    found = turn.connection.execute(
+        _READ_WORLD, {"cluster": turn.cluster, "names": list(names)}
+    ).one()
     return World(
         jobs={
             name: JobNow(key=key, version=version, state=_STATE[state], generation=generation)

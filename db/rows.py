@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +25,11 @@ from tessera.formulation.resources import (
 from tessera.formulation.snapshot import GpuType, Workload
 
 Row = sa.RowMapping
+
+
+def named(queries: Mapping[str, str]) -> str:
+    """Return the columns of a SELECT that are the given subqueries, by name."""
+    return ",\n    ".join(f"{query} AS {name}" for name, query in queries.items())
 
 
 def json_rows(columns: str, source: str, order: str = "") -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.copy import read_columns
-from tessera.db.rows import SERVICE_GPU_S, json_rows
+from tessera.db.rows import SERVICE_GPU_S, json_rows, named
 from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import Measured, Standing, Traffics
@@ -31,69 +31,60 @@ from tessera.formulation.snapshot import (
 )
 from tessera.formulation.tables import Ints
 
-_CLUSTER = sa.text(f"""
-SELECT c.id, c.epoch, c.last_round, c.decided_round, extract(epoch FROM now())::float8 AS now_s,
-    (SELECT n.topology FROM networks n WHERE n.cluster_id = c.id) AS topology,
-    {
-    json_rows(
+_TABLES = {
+    "gpu_types": json_rows(
         "t.id, t.name, t.memory_bytes, t.dollars_per_hour, t.watts",
         "gpu_types t WHERE t.cluster_id = c.id",
         "t.ordinal",
-    )
-} AS gpu_types,
-    {
-    json_rows(
+    ),
+    "workloads": json_rows(
         "w.id, w.model, w.params, w.global_batch",
         "workloads w WHERE w.cluster_id = c.id",
         "w.model, w.params, w.global_batch",
-    )
-} AS workloads,
-    {json_rows("p.id, p.name", "plans p WHERE p.cluster_id = c.id", "p.name")} AS plans,
-    {
-    json_rows(
+    ),
+    "plans": json_rows("p.id, p.name", "plans p WHERE p.cluster_id = c.id", "p.name"),
+    "nodes": json_rows(
         "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
         "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false)",
         "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
-    )
-} AS nodes,
-    {json_rows("j.name, j.tenant", f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}", "j.id")}
-        AS job_names,
-    {
-    json_rows(
+    ),
+    "job_names": json_rows(
+        "j.name, j.tenant", f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}", "j.id"
+    ),
+    "tenants": json_rows(
         "n.id, n.name, n.weight, n.borrow_gpus, n.lends",
         "tenants n WHERE n.cluster_id = c.id",
         "n.name",
-    )
-} AS tenants,
-    {
-    json_rows(
+    ),
+    "quotas": json_rows(
         "q.tenant_id, coalesce(q.gpu_type_id, 0), q.gpus",
         "quotas q JOIN tenants n ON n.id = q.tenant_id"
         " LEFT JOIN gpu_types t ON t.id = q.gpu_type_id WHERE n.cluster_id = c.id",
         "n.name, t.ordinal NULLS FIRST",
-    )
-} AS quotas,
-    {
-    json_rows(
+    ),
+    "avoids": json_rows(
         "v.job_id, v.node_id",
         "job_avoids v JOIN jobs j ON j.id = v.job_id JOIN nodes n ON n.id = v.node_id"
         f" WHERE j.cluster_id = c.id AND j.{LIVE}",
         "j.id, n.name",
-    )
-} AS avoids,
-    {
-    json_rows(
+    ),
+    "prices": json_rows(
         "p.key, greatest(p.value::float8, 0)",
         "rounds r CROSS JOIN LATERAL jsonb_each(r.summary->'prices') AS p"
         " WHERE r.cluster_id = c.id AND r.number = c.decided_round"
         " AND jsonb_typeof(p.value) = 'number'",
         'p.key COLLATE "C"',
-    )
-} AS prices
+    ),
+}
+"""The small tables of a cluster (c), which one statement reads: each statement is a wait for the database."""
+
+_CLUSTER = sa.text(f"""
+SELECT c.id, c.epoch, c.last_round, c.decided_round, extract(epoch FROM now())::float8 AS now_s,
+    (SELECT n.topology FROM networks n WHERE n.cluster_id = c.id) AS topology,
+    {named(_TABLES)}
 FROM clusters c WHERE c.name = :name
 """)  # noqa: S608 - constants of db
-"""The cluster and all of its small tables: one wait for the database instead of eleven."""
 
 
 def _case(column: str, codes: dict[str, int]) -> str:

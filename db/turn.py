@@ -127,6 +127,13 @@ SELECT r.*, 'reserved' FROM unnest(
 ) AS r
 """)
 
+_GONE = json_rows(
+    "j.id, j.state",
+    f"jobs j WHERE j.cluster_id = :cluster AND j.{LEAVES}"
+    " AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)",
+    "j.id",
+)
+
 _SETTLE = sa.text(f"""
 WITH promoted AS (
     UPDATE allocations r SET hold = 'held'
@@ -137,14 +144,7 @@ WITH promoted AS (
     )
     RETURNING r.gpu
 )
-SELECT (SELECT count(*) FROM promoted) AS promoted, {
-    json_rows(
-        "j.id, j.state",
-        f"jobs j WHERE j.cluster_id = :cluster AND j.{LEAVES}"
-        " AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)",
-        "j.id",
-    )
-} AS gone
+SELECT (SELECT count(*) FROM promoted) AS promoted, {_GONE} AS gone
 """)  # noqa: S608 - constants of db
 
 _REVISE = sa.text("""
