@@ -28,10 +28,10 @@ from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, exact
 from tessera.solvers.lookahead.admission import drafts
 from tessera.solvers.lookahead.integers import integers
-from tessera.solvers.lookahead.matrices import most_weight
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.oracles.lookahead_matrices import most_weight
 
 NOW_S = 1200.0
 AHEAD = Policy(deadlines="look-ahead")

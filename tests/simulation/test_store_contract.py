@@ -17,12 +17,12 @@ from tessera.formulation.resources import Request, RoundCommit, RoundRecord, Ten
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Rounds
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.rounds import WorldRounds
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import a_leg, a_round, a_summary, legs_of, wait
 from tests.support.stores import PASS_S, C, InMemory, InPostgres, both, decide, decided, view
+from tests.support.world_rounds import WorldRounds
 from tests.support.worlds import (
     FCFS,
     GREEDY,

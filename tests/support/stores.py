@@ -18,7 +18,6 @@ from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Rounds
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.rounds import WorldRounds
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World
 from tessera.solvers.rounds.options import RoundOptions
@@ -27,6 +26,7 @@ from tests.support.stored import (
     execute,
     hear,
 )
+from tests.support.world_rounds import WorldRounds
 from tests.support.worlds import FREE, StoppedClock
 
 C = "simulated"

@@ -16,7 +16,6 @@ from tessera.solvers.base import Budget
 from tessera.solvers.network.compression import compressed, compression_of, sampled
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import TOTAL, Dag, dag_of
-from tessera.solvers.network.compression.exact import exact
 from tessera.solvers.network.compression.mincut import best_levels
 from tessera.solvers.network.compression.orders import orders
 from tests.support.demands import (
@@ -26,6 +25,7 @@ from tests.support.demands import (
     random_pairs,
     urgency,
 )
+from tests.support.oracles.compression_exact import exact
 
 
 def a_random_demand(seed: int, jobs: int, density: float) -> Demand:

@@ -1,0 +1,1 @@
+"""Second definitions, slow and plain, that tests compare the product with."""
