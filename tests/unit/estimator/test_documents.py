@@ -183,7 +183,7 @@ def test_json_takes_bytes_of_utf_8_only() -> None:
 
 
 def test_the_readmes_model_is_an_architecture_file(tmp_path: Path) -> None:
-    readme = Path(__file__).parents[2] / "README.md"
+    readme = Path(__file__).parents[3] / "README.md"
     after = readme.read_text(encoding="utf-8").partition("cat owl.yaml\n")[2]
     (tmp_path / "owl.yaml").write_text(after.splitlines()[0].strip() + "\n", encoding="utf-8")
     graph = load(tmp_path / "owl.yaml")

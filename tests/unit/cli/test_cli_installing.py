@@ -12,7 +12,7 @@ import pytest
 
 from tessera.formulation import release
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 HEAVY = (
     "ortools", "scipy", "numba", "jax", "matplotlib", "sqlalchemy", "psycopg2", "cvxpy", "pulp",

@@ -34,7 +34,7 @@ from tests.support.problems import a_problem, brute_force, problems
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
 SOME = settings(max_examples=150, deadline=None)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def solved(problem: Problem) -> list[int]:

@@ -15,7 +15,7 @@ from tessera.estimator.plans import Primitive
 
 pytest.importorskip("jax")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 MEASURE = """
 import itertools, sys
