@@ -27,6 +27,12 @@ TINY = [
 STEP = ["--step", "tessera.estimator.tracing.models.steps:decoder", *TINY]
 
 
+@pytest.fixture(autouse=True)
+def _no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody's server at the usual address say what its nodes are."""
+    monkeypatch.setattr("tessera.service.cli.nodeshapes.DEFAULT_SERVER", "127.0.0.1:1")
+
+
 def estimate(*arguments: str) -> Result:
     return CliRunner().invoke(main.app, ["estimate", *arguments])
 
