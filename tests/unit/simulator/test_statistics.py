@@ -20,6 +20,13 @@ from tessera.simulator.statistics import (
 DRAWS = 4000
 
 
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199])
+def test_quantiles_of_t_are_those_of_scipy(freedom: int) -> None:
+    for confidence in (0.5, 0.9, 0.95, 0.99):
+        expected = stats.t.ppf(0.5 + confidence / 2, freedom)
+        assert t_quantile(freedom, confidence) == pytest.approx(expected, rel=1e-10)
+
+
 @pytest.mark.parametrize(
     ("freedom", "confidence", "expected"),
     [(1, 0.95, 12.706), (2, 0.9, 2.920), (4, 0.99, 4.604), (9, 0.95, 2.262), (30, 0.5, 0.683)],
