@@ -1,0 +1,260 @@
+"""Published schedulers by name and in rounds, and their integer programs against every answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import BEST_FOUND, Estimates, Snapshot
+from tessera.formulation.statement import state
+from tessera.formulation.tables import Ints
+from tessera.service.loop import decide_again
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from tessera.solvers.schedulers.base import Scheduler, Seen, carried, seen
+from tessera.solvers.schedulers.fcfs import Fcfs
+from tessera.solvers.schedulers.gavel import Gavel
+from tessera.solvers.schedulers.packing import options_of
+from tessera.solvers.schedulers.registry import names, published, scheduler_of
+from tessera.solvers.schedulers.sia import Sia
+from tests.support.builders import (
+    a_node,
+    a_random_snapshot,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+)
+from tests.support.scheduling import (
+    A100,
+    BATCH,
+    FOREVER,
+    LINEAR,
+    cluster,
+    decided,
+    rates,
+    running,
+    waiting,
+)
+from tests.support.worlds import StoppedClock
+
+
+class Fixed:
+    """A policy that takes given options, room or not."""
+
+    name = "fixed"
+
+    def __init__(self, *cells: tuple[int, int] | None) -> None:
+        self._cells = cells
+
+    def choose(self, seen: Seen) -> Ints:
+        options = options_of(seen)
+        found = np.full(len(options.current), -1)
+        for job, cell in enumerate(self._cells):
+            for option in options.of(job):
+                if (int(options.gpu_type[option]), int(options.gpus[option])) == cell:
+                    found[job] = options.column[option]
+        return found
+
+
+# the registry
+
+
+def test_an_unknown_scheduler_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, srt, gandiva"):
+        published("lottery")
+    assert scheduler_of("") is None
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_policy_is_built_under_its_name(name: str) -> None:
+    assert published(name).name == name
+
+
+# rounds
+
+
+def test_a_round_says_that_the_policy_did_not_choose_a_job() -> None:
+    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8), waiting("small", gpus=4)]
+    found = decided(Fcfs(), cluster(jobs, {A100: LINEAR}))
+    assert [d.kind for d in found.decisions] == [
+        DecisionKind.KEEP, DecisionKind.WAIT, DecisionKind.WAIT,
+    ]  # fmt: skip
+    reason = found.decisions[2].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.NOT_CHOSEN
+    assert "fcfs" in reason.message
+
+
+def test_a_round_measures_the_choice_by_its_objective_and_claims_no_gap_that_is_not_proven() -> (
+    None
+):
+    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8)]
+    snapshot = cluster(jobs, {A100: LINEAR})
+    found = decided(Fcfs(), snapshot)
+    best = plan_round(snapshot, Policy(), Greedy(), FOREVER)
+    assert found.solution.objective == pytest.approx(4.0 * found.problem.scale)
+    assert found.goals[0].objective == pytest.approx(4.0)
+    assert found.solution.bound >= best.solution.objective
+    assert found.solution.solver == "fcfs"
+
+
+def test_a_choice_beyond_capacity_is_refused() -> None:
+    found = decided(
+        Fixed((A100, 8), (A100, 4)), cluster([waiting("a"), waiting("b")], {A100: LINEAR})
+    )
+    assert [v.rule for v in found.violations] == ["capacity"]
+    assert found.decisions == ()
+
+
+def test_a_job_whose_blocks_are_not_free_waits_rather_than_runs_on_another_count() -> None:
+    jobs = [running("a", 1, on=(A100, 4), movable=False), running("b", 1, on=(A100, 4), movable=False),
+            waiting("w", gpus=8)]  # fmt: skip
+    snapshot = a_snapshot(
+        nodes=some_nodes((A100, 2, 8)), jobs=jobs, batch=BATCH,
+        estimates=[*rates(0, {A100: {4: 4.0, 8: 8.0}}), *rates(1, {A100: {4: 4.0}})],
+        gangs={j: Gang(members=((j, (0, 1, 2, 3)),)) for j in (0, 1)},
+    )  # fmt: skip
+    spread = an_estimate(0, A100, 8, nodes=2, iter_time_s=math.inf)  # it needs one whole node
+    snapshot = replace(
+        snapshot,
+        estimates=Estimates.from_rows(
+            [*(snapshot.estimates.row(i) for i in range(len(snapshot.estimates))), spread]
+        ),
+    )
+    own = plan_round(snapshot, Policy(), Greedy(), FOREVER).decisions[2]
+    waits = decided(Fcfs(), snapshot).decisions[2]
+    assert own.gpus == 4
+    assert waits.gang is None
+    assert waits.reason is not None
+    assert waits.reason.code is ReasonCode.FRAGMENTED
+
+
+def test_a_choice_that_does_not_truly_run_is_dropped_and_said_to_be() -> None:
+    fails = an_estimate(0, A100, 4, iter_time_s=math.inf)
+    snapshot = a_snapshot(
+        nodes=[a_node("n0")],
+        jobs=[waiting("w", gpus=4)],
+        estimates=[*rates(0, {A100: {1: 1.0}}), fails],
+    )
+
+    def rosy(true: Snapshot) -> Snapshot:
+        e = true.estimates
+        return replace(true, estimates=replace(e, iter_time_s=np.full(len(e), 1.0)))
+
+    found = plan_round(
+        snapshot, Policy(), Greedy(), FOREVER,
+        scheduler=Scheduler(published=Fcfs(), information=rosy),
+    )  # fmt: skip
+    reason = found.decisions[0].reason
+    assert reason is not None
+    assert "does not run" in reason.message
+
+
+def test_a_choice_is_carried_to_the_plan_that_the_job_runs_on_where_the_policy_saw_no_plan() -> (
+    None
+):
+    job, gangs = [running("r", on=(A100, 4))], {0: Gang(members=((0, (0, 1, 2, 3)),))}
+    slow, fast = (an_estimate(0, A100, 4, degree=d, iter_time_s=3.0 - d) for d in (1, 2))
+    searched = an_estimate(0, A100, 4, degree=BEST_FOUND, iter_time_s=1.5)
+    true, told = (
+        a_snapshot(nodes=[a_node("n0")], jobs=job, estimates=rows, gangs=gangs)
+        for rows in ([slow, fast], [searched])
+    )
+    problem = state(true, Policy(), published=True).problem
+    found = carried(seen(told, Policy()).draft, problem, np.array([0]))
+    assert found.tolist() == problem.current.tolist()
+    assert problem.cells.pipeline_degree[problem.cell[found[0]]] == 1
+
+
+def test_the_service_runs_the_scheduler_that_the_options_name() -> None:
+    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8), waiting("small", gpus=4)]
+    record = decide_again(
+        cluster(jobs, {A100: LINEAR}), RoundOptions(scheduler="srt"), StoppedClock(),
+        remaining_s=lambda: math.inf, cancelled=lambda: False,
+    )  # fmt: skip
+    assert record.summary.solver == "srt"
+    assert record.summary.verified
+    assert record.summary.options["scheduler"] == "srt"
+    with pytest.raises(InvalidInput, match="unknown 'lottery'"):
+        decide_again(
+            cluster(jobs, {A100: LINEAR}), RoundOptions(scheduler="lottery"), StoppedClock(),
+            remaining_s=lambda: math.inf, cancelled=lambda: False,
+        )  # fmt: skip
+
+
+# exactness
+
+
+def best_by_trying_all(snapshot: Snapshot, worth: Mapping[tuple[int, int], float]) -> float:
+    """Return the best sum of worth (by job and option) over all choices that fit."""
+    view = seen(snapshot, Policy())
+    options = options_of(view)
+    ways = [
+        [None, *(o for o in options.of(j) if (j, o) in worth)] for j in range(len(snapshot.jobs))
+    ]
+    best = 0.0
+    for picked in itertools.product(*ways):
+        used = np.zeros(len(view.capacity), dtype=np.int64)
+        total = 0.0
+        for job, option in enumerate(picked):
+            if option is not None:
+                used[options.gpu_type[option]] += options.gpus[option]
+                total += worth[job, option]
+        if (used <= view.capacity).all():
+            best = max(best, total)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
+    snapshot = a_random_snapshot(seed, jobs=5, groups=((0, 2, 4), (1, 1, 4)), max_gpus=8)
+    view = seen(snapshot, Policy())
+    options = options_of(view)
+    reference = view.draft.requested_rate
+    requested = snapshot.jobs.requested_gpus
+    gavel, sia = {}, {}
+    for job in range(5):
+        mine = list(options.of(job))
+        least_rate = min(float(options.rate[o]) for o in mine)
+        least_gpus = min(int(options.gpus[o]) for o in mine)
+        for o in mine:
+            if options.gpus[o] == requested[job]:
+                gavel[job, o] = float(options.rate[o] / reference[job])
+            if options.gpus[o] == 1:  # a waiting job starts at its least count
+                goodput = float(options.rate[o]) / least_rate * least_gpus
+                sia[job, o] = 1.1 - goodput**-0.5
+    for policy, worth in ((Gavel(), gavel), (Sia(), sia)):
+        option = {int(c): o for o, c in enumerate(options.column.tolist())}
+        choice = policy.choose(view).tolist()
+        found = sum(worth[job, option[c]] for job, c in enumerate(choice) if c >= 0)
+        assert found == pytest.approx(best_by_trying_all(snapshot, worth), rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["max-min then throughput", "finish-time-fairness", "jct", "0.5*throughput + 0.5*jct"],
+)
+def test_every_objective_measures_what_a_policy_chose_and_changes_nothing(objective: str) -> None:
+    snapshot = a_random_snapshot(4, jobs=10, groups=((0, 2, 4), (1, 1, 8)))
+
+    def by(policy: Policy) -> Outcome:
+        return plan_round(
+            snapshot, policy, Greedy(), FOREVER, scheduler=Scheduler(published=Fcfs())
+        )
+
+    plain, found = by(Policy()), by(Policy(objective=objective))
+    assert found.violations == ()
+    assert [(d.kind, d.gpus) for d in found.decisions] == [
+        (d.kind, d.gpus) for d in plain.decisions
+    ]
+    assert len(found.goals) == len(Policy(objective=objective).stages)
