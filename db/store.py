@@ -102,7 +102,10 @@ class PostgresStore:
 
     def _believed_silence_s(self, connection: sa.Connection) -> float:
         """Return the silence after which a node is dead; infinite just after the clock was set forward."""
-        return self._silence_s if self._clock_watch.is_trusted(connection) else math.inf
+        return self._silence_limit_s(self._clock_watch.is_trusted(connection))
+
+    def _silence_limit_s(self, is_trusted: bool) -> float:
+        return self._silence_s if is_trusted else math.inf
 
     def write(
         self,
@@ -187,8 +190,7 @@ class PostgresStore:
             if request is not None and (done := rounds.replayed(connection, request)) is not None:
                 return done
             silence = agents.find_silence(connection, cluster)
-            trusted = self._clock_watch.sees(silence.clock_s)
-            silence_s = self._silence_s if trusted else math.inf
+            silence_s = self._silence_limit_s(self._clock_watch.sees(silence.clock_s))
             if not silence.is_ahead and silence.longest_s <= silence_s:
                 return snapshot.load(connection, cluster, silence_s)
         if lost := self.expire(cluster):

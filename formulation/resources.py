@@ -224,9 +224,7 @@ class EstimateRecord:
     source: Source
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None: not known
-    traffic: str = (
-        ""  # of its plan, tessera.formulation.network.traffic.CellTraffic as JSON; "": not known
-    )
+    traffic: str = ""  # of its plan, CellTraffic (``network.traffic``) as JSON; "": not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

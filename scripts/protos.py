@@ -29,9 +29,8 @@ def generate(out: Path) -> None:
     ]  # fmt: skip
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed")
-    (
-        out / "tessera" / "v1" / "__init__.py"
-    ).touch()  # `tessera` itself has none: others share the name
+    # `tessera` itself has no __init__.py: the scheduler's rooms share the name.
+    (out / "tessera" / "v1" / "__init__.py").touch()
 
 
 def main() -> None:

@@ -21,8 +21,20 @@ def data_dir() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def require_data_file(given: Path | None, *within: str) -> Path:
+    """Return ``given``, or a file of the data folder. Raises MissingData where that is no file."""
+    place = _place(given, within)
+    if place is None or not place.is_file():
+        raise MissingData(f"{place or within[-1]} is absent: pass it, or set TESSERA_DATA")
+    return place
+
+
 def data_file(given: Path | None, *within: str) -> Path | None:
     """Return ``given``, or a file of the data folder; None where that is no file."""
+    place = _place(given, within)
+    return place if place is not None and place.is_file() else None
+
+
+def _place(given: Path | None, within: tuple[str, ...]) -> Path | None:
     folder = data_dir()
-    found = given or (folder.joinpath(*within) if folder else None)
-    return found if found is not None and found.is_file() else None
+    return given or (folder.joinpath(*within) if folder else None)

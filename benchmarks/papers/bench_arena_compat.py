@@ -31,7 +31,7 @@ from tessera.formulation.information import Information, data_parallel, optimum,
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.comparison.information import read_dp_memory
-from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.data import require_data_file
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import Scenario
@@ -184,26 +184,18 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
     types, nodes = arena_table1()
     found = [
         Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))  # they lie on the trace's clock
-        for a in read_trace(_found(trace, "trace_philly.csv"), round_s=None)
+        for a in read_trace(require_data_file(trace, "arena", "trace_philly.csv"), round_s=None)
         if a.arrival_s <= rounds * ROUND_S
     ]
+    measured = require_data_file(profiles, "arena", "alpa_optimal.csv")
     return Scenario(
-        gpu_types=types, nodes=nodes, profiles=read_profiles(_found(profiles, "alpa_optimal.csv")),
-        arrivals=found,
+        gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=found
     )  # fmt: skip
 
 
 def gated(dp_memory: Path | None) -> Information:
     """Return the optimum behind the artifact's memory gate. Raises MissingData."""
-    return data_parallel(read_dp_memory(_found(dp_memory, "dp_memory.csv")))
-
-
-def _found(file: Path | None, name: str) -> Path:
-    folder = data_dir()
-    chosen = file or (folder / "arena" / name if folder else None)
-    if chosen is None or not chosen.is_file():
-        raise MissingData(f"{chosen or name} is absent: pass it, or set TESSERA_DATA")
-    return chosen
+    return data_parallel(read_dp_memory(require_data_file(dp_memory, "arena", "dp_memory.csv")))
 
 
 def sees(contestant: Contestant, gate: Information | None) -> Information:

@@ -20,7 +20,7 @@ from tessera.service.cli.demo.drive import (
 )
 from tessera.service.cli.demo.stack import Stack
 from tessera.simulator.clusters import Cluster
-from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.data import require_data_file
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import Arrival, read_trace
 from tessera.v1 import scheduler_pb2
@@ -39,20 +39,12 @@ class Trace:
 def philly(trace: Path | None, profiles: Path | None, jobs: int) -> Trace:
     """Read the trace's first ``jobs`` jobs, from the data folder by default. Raises MissingData."""
     return Trace(
-        estimates=read_profiles(_found(profiles, "alpa_optimal.csv")),
+        estimates=read_profiles(require_data_file(profiles, "arena", "alpa_optimal.csv")),
         arrivals=[  # the objective knows no deadlines, and the trace's lie on its own clock
             Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))
-            for a in read_trace(_found(trace, "trace_philly.csv"), limit=jobs)
+            for a in read_trace(require_data_file(trace, "arena", "trace_philly.csv"), limit=jobs)
         ],
     )
-
-
-def _found(file: Path | None, name: str) -> Path:
-    folder = data_dir()
-    chosen = file or (folder / "arena" / name if folder else None)
-    if chosen is None or not chosen.is_file():
-        raise MissingData(f"{chosen or name} is absent: pass it, or set TESSERA_DATA")
-    return chosen
 
 
 def driven(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.draft import Draft
+from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.lookahead.check import MILLIONTH
 from tessera.formulation.lookahead.grid import SAME_S, boundaries
 from tessera.formulation.lookahead.kept import reserved, staying
@@ -58,7 +58,6 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
             lag.append(float(lag_s[job]) if stay else 0.0)
             floor.append(int(least[column]))
             owner.append(index)
-    rows = [use for use in draft.rows if not len(use.idle_job)]
     option_cell, option_owner = np.array(cell, np.int64), np.array(owner, np.int64)
     keeps = steady[taking]
     ahead = Lookahead(
@@ -73,10 +72,15 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         cells=base.cells, cell=option_cell, rate=np.array(rate), stays=np.array(stays, np.bool_),
         now=np.array(now, np.bool_), lag_s=np.array(lag), floor=np.array(floor, np.int64),
         use=_use(draft, taking, option_owner, option_cell),
-        capacity=_free(draft, taking, boundary_s, [use.row.capacity for use in rows]),
+        capacity=_free(draft, taking, boundary_s),
         binding=policy.deadline_mode != PLANNED, check=draft.check,
     )  # fmt: skip
     return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
+
+
+def _column_rows(draft: Draft) -> list[RowUse]:
+    """Return the rows that waiting uses nothing of."""
+    return [use for use in draft.rows if not len(use.idle_job)]
 
 
 def scattered(nodes: Nodes) -> bool:
@@ -120,7 +124,7 @@ def without_reserve(ahead: Lookahead) -> Lookahead:
 def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
     """Return what each option uses of each resource, int64[options, resources]."""
     types = len(draft.snapshot.gpu_types)
-    rows = [use for use in draft.rows if not len(use.idle_job)]
+    rows = _column_rows(draft)
     use = np.zeros((len(cell), types + len(rows)), dtype=np.int64)
     use[np.arange(len(cell)), draft.cells.gpu_type[cell]] = draft.cells.gpus[cell]
     for r, row in enumerate(rows):
@@ -133,11 +137,13 @@ def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
     return use
 
 
-def _free(draft: Draft, taking: Ints, boundary_s: Floats, limits: list[int]) -> Ints:
+def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
     """Return what is left in each slot beside jobs that must run and are not planned (Eq. 28)."""
     snapshot, types = draft.snapshot, len(draft.snapshot.gpu_types)
-    rows = [use for use in draft.rows if not len(use.idle_job)]
-    whole = np.append(snapshot.schedulable_gpus(), np.array(limits, np.int64))
+    rows = _column_rows(draft)
+    whole = np.append(
+        snapshot.schedulable_gpus(), np.array([use.row.capacity for use in rows], np.int64)
+    )
     free = np.repeat(whole[:, None], len(boundary_s) - 1, axis=1)
     planned = np.zeros(len(snapshot.jobs), dtype=np.bool_)
     planned[taking] = True

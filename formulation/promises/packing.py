@@ -255,11 +255,11 @@ class Packing:
             yields = self._yields[self._kind[column]]
             yields[queue] = yields.get(queue, 0) + self._gpus[column]
 
-    def add_row(self, row: RowUse) -> None:
+    def add_row(self, use: RowUse) -> None:
         """Count one more row from now on; those seated must fit it. It has no idle use."""
-        self.draft = replace(self.draft, rows=(*self.draft.rows, row))
-        self.free.append(row.row.capacity)
+        self.draft = replace(self.draft, rows=(*self.draft.rows, use))
+        self.free.append(use.row.capacity)
         self._index_rows()
         used = np.zeros(len(self.draft.cell), dtype=np.int64)
-        used[row.column] = row.amount
+        used[use.column] = use.amount
         self.free[-1] -= int(used[self.column[self.column >= 0]].sum())

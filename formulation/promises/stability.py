@@ -45,20 +45,19 @@ def changes_are_capped(draft: Draft) -> Draft:
     stays = draft.current >= 0
     column = np.flatnonzero(stays[draft.job] & draft.starts)
     idle = np.flatnonzero(stays)
-    row = RowUse(
+    use = RowUse(
         row=Row(kind=RowKind.CHANGES, capacity=len(idle)), column=column, amount=np.ones_like(column),
         idle_job=idle, idle_amount=np.ones_like(idle),
     )  # fmt: skip
-    packed = _as_they_are(draft, row)
+    packed = _as_they_are(draft, use)
     if packed is None:  # promises must be given up before changes can be counted
-        return replace(draft, rows=(*draft.rows, row))
+        return replace(draft, rows=(*draft.rows, use))
     forced = int(np.count_nonzero(stays & (packed != draft.current)))
-    cap = max(draft.policy.max_changes, forced)
-    row = replace(row, row=replace(row.row, capacity=cap))
-    return replace(draft, rows=(*draft.rows, row), witness=packed)
+    cap = Row(kind=RowKind.CHANGES, capacity=max(draft.policy.max_changes, forced))
+    return replace(draft, rows=(*draft.rows, replace(use, row=cap)), witness=packed)
 
 
-def _as_they_are(draft: Draft, row: RowUse) -> Ints | None:
+def _as_they_are(draft: Draft, use: RowUse) -> Ints | None:
     """Return a column or -1 of each job, int64[jobs], by which all must-run jobs run and few jobs change.
 
     Must-run jobs stay as they are, or take what their witness has, or shrink: the first by which all fit.
@@ -66,7 +65,7 @@ def _as_they_are(draft: Draft, row: RowUse) -> Ints | None:
     """
     gpus = np.where(draft.current >= 0, draft.gpus[draft.current], 0) if len(draft.cell) else 0
     order = np.zeros(len(draft.current)) + gpus
-    capped = replace(draft, rows=(*draft.rows, row))
+    capped = replace(draft, rows=(*draft.rows, use))
     for stated in (replace(capped, witness=None), capped, replace(draft, witness=None)):
         packing = Packing(stated, order)
         if packing.sound:

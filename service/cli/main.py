@@ -106,13 +106,10 @@ _BUILT_IN: Final = {
 }
 
 OWN_PLUGINS: Final = "tessera.benchmarks."
-"""The package of our own command that the service must not import."""
+"""The package of `bench`, our own command that the service must not import."""
 
 OURSELVES: Final = frozenset({"tessera", "tests"})
 """Our own packages, which are no libraries to install."""
-
-OURS: Final = {"bench": ("Simulation", "server")}
-"""Panel of ``--help`` and extra of our own plugin."""
 
 
 class Commands(TyperGroup):
@@ -171,8 +168,8 @@ def later() -> dict[str, Later]:
     """Return the commands that are loaded when they are called: our own, then plugins'."""
     found = dict(_BUILT_IN)
     for point in entry_points(group=PLUGINS):
-        entry = OURS.get(point.name) if point.value.startswith(OWN_PLUGINS) else None
-        panel, extra = entry or ("Plugins", "")
+        is_ours = point.value.startswith(OWN_PLUGINS)
+        panel, extra = ("Simulation", "server") if is_ours else ("Plugins", "")
         found.setdefault(point.name, Later(point.value, panel=panel, extra=extra))
     return found
 

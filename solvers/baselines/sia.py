@@ -36,8 +36,8 @@ class SiaProgram:
     has an entry for every job and every configuration of any job. Not like for like: the utilities are
     this problem's values, restarts already taken off, not goodput to a power; batch sizes are fixed;
     every count is reachable at once (Sia at most doubles); and HiGHS solves where the paper has GLPK, which
-    is slower. ``tessera.solvers.schedulers.sia`` is the policy itself. The bound is HiGHS's; the hint is not
-    used.
+    is slower. ``tessera.solvers.schedulers.sia`` is the scheduler itself. The bound is HiGHS's; the hint is
+    not used.
     """
 
     name = "sia"

@@ -53,9 +53,8 @@ def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: fl
     """Return the best list that was found for the jobs ``among`` (bool[jobs of ``ahead``]), followed.
 
     ``free`` is int64[resources, slots]. The first list is EDF as ``tessera.solvers.schedulers.edf`` has it:
-    by
-    deadline, each on what it runs on, else as requested, else on its fastest Cell. Another takes its place
-    only where it meets more weight, so that with nobody else to come no deadline is lost to EDF.
+    by deadline, each on what it runs on, else as requested, else on its fastest Cell. Another takes its
+    place only where it meets more weight, so that with nobody else to come no deadline is lost to EDF.
     """
     if not among.any():
         none = np.zeros(0, np.int64)
