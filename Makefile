@@ -1,12 +1,13 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify proto bench clean
+.PHONY: help setup demo test test-full verify proto bench clean
 PYTHON ?= python3
+unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
 DEV := .venv/.installed-dev
 SERVER := .venv/.installed-server
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-9s %s\n", $$1, $$2}'
 
 setup: $(DEV) ## make .venv with everything, at the pinned versions
 
@@ -24,6 +25,9 @@ demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, 
 test: $(DEV) ## all tests, three files at a time; then README.md as a newcomer follows it
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore=tests/e2e/test_readme.py
 	$(BIN)/python -m pytest -q tests/e2e/test_readme.py
+
+test-full: $(DEV) ## the same with nine times the examples of each law, for a night
+	HYPOTHESIS_PROFILE=full $(MAKE) test
 
 verify: $(DEV) ## what must hold beside the tests: format, lint, types, layers, stubs, the wire, bench smoke
 	$(BIN)/ruff format --check .

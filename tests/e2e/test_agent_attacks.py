@@ -25,6 +25,7 @@ from tessera.service.wiring import running
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
+from tests.support.patience import PATIENCE_S
 
 LONG = 1e12
 RUNNING = ("a", 1, "n0", "RUNNING")
@@ -237,25 +238,25 @@ async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_on
     )  # fmt: skip
 
     async def job_is(state: JobState) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while (await asyncio.to_thread(store.get_job, "c", "a")).state is not state:
                 await asyncio.sleep(0.05)
 
     async with running(config) as port:
         nodes = ("n0:a100:1",)
         first = make_agent(port, nodes=nodes)
-        await until(lambda: store.list_clusters("", 1)[0].nodes, within_s=60)
+        await until(lambda: store.list_clusters("", 1)[0].nodes)
         await asyncio.to_thread(decide, store)
         await job_is(JobState.RUNNING)
         generation = store.get_job("c", "a").generation
         pid = first.pid_of("a", generation)
         second = make_agent(port, nodes=nodes)
-        assert await asyncio.wait_for(first.ended(), 60) == 3
+        assert await asyncio.wait_for(first.ended(), PATIENCE_S) == 3
         assert not is_running(pid)
         log = first.log.read_text()
         assert log.count("connected to") == 1  # it does not try again
         assert "give it another name" in log.splitlines()[-1]
-        await until(lambda: list((second.data_dir / "gangs").glob("a@*/process.json")), within_s=60)
+        await until(lambda: list((second.data_dir / "gangs").glob("a@*/process.json")))
         await job_is(JobState.RUNNING)
         (left,) = (second.data_dir / "gangs").glob("a@*")
         other = json.loads((left / "process.json").read_text())["pid"]

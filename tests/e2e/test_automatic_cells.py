@@ -24,6 +24,7 @@ from tessera.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tests.support.patience import PATIENCE_S
 
 C = "clusters/c"
 TYPES = ("a100", "v100")
@@ -62,7 +63,7 @@ class User:
         return list(page.cells)
 
     async def schedule(self) -> None:
-        await self.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
+        await self.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S)
 
 
 @asynccontextmanager
@@ -89,7 +90,7 @@ async def a_system(database: Database, **settings: Any) -> AsyncIterator[User]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for the condition: what makes it true is told by nobody."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.02)
 

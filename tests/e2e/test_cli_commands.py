@@ -23,8 +23,7 @@ from tessera.service.cli.names import short
 from tessera.service.config import Config
 from tessera.service.wiring import running
 from tessera.v1 import estimates_pb2, jobs_pb2
-
-pytestmark = pytest.mark.timeout(60)
+from tests.support.patience import PATIENCE_S
 
 CLUSTER = """\
 gpu_types: {a100: 40GiB}
@@ -72,12 +71,12 @@ def address(database: Database) -> Iterator[str]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    started.wait(60)
+    started.wait(PATIENCE_S)
     try:
         yield f"127.0.0.1:{ports[0]}"
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture

@@ -25,8 +25,6 @@ from tests.support.system import until
 
 __all__ = ["address", "fleet", "tessera"]
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def states(tessera: Tessera) -> list[str]:
     return [node["state"] for node in read(tessera, "nodes")["nodes"]]

@@ -14,8 +14,6 @@ from tests.e2e.test_cli_commands import Tessera, address, fleet, read, submit, t
 
 __all__ = ["address", "fleet", "tessera"]  # fixtures
 
-pytestmark = pytest.mark.timeout(60)
-
 TOPOLOGY = """\
 kind: clos
 nodes: [{name: "n{}", count: 2}]

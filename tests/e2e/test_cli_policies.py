@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tessera.benchmarks.service.fleet import Fleet
 from tests.e2e.test_cli_commands import (
     CLUSTER,
@@ -18,8 +16,6 @@ from tests.e2e.test_cli_commands import (
 )
 
 __all__ = ["address", "fleet", "tessera"]  # fixtures
-
-pytestmark = pytest.mark.timeout(60)
 
 TENANTS = "tenants: {nlp: {weight: 2, quotas: {a100: 6, any: 8}, borrow_gpus: 0}, vision: {}}\n"
 

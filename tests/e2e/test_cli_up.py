@@ -17,24 +17,23 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from tessera.db.engine import Database
 from tessera.service.cli.client import connect
+from tessera.service.cli.main import app
 from tessera.v1 import jobs_pb2
+from tests.support.patience import PATIENCE_S
 
 TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
-START_S = 90.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def run(address: str, *arguments: str) -> str:
-    """Run a command against the server and return its stdout."""
-    done = subprocess.run(
-        [*TESSERA, *arguments], env={**os.environ, "TESSERA_SERVER": address}, timeout=300,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    """Run a client's command against the server, in this process, and return its stdout."""
+    done = CliRunner().invoke(app, arguments, env={"TESSERA_SERVER": address})
+    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
     return done.stdout
 
 
@@ -67,7 +66,7 @@ def up(
     finally:
         if process.poll() is None:
             process.terminate()
-        process.wait(START_S)
+        process.wait(PATIENCE_S)
         process.stdout.close()
 
 
@@ -76,7 +75,7 @@ def refused(home: Path, *options: str, code: int) -> str:
     done = subprocess.run(
         [*TESSERA, "up", *options],
         env={**os.environ, "TESSERA_HOME": str(home / "home")},
-        timeout=300,
+        timeout=PATIENCE_S,
         capture_output=True,
         text=True,
         check=False,
@@ -143,9 +142,9 @@ def test_an_interrupt_ends_every_process_and_the_gangs_that_run(home: Path) -> N
         postgres = psutil.Process(int((home / "pg" / "postmaster.pid").read_text().split()[0]))
         children = [postgres, *psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(START_S) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert len(children) >= 5  # PostgreSQL, a server, two agents, at least one member of the gang
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -182,7 +181,7 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
         shared = subprocess.run(
             [*TESSERA, "up", "--data-dir", str(home / "third"), "-f", other, *outside,
              "--listen", "127.0.0.1:0"],
-            capture_output=True, text=True, check=False, timeout=300,
+            capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         )  # fmt: skip
         assert shared.returncode == 1
         assert "another `tessera up` runs clusters/default on this database" in shared.stderr
@@ -269,6 +268,6 @@ def test_what_a_killed_up_leaves_behind_is_named_and_not_taken_over(home: Path) 
         for child in left:
             assert str(child.pid) in said
             child.terminate()
-        psutil.wait_procs(left, timeout=30)
+        psutil.wait_procs(left, timeout=PATIENCE_S)
     with up(home, "--agents", "1") as (address, _):
         assert set(nodes_of(address).values()) == {"READY"}

@@ -14,9 +14,8 @@ from tessera.service.cli.demo.stack import Stack, running
 from tessera.v1 import estimates_pb2, jobs_pb2, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.support.agents import is_running
+from tests.support.patience import PATIENCE_S
 from tests.support.system import Agent, Lab, User, until
-
-pytestmark = pytest.mark.timeout(180)
 
 GPUS = 4
 """Of a job: two nodes of two."""
@@ -73,7 +72,7 @@ class Networked(Lab):
         request = scheduler_pb2.ScheduleRequest(
             parent=self.parent, dry_run=dry_run, options=scheduler_pb2.RoundOptions(**options)
         )
-        return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=30))
+        return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=PATIENCE_S))
 
     def describe(self, decided: scheduler_pb2.Round, aggregations: int = 1) -> None:
         """Describe a network of two ToRs; with one way between them the jobs of a round meet on it."""
@@ -87,11 +86,13 @@ class Networked(Lab):
         }  # fmt: skip
         name = f"{self.parent}/topology"
         topology = pb.Topology(name=name, document=json.dumps(document))
-        self.networks.UpdateTopology(pb.UpdateTopologyRequest(topology=topology), timeout=30)
+        self.networks.UpdateTopology(
+            pb.UpdateTopologyRequest(topology=topology), timeout=PATIENCE_S
+        )
 
     def plan(self) -> pb.NetworkPlan:
         request = pb.GetNetworkPlanRequest(name=f"{self.parent}/networkPlans/-")
-        return self.networks.GetNetworkPlan(request, timeout=30)
+        return self.networks.GetNetworkPlan(request, timeout=PATIENCE_S)
 
     def planned(self, cause: str, jobs: int) -> pb.NetworkPlan:
         """Return the plan in force once it was made for ``cause`` and speaks of so many jobs."""
@@ -219,7 +220,7 @@ def test_jobs_that_run_before_their_network_is_described_are_planned_then_and_no
         )
         assert "advice only, nothing is carried out" in stack.servers[0].log.read_text()
         name = f"{lab.parent}/topology"
-        lab.networks.DeleteTopology(pb.DeleteTopologyRequest(name=name), timeout=30)
+        lab.networks.DeleteTopology(pb.DeleteTopologyRequest(name=name), timeout=PATIENCE_S)
         with pytest.raises(grpc.RpcError):
             lab.plan()
         assert all(is_running(pid) for pid in pids.values())

@@ -25,6 +25,7 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.support.agent_server import AgentProcess
+from tests.support.patience import PATIENCE_S
 
 C = "clusters/c"
 HARDWARE = """
@@ -79,7 +80,7 @@ class User:
         return list((await self.estimates.ListCells(request)).cells)
 
     async def schedule(self) -> None:
-        await self.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
+        await self.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S)
 
     async def reaches(self, state: TASK.State.ValueType) -> estimates_pb2.ProfilingTask:
         async def reached() -> bool:
@@ -97,7 +98,7 @@ class User:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for the condition: what makes it true is told by nobody."""
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.05)
 

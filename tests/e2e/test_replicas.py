@@ -19,6 +19,7 @@ from tessera.service.cli.demo.stack import Stack, running
 from tessera.simulator.clusters import tiny
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.patience import PATIENCE_S
 
 ROUNDS = 200
 
@@ -41,7 +42,7 @@ class Replica(threading.Thread):
             number = 0
             while number < ROUNDS:
                 try:
-                    name = stub.Schedule(request, timeout=30).name
+                    name = stub.Schedule(request, timeout=PATIENCE_S).name
                     self.won.append(name)
                 except grpc.RpcError as error:
                     name = winner(error)

@@ -16,12 +16,11 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.snapshot import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import do
 from tests.support.system import until
 
 GRACE_S = 1.0
-LATEST_S = 20.0
-"""A thread that is stuck would keep the process for ever; a busy machine takes its time to end one."""
 
 SERVER = """
 import asyncio, sys, threading
@@ -66,8 +65,10 @@ def test_a_stuck_thread_does_not_keep_the_process(
         stub, request = scheduler_pb2_grpc.SchedulerStub(channel), scheduler_pb2.ScheduleRequest
         running = psutil.Process(process.pid)
         threads = running.num_threads()
-        call = stub.Schedule.future(request(parent="clusters/c", dry_run=True), timeout=600)
+        call = stub.Schedule.future(
+            request(parent="clusters/c", dry_run=True), timeout=2 * PATIENCE_S
+        )
         until(lambda: running.num_threads() > threads or call.done(), "the round is begun")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(LATEST_S) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert "leaving 1 calls that still run: Schedule of c" in log.read_text()

@@ -21,6 +21,7 @@ from tessera.formulation.snapshot import GpuType, Source, Workload
 from tessera.service.automatic import Deriving
 from tessera.service.rpc.calls import Calls
 from tessera.service.watching import Watching
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,
     C,
@@ -339,7 +340,7 @@ class Counting(Deriving):
         return 0
 
     async def is_asked(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self.seen.wait()
         self.seen.clear()
 

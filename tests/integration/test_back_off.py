@@ -20,6 +20,7 @@ from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
 from tessera.service.wiring import running
 from tessera.solvers.rounds.options import RoundOptions
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,
     a_cluster,
@@ -217,7 +218,7 @@ def test_a_job_that_runs_or_has_ended_has_no_reason(one: PostgresStore) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not await asyncio.to_thread(condition):
             await asyncio.sleep(0.05)
 

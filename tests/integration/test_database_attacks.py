@@ -32,6 +32,7 @@ from tessera.formulation.resources import ObservedGang, Request
 from tessera.service.config import Config
 from tessera.service.wiring import running
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,
     a_cluster,
@@ -44,7 +45,7 @@ from tests.support.stored import (
     submit,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MOUNT_MIB = 192
 
@@ -87,7 +88,7 @@ def stopped(place: Path) -> Iterator[None]:
 
 
 async def until_health_is(stub: health_pb2_grpc.HealthStub, status: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (await stub.Check(health_pb2.HealthCheckRequest())).status != status:
             await asyncio.sleep(0.05)
 
@@ -125,9 +126,9 @@ async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline
                 await jobs.GetJob(request, timeout=1.0)
             assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until_health_is(health, answers.SERVING)
-        assert (await jobs.GetJob(request, timeout=60)).state == jobs_pb2.QUEUED
+        assert (await jobs.GetJob(request, timeout=PATIENCE_S)).state == jobs_pb2.QUEUED
         await stream.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             told = await stream.read()
         assert isinstance(told, agents_pb2.ServerMessage)  # the stream has outlived it
         assert told.HasField("desired")
@@ -151,7 +152,7 @@ def test_a_database_without_a_free_connection_says_so_and_is_used_again_once_it_
         store.get_cluster(C)
     for hog in hogs:
         hog.close()
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             assert store.get_cluster(C).name == C
@@ -200,7 +201,7 @@ def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
     assert isinstance(errors[0], Unavailable)
     ballast.unlink()
     embedded.start(place)  # it may have stopped when it could not write its log
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             submit(store, a_spec("after"))
@@ -267,7 +268,7 @@ def wait_for_more(acknowledged: list[str]) -> None:
     wait_for(lambda: len(acknowledged) >= enough)
 
 
-def wait_for(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     end_s, pause = time.monotonic() + within_s, threading.Event()
     while not condition():
         assert time.monotonic() < end_s

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.db import snapshots
@@ -21,6 +21,7 @@ from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.resources import JobSpec, Retention
+from tests.support.laws import examples
 from tests.support.stored import (
     BERT,
     C,
@@ -57,7 +58,7 @@ def wait_all(store: PostgresStore) -> None:
 
 
 @given(st.binary(max_size=50_000), st.binary(max_size=50_000), st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_difference_gives_back_any_bytes(base: bytes, text: bytes, repeats: int) -> None:
     for old, new in ((base, text), (base * repeats, base * repeats + text), (b"[1],[2]", text)):
         assert decode_delta(old, encode_delta(old, new)) == new

@@ -22,6 +22,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, NotFound, Unavailable
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.resources import Request
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,
     a_cluster,
@@ -147,9 +148,9 @@ def test_subscribers_hear_of_changes_of_the_desired_state(
     listener = Listener(database.url)
     listener.subscribe(heard.put)
     with listener:
-        assert heard.get(timeout=10) == EVERY
+        assert heard.get(timeout=PATIENCE_S) == EVERY
         run(store, a=[("a100-0", [0])])
-        assert heard.get(timeout=10) == C
+        assert heard.get(timeout=PATIENCE_S) == C
 
 
 def test_a_listener_that_lost_its_connection_comes_back(
@@ -161,16 +162,16 @@ def test_a_listener_that_lost_its_connection_comes_back(
     listener = Listener(database.url)
     listener.subscribe(heard.put)
     with listener:
-        assert heard.get(timeout=10) == EVERY
+        assert heard.get(timeout=PATIENCE_S) == EVERY
         execute(
             database,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'tessera-listen' AND datname = current_database()",
         )
-        assert heard.get(timeout=10) == EVERY
+        assert heard.get(timeout=PATIENCE_S) == EVERY
         submit(store, a_spec("a"))
         run(store, a=[("a100-0", [0])])
-        assert heard.get(timeout=10) == C
+        assert heard.get(timeout=PATIENCE_S) == C
     assert "tessera-listen" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -194,7 +195,7 @@ def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely
     listener = Listener(database.url)
     monkeypatch.setattr(listener, "_closed", Patient())
     with caplog.at_level("INFO", "tessera.db.notify"), listener:
-        assert listener.listening.wait(10)
+        assert listener.listening.wait(PATIENCE_S)
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert [record.message for record in caplog.records] == [
         "the database cannot be heard: no route; connecting again until it can be",

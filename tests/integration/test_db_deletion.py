@@ -17,6 +17,7 @@ from tessera.formulation.errors import InUse, InvalidInput, NotFound, RoundSuper
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.resources import CellFilter, ModelSpec, NodeSpec, ObservedGang, TenantSpec
 from tessera.formulation.snapshot import GpuType, Source
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,
     C,
@@ -240,7 +241,7 @@ def test_a_submission_that_is_under_way_is_not_lost_in_a_deletion(
     entered, outcome = threading.Event(), []
 
     def delete() -> None:
-        entered.wait(20)
+        entered.wait(PATIENCE_S)
         try:
             delete_cluster(store)
         except InUse as error:
@@ -262,7 +263,7 @@ SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname
             thread.join(0.01)
 
     do(store, submit_slowly)
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert len(outcome) == 1
     assert job(store, "j").state is JobState.QUEUED
 

@@ -20,6 +20,7 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.resources import EstimateRecord, ModelSpec, NodeSpec, Wanted
 from tessera.formulation.snapshot import GpuType, Source, Workload
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,
     C,
@@ -326,11 +327,11 @@ def test_whoever_estimates_is_woken_by_a_job_without_estimates(
     listener = Listener(database.url)
     listener.subscribe(hear, CHANNEL)
     with listener:
-        assert listener.listening.wait(10)
+        assert listener.listening.wait(PATIENCE_S)
         submit(store, a_spec("known"))
         submit(store, a_spec("unknown", workload=OTHER))
-        assert woken.wait(10)
+        assert woken.wait(PATIENCE_S)
         woken.clear()
         do(store, lambda w: w.upsert_models(C, [MINE]))
-        assert woken.wait(10)
+        assert woken.wait(PATIENCE_S)
     assert heard == [C, C]

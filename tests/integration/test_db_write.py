@@ -23,6 +23,7 @@ from tessera.formulation.errors import (
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.resources import NodeSpec, Request
 from tessera.formulation.snapshot import GpuType, Workload
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,
     C,
@@ -76,7 +77,7 @@ def test_a_request_id_is_good_for_one_request(store: PostgresStore, change: dict
 
 def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
     a_cluster(store)
-    both_started, answers = threading.Barrier(2, timeout=10), []
+    both_started, answers = threading.Barrier(2, timeout=PATIENCE_S), []
 
     def call() -> None:
         both_started.wait()
@@ -308,7 +309,7 @@ def test_what_does_not_exist_is_named(store: PostgresStore) -> None:
 def test_a_deadlock_is_tried_again(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
-    both_hold_one, attempts = threading.Barrier(2, timeout=10), []
+    both_hold_one, attempts = threading.Barrier(2, timeout=PATIENCE_S), []
 
     def touch(first: str, second: str) -> None:
         def work(connection: sa.Connection) -> None:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from tessera.db import embedded, pgserver
 from tessera.formulation.errors import Unavailable
+from tests.support.patience import PATIENCE_S
 from tests.support.system import kill_postgres, until
 
 PROGRAM = """
@@ -70,7 +71,7 @@ def answer(url: str, question: str) -> object:
 def run(program: str, place: Path) -> list[str]:
     """Run a program in a process of its own; return the words that it printed."""
     command = [sys.executable, "-c", PROGRAM + program, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -85,7 +86,7 @@ def begin(program: str, place: Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
 
 

@@ -27,6 +27,7 @@ from tessera.solvers.rounds.options import RoundOptions
 from tests.integration.test_networks import BOTH, a_network, two_jobs
 from tests.integration.test_wiring import settings
 from tests.support.agents import until
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,
     a_cluster,
@@ -149,7 +150,7 @@ def test_who_plans_networks_is_woken_once_by_a_measurement(
     heard: list[str] = []
     with Listener(database.url) as listener:
         listener.subscribe(heard.append)
-        assert listener.listening.wait(20)
+        assert listener.listening.wait(PATIENCE_S)
         tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
         tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
         tell(store, "a100-0", "one")

@@ -121,7 +121,7 @@ def keys(request: estimates_pb2.AddProfilesRequest) -> list[tuple[str, float, in
 async def test_a_task_that_is_killed_goes_on_where_it_was(node: Node, collector: Collector) -> None:
     sizes = (1, 2, 4, 8, 16)
     first = node.start(1, sizes)
-    await until(lambda: len(node.lines()) >= 2, within_s=60)
+    await until(lambda: len(node.lines()) >= 2)
     first.kill()
     assert (await end_of(first)).outcome is Outcome.FAILED
     kept = node.lines()
@@ -156,7 +156,7 @@ async def test_a_task_that_is_told_to_stop_ends_between_two_records(
     node: Node, collector: Collector
 ) -> None:
     handle = node.start(1, (1, 2, 4, 8, 16, 32))
-    await until(lambda: len(node.lines()) >= 1, within_s=60)
+    await until(lambda: len(node.lines()) >= 1)
     handle.stop()
     assert await end_of(handle) == Exit(outcome=Outcome.STOPPED)
     assert all(json.loads(line) for line in node.lines())

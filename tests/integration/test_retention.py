@@ -20,6 +20,7 @@ from tessera.service.cli.main import app
 from tessera.service.config import Config, load_config
 from tessera.service.retention import Pruner
 from tessera.service.wiring import running
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import C, a_cluster, a_spec, commit, execute, happen, submit, wait
 
 
@@ -102,7 +103,7 @@ async def test_a_server_deletes_what_its_settings_do_not_keep(
 ) -> None:
     a_past(store, database)
     config = Config(listen="127.0.0.1:0", database_url=database.url, period_s=0.0)
-    async with running(config), asyncio.timeout(60):
+    async with running(config), asyncio.timeout(PATIENCE_S):
         while len((await asyncio.to_thread(store.list_jobs, C, [], 0, 9))[0]) > 1:
             await asyncio.sleep(0.02)
         while len(await asyncio.to_thread(store.list_rounds, C, 0, 200)) > 100:

@@ -15,6 +15,7 @@ from tessera.formulation.resources import NodeSpec
 from tessera.formulation.snapshot import GpuType, Workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import serving
 from tests.support.stored import C, a_record, a_spec, agents_report, do, run, submit
 
@@ -42,14 +43,14 @@ async def test_a_call_that_is_cancelled_estimates_no_further(
     def cells(_: Estimator, _workload: Workload, _type: str, gpus: int, *__: Any) -> list[Any]:
         counts.append(gpus)
         loop.call_soon_threadsafe(begun.set)
-        assert cancelled.wait(10)
+        assert cancelled.wait(PATIENCE_S)
         return []
 
     monkeypatch.setattr(Estimator, "cells", cells)
     async with serving(store) as (channel, _):
         call = estimates_pb2_grpc.EstimatesStub(channel).EstimateCells(a_call(gpus=[1, 2, 3, 4]))
         waiting = asyncio.ensure_future(call)
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
         call.cancel()
         with suppress(asyncio.CancelledError):
             await waiting

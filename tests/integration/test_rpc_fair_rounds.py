@@ -29,11 +29,10 @@ from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 from tests.support.builders import a_random_snapshot
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import details, serving
 
 HOUR_S = 3600.0
-ENOUGH_S = 60.0
-"""Far more than any answer here takes, and far less than what holds a thread."""
 
 ENDLESS = pb.RoundOptions(objective="max-min then makespan", fairness_levels=64)
 """On the cluster ``huge`` this takes minutes."""
@@ -89,7 +88,7 @@ class Api:
         self.store, self.server = store, server
         self.stub = scheduler_pb2_grpc.SchedulerStub(channel)
 
-    def schedule(self, cluster: str, timeout: float = ENOUGH_S, **request: Any) -> Any:
+    def schedule(self, cluster: str, timeout: float = PATIENCE_S, **request: Any) -> Any:
         return self.stub.Schedule(
             pb.ScheduleRequest(parent=f"clusters/{cluster}", **request), timeout=timeout
         )
@@ -97,12 +96,12 @@ class Api:
     async def hold(self, calls: int, **request: Any) -> list[Any]:
         """Begin rounds of the huge cluster that take minutes; return once the first of them runs."""
         begun = [self.schedule("huge", HOUR_S, options=ENDLESS, **request) for _ in range(calls)]
-        assert await asyncio.to_thread(self.store.loaded.acquire, timeout=ENOUGH_S)
+        assert await asyncio.to_thread(self.store.loaded.acquire, timeout=PATIENCE_S)
         return begun
 
     async def idle(self) -> None:
         """Wait until no thread works for anybody."""
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self.server.running():
                 await asyncio.sleep(0.02)
 
@@ -149,7 +148,7 @@ async def test_rounds_that_callers_commit_wait_for_no_dry_run_and_for_their_own_
 async def test_periodic_rounds_wait_for_no_caller() -> None:
     async with api(round_threads=1, trial_threads=1) as a:
         held = await a.hold(1, dry_run=True) + await a.hold(1)
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert await a.server.round_calls.run(lambda: "decided") == "decided"
         assert not any(call.done() for call in held)
         await end(held)
@@ -167,7 +166,7 @@ async def test_calls_beyond_the_queue_are_refused_with_what_to_do() -> None:
     async with api(trial_threads=1, round_queue=4) as a:
         held = await a.hold(1, dry_run=True)
         waiting = a.schedule("huge", HOUR_S, dry_run=True)
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (refused := await failure_of(a.schedule("huge", 1.0, dry_run=True))).code() is (
                 grpc.StatusCode.DEADLINE_EXCEEDED
             ):
@@ -182,7 +181,7 @@ async def test_an_hours_deadline_is_cut_to_the_longest_and_gets_the_best_answer(
     async with api(max_deadline_s=2.0) as a:
         answer = await a.schedule("huge", HOUR_S, dry_run=True, options=ENDLESS, summary_only=True)
         assert answer.verified
-        assert answer.seconds["solve"] < ENOUGH_S
+        assert answer.seconds["solve"] < PATIENCE_S
         assert any(work.solver.startswith("over:") for work in answer.work)  # it would have gone on
 
 
@@ -200,9 +199,9 @@ async def test_more_levels_than_the_limit_are_refused_and_recorded_ones_are_repl
         told = a.store._record(commit.snapshot, summary, commit.decisions)
         a.store.recorded[1] = (told, commit.snapshot)
         name = "clusters/small/rounds/1"
-        shown = await a.stub.GetRound(pb.GetRoundRequest(name=name), timeout=ENOUGH_S)
+        shown = await a.stub.GetRound(pb.GetRoundRequest(name=name), timeout=PATIENCE_S)
         assert shown.options.fairness_levels == 1000
-        again = await a.stub.ReplayRound(pb.ReplayRoundRequest(name=name), timeout=ENOUGH_S)
+        again = await a.stub.ReplayRound(pb.ReplayRoundRequest(name=name), timeout=PATIENCE_S)
         assert again.same_decisions
 
 
@@ -218,7 +217,7 @@ async def test_a_baseline_commits_no_round(baseline: str) -> None:
 async def test_a_baseline_that_nothing_interrupts_ends_with_its_caller() -> None:
     async with api() as a:
         call = a.schedule("huge", HOUR_S, dry_run=True, options=pb.RoundOptions(solver="highs"))
-        assert await asyncio.to_thread(a.store.loaded.acquire, timeout=ENOUGH_S)
+        assert await asyncio.to_thread(a.store.loaded.acquire, timeout=PATIENCE_S)
         assert (await a.schedule("small", dry_run=True)).verified
         await end([call])
         await a.idle()

@@ -44,15 +44,14 @@ from tests.integration.test_rpc_store import (
     some_nodes,
     some_tenants,
 )
+from tests.support.laws import PROFILE
 from tests.support.messages import broken_bytes, mutated, random_message
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import details, serving
 
-EXPLORES: Final = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-EXAMPLES: Final = 400 if EXPLORES else 12
+EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
 """Messages of each sort for each method."""
 SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
-TIMEOUT_S: Final = 60.0
-"""Of a call. Rounds have a limit of their own; all else takes milliseconds, or seconds under load."""
 MODULES: Final = (
     agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2,
 )  # fmt: skip
@@ -161,12 +160,12 @@ async def call(channel: Any, path: str, messages: list[bytes]) -> StatusCode:
     """Make a call of raw bytes; return its code. Of a job that is watched the first answer is enough."""
     method = METHODS[path]
     if method.client_streaming:
-        return await _stream(channel.stream_stream(path)(timeout=TIMEOUT_S), path, messages)
+        return await _stream(channel.stream_stream(path)(timeout=PATIENCE_S), path, messages)
     try:
         if not method.server_streaming:
-            await channel.unary_unary(path)(messages[0], timeout=TIMEOUT_S)
+            await channel.unary_unary(path)(messages[0], timeout=PATIENCE_S)
             return StatusCode.OK
-        answers = channel.unary_stream(path)(messages[0], timeout=TIMEOUT_S)
+        answers = channel.unary_stream(path)(messages[0], timeout=PATIENCE_S)
         async for _ in answers:
             answers.cancel()
             break

@@ -25,6 +25,7 @@ from tests.integration.test_rpc_store import (
     refused,
     some_tenants,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S
 
 
@@ -118,7 +119,7 @@ async def test_bounds_on_gpus_are_kept_may_change_and_hold_in_rounds(store: Post
         wake(store)
         job = await a.jobs.SubmitJob(a_submit(requested_gpus=1, min_gpus=1, max_gpus=1))
         assert (job.min_gpus, job.max_gpus) == (1, 1)
-        done = await a.scheduler.Schedule(a_round(), timeout=30)
+        done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
         assert [d.allocation.cell.gpus for d in done.decisions] == [1]
         for least in (2, -1):
             change = jobs_pb2.Job(name=job.name, min_gpus=least)
@@ -154,7 +155,7 @@ async def test_pins_that_contradict_each_other_wait_with_a_reason_and_the_round_
         stuck = a_submit("stuck", avoid_nodes=everywhere)
         wake(store)
         await a.jobs.SubmitJobs(a_batch(stuck, a_submit("fine")))
-        done = await a.scheduler.Schedule(a_round(), timeout=30)
+        done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
         kinds = {d.job.rpartition("/")[2]: (d.kind, d.reason.code) for d in done.decisions}
         assert done.outcome == "committed"
         assert kinds == {"stuck": ("wait", "PINS_CONTRADICT"), "fine": ("start", "")}
@@ -169,7 +170,7 @@ async def test_a_round_keeps_its_policy_and_tells_its_goals_in_order(store: Post
                 objective="max-min then throughput", queue_order=True,
                 promote_after=Duration(seconds=60), max_changes=2,
             ),
-            timeout=30,
+            timeout=PATIENCE_S,
         )  # fmt: skip
         assert (done.outcome, done.verified) == ("committed", True)
         assert [g.name for g in done.goals] == ["max-min", "throughput"]
@@ -186,9 +187,13 @@ async def test_rounds_follow_the_standing_policy_where_the_call_says_nothing(
     policy = "{objective: jct, queue_order: true, seed: 3}"
     async with api(store, policy=policy) as a:
         await a.jobs.SubmitJob(a_submit())
-        usual = await a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
+        usual = await a.scheduler.Schedule(
+            scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S
+        )
         assert (usual.options.objective, usual.options.queue_order) == ("jct", True)
-        asked = await a.scheduler.Schedule(a_round(queue_order=False, solver="greedy"), timeout=30)
+        asked = await a.scheduler.Schedule(
+            a_round(queue_order=False, solver="greedy"), timeout=PATIENCE_S
+        )
         chosen = asked.options
         assert (chosen.objective, chosen.queue_order, chosen.solver) == ("jct", False, "greedy")
         assert chosen.seed == 3
@@ -198,7 +203,7 @@ async def test_a_published_policy_decides_a_round(store: PostgresStore) -> None:
     async with api(store) as a:
         wake(store)
         await a.jobs.SubmitJobs(a_batch(*[a_submit(name, requested_gpus=8) for name in "abc"]))
-        done = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=30)
+        done = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=PATIENCE_S)
         assert (done.outcome, done.verified, done.options.scheduler) == ("committed", True, "fcfs")
         assert (done.running, done.waiting) == (2, 1)
 
@@ -213,7 +218,7 @@ async def test_a_deadline_is_promised_or_refused_with_what_could_be_met(
         wake(store)
         await a.jobs.SubmitJobs(a_batch(a_submit("easy", deadline=far), never))
         request = a_round(objective="deadline then throughput", deadlines=mode)
-        done = await a.scheduler.Schedule(request, timeout=30)
+        done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
         assert done.outcome == "committed", done.violations
         found = {d.job.rpartition("/")[2]: d for d in done.decisions}
         assert found["easy"].admitted
@@ -246,7 +251,7 @@ async def test_deadlines_are_real_time_also_where_training_is_replayed_faster(
             a_batch(*[a_submit(k, iterations=n, deadline=due) for k, n in jobs.items()])
         )
         request = a_round(objective="deadline then throughput", deadlines=mode)
-        done = await a.scheduler.Schedule(request, timeout=30)
+        done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
         found = {d.job.rpartition("/")[2]: d for d in done.decisions}
         assert {name for name, d in found.items() if d.admitted} == promised
         earliest = Timestamp()

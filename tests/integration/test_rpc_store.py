@@ -30,6 +30,7 @@ from tessera.v1 import (
     tenants_pb2,
     tenants_pb2_grpc,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S, details, serving
 
 C = "clusters/c"
@@ -426,7 +427,7 @@ async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> Non
         dry = scheduler_pb2.ScheduleRequest(parent=C, dry_run=True, request_id="r")
         assert (await a.scheduler.Schedule(dry)).name == f"{C}/rounds/0"
         request = scheduler_pb2.ScheduleRequest(parent=C, request_id="r")
-        done = await a.scheduler.Schedule(request, timeout=30)
+        done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
         assert (done.name, done.outcome, done.verified) == (f"{C}/rounds/1", "committed", True)
         assert [d.job for d in done.decisions] == [f"{C}/jobs/j"]
         assert (await a.scheduler.Schedule(request)).name == done.name
@@ -448,7 +449,7 @@ async def test_a_deadline_that_is_too_short_changes_nothing(store: PostgresStore
         code, reason, _ = await refused(a.scheduler.Schedule(request))
         assert (code, reason) == (StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT")
         assert not (await a.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C))).rounds
-        assert (await a.scheduler.Schedule(request, timeout=30)).outcome == "committed"
+        assert (await a.scheduler.Schedule(request, timeout=PATIENCE_S)).outcome == "committed"
 
 
 async def test_a_database_without_our_schema_serves_nothing(postgres_url: str) -> None:
@@ -474,7 +475,9 @@ async def test_a_cluster_says_when_its_next_round_is_at_the_latest(store: Postgr
         now = Timestamp()
         now.GetCurrentTime()
         assert unseen.next_round_time.seconds <= now.seconds  # none yet: at once
-        done = await a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C), timeout=30)
+        done = await a.scheduler.Schedule(
+            scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S
+        )
         after = await a.clusters.GetCluster(get)
         assert after.next_round_time.seconds - done.create_time.seconds in (300, 301)
     async with api(store, period_s=0.0) as a:

@@ -31,6 +31,7 @@ from tessera.formulation.snapshot import Workload
 from tessera.service.ports import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import details, serving
 
 JOB = JobRecord(
@@ -145,7 +146,7 @@ class Agent:
         return (await self.read()).desired
 
     async def read(self) -> pb.ServerMessage:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             message = await self.call.read()
         assert isinstance(message, pb.ServerMessage)
         return message
@@ -153,7 +154,7 @@ class Agent:
     async def end(self) -> grpc.aio.AioRpcError:
         """Return how the stream was ended, reading what is left."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while await self.call.read() is not grpc.aio.EOF:
                     pass
         except grpc.aio.AioRpcError as error:
@@ -167,7 +168,7 @@ async def drain(call: Any) -> None:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not happened():
             await asyncio.sleep(0.002)
 
@@ -422,7 +423,7 @@ class StuckStore(ScriptedStore):
 
     def _wait(self) -> list[Any]:
         self.stuck += 1
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(PATIENCE_S)
         return []
 
 
@@ -441,7 +442,7 @@ async def test_agents_are_heard_while_other_calls_hold_every_thread() -> None:
         await until(lambda: scripted.stuck >= 2)  # one client's share of each kind
         call = agents_pb2_grpc.AgentsStub(channel).Sync()
         await call.write(HELLO)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert cast(pb.ServerMessage, await call.read()).HasField("welcome")
             await call.write(HEARTBEAT)
             await call.write(observed(1, pb.ObservedGang.RUNNING))
@@ -466,7 +467,7 @@ async def test_watches_beyond_the_limit_are_refused_and_places_are_given_back() 
             await jobs.WatchJob(request).read()
         assert e.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         watches[0].cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     if await jobs.WatchJob(request).read():

@@ -23,6 +23,7 @@ from tessera.service.cli.main import app
 from tessera.service.config import Config
 from tessera.service.wiring import running
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
+from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,
     a_cluster,
@@ -128,7 +129,7 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
     def change_slowly() -> None:
         def work(writer: object) -> None:
             within.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
 
         do(store, work)
 
@@ -136,7 +137,7 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
     changing = threading.Thread(target=change_slowly)
     migrating = threading.Thread(target=migrate.downgrade, args=(other, "0005"))
     changing.start()
-    assert within.wait(30)
+    assert within.wait(PATIENCE_S)
     migrating.start()
     waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND database = "
                     "(SELECT oid FROM pg_database WHERE datname = current_database())")  # fmt: skip
@@ -230,7 +231,7 @@ def a_job() -> jobs_pb2.Job:
 
 
 async def wait_for(health: health_pb2_grpc.HealthStub, status: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(grpc.aio.AioRpcError):
                 if (await health.Check(health_pb2.HealthCheckRequest())).status == status:

@@ -21,6 +21,7 @@ from tessera.simulator.sweeps import tasks as module
 from tessera.simulator.sweeps.cluster import library
 from tessera.simulator.sweeps.runner import run_tasks
 from tessera.simulator.sweeps.tasks import Task, TasksFailed, answer
+from tests.support.patience import PATIENCE_S
 from tests.support.sweeps import a_task
 
 
@@ -124,7 +125,7 @@ def test_no_process_outlives_a_sweep_that_was_killed(tmp_path: Path) -> None:
             os.sched_yield()
         worker = psutil.Process(int(file.read_text()))
         sweep.kill()
-    gone, _ = psutil.wait_procs([worker], timeout=30)
+    gone, _ = psutil.wait_procs([worker], timeout=PATIENCE_S)
     assert gone == [worker]
 
 

@@ -29,6 +29,7 @@ from tessera.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tests.support.patience import PATIENCE_S
 
 JOB = JobSpec(
     name="j", workload=Workload(model="m", params="", global_batch=8), iterations=10, requested_gpus=1
@@ -89,9 +90,9 @@ async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
         watch = jobs_pb2_grpc.JobsStub(one).WatchJob(request)
         assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.QUEUED
         await scheduler_pb2_grpc.SchedulerStub(other).Schedule(
-            scheduler_pb2.ScheduleRequest(parent="clusters/c"), timeout=30
+            scheduler_pb2.ScheduleRequest(parent="clusters/c"), timeout=PATIENCE_S
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.STARTING
             told = cast(agents_pb2.ServerMessage, await call.read()).desired
         assert [gang.job for gang in told.gangs] == ["j"]
@@ -191,7 +192,7 @@ async def test_a_store_that_cannot_be_reached_is_told_of_once_not_at_each_tick(
         monkeypatch.setattr(one, "tick", tick)
         monkeypatch.setattr(one, "_tick_s", 0.0)
         one.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
     told = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert told == ["no periodic rounds: no database"] * 2  # before and after the fourth

@@ -8,6 +8,7 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.integration.test_wiring import a_cluster, channel_to, settings
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(("from_jobs", "elsewhere"), [(1, True), (2, False)])
@@ -18,10 +19,12 @@ async def test_a_round_of_enough_jobs_is_decided_elsewhere_and_committed_here(
     async with channel_to(settings(database, solve_process_from_jobs=from_jobs)) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         found = await stub.Schedule(
-            scheduler_pb2.ScheduleRequest(parent="clusters/c"), timeout=60, wait_for_ready=True
+            scheduler_pb2.ScheduleRequest(parent="clusters/c"),
+            timeout=PATIENCE_S,
+            wait_for_ready=True,
         )
         again = await stub.ReplayRound(
-            scheduler_pb2.ReplayRoundRequest(name=found.name), timeout=60
+            scheduler_pb2.ReplayRoundRequest(name=found.name), timeout=PATIENCE_S
         )
     assert (found.outcome, found.waiting) == ("committed", 1)
     assert ("transfer" in found.seconds) is elsewhere

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.rounds.instances import instance
@@ -18,6 +18,7 @@ from tessera.formulation.snapshot import Hold
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 
 
 def solution_of(choice: list[int], objective: int = 0) -> Solution:
@@ -30,7 +31,7 @@ def solution_of(choice: list[int], objective: int = 0) -> Solution:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 50), st.data())
 def test_rows_are_overdrawn_and_columns_foreign_where_a_plain_count_says_so(
     seed: int, data: st.DataObject
@@ -60,7 +61,7 @@ GANGS = st.lists(
 ).map(lambda members: Gang(members=tuple(members)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(GANGS, min_size=3, max_size=3))
 def test_gangs_are_refused_just_where_plain_loops_find_fault(gangs: list[Gang]) -> None:
     """Nodes 0 to 2 are of the Cell's type, node 2 is not schedulable and node 3 of another type."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.collectives import LinkNetwork, LinkRates, TableNetwork, Tables, curves_of
 from tessera.estimator.collectives.records import CommRecord
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.plans import Groups, Primitive, Shape
+from tests.support.laws import examples
 
 kinds = st.sampled_from(CATALOGUE)
 primitives = st.sampled_from(list(Primitive))
@@ -36,7 +37,7 @@ def one(network: LinkNetwork | TableNetwork, p: Primitive, payload: float, g: Gr
 
 
 @given(kinds, places(), primitives, payloads, st.floats(1, 100))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_more_bytes_and_more_groups_beside_never_take_less(
     kind: Hardware, place: tuple[Shape, Groups], primitive: Primitive, payload: float, more: float
 ) -> None:
@@ -48,7 +49,7 @@ def test_more_bytes_and_more_groups_beside_never_take_less(
 
 
 @given(kinds, places(), payloads)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_an_all_reduce_is_never_longer_than_a_reduce_scatter_and_an_all_gather(
     kind: Hardware, place: tuple[Shape, Groups], payload: float
 ) -> None:
@@ -61,7 +62,7 @@ def test_an_all_reduce_is_never_longer_than_a_reduce_scatter_and_an_all_gather(
 
 
 @given(places(), primitives, st.lists(payloads, min_size=2, max_size=8))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_rows_are_answered_one_by_one_as_together(
     place: tuple[Shape, Groups], primitive: Primitive, amounts: list[float]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, combinations_with_replacement, pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.network.contention import Demand
@@ -16,6 +16,7 @@ from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
 from tessera.solvers.network.compression.orders import orders
 from tests.support.demands import a_demand
+from tests.support.laws import examples
 
 
 @st.composite
@@ -49,7 +50,7 @@ def sources(dag: Dag) -> Ints:
     return np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(demands(jobs=9), st.integers(0, 99))
 def test_weights_of_an_order_keep_the_quadrangle_inequality(demand: Demand, seed: int) -> None:
     dag = dag_of(demand, np.arange(demand.jobs))
@@ -60,7 +61,7 @@ def test_weights_of_an_order_keep_the_quadrangle_inequality(demand: Demand, seed
             assert left >= right
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(demands(jobs=8), st.integers(1, 4), st.integers(0, 99))
 def test_the_program_finds_the_best_of_all_cuts_of_an_order(
     demand: Demand, levels: int, seed: int
@@ -78,7 +79,7 @@ def test_the_program_finds_the_best_of_all_cuts_of_an_order(
         assert found.level.tolist() == cut_of(dag, order, levels, plainly=True).level.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
 def test_levels_exist_and_never_invert_two_jobs_that_meet(
     demand: Demand, levels: int, seed: int
@@ -90,7 +91,7 @@ def test_levels_exist_and_never_invert_two_jobs_that_meet(
     assert (level[dag.job[sources(dag)]] >= level[dag.job[dag.target]]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
 def test_minimum_cuts_end_at_the_same_loss_from_wherever_they_start(
     demand: Demand, levels: int, seed: int

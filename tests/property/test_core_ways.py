@@ -6,12 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.pricing import core
 from tessera.solvers.pricing.core import MOST_WAYS, _Changes, _ways
+from tests.support.laws import examples
 
 FACTOR = np.array([0x1234567, -0x7654321], dtype=np.int64)
 
@@ -37,7 +38,7 @@ def least_by_hand(few: _Changes, more: Ints, allowed: float) -> dict[tuple[int, 
     return found
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     changes=st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.architectures.transformer import Transformer, transformer
@@ -20,6 +20,7 @@ from tessera.estimator.memory import States, limit_bytes
 from tessera.estimator.plans import Candidates, Plan, Schedule, Shape, StageCosts, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tests.support.estimates import a_graph, a_layer, one_candidate
+from tests.support.laws import examples
 
 DEGREES = (1, 2, 3, 4)
 SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (2, 3), (6, 1), (3, 2), (1, 7), (2, 4), (3, 4))
@@ -86,7 +87,7 @@ def never_slower(better: dict[int, Plan], than: dict[int, Plan]) -> None:
 
 
 @given(jobs(), st.sampled_from(FASTER), st.floats(1.0, 8.0))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_faster_gpus_links_and_ports_never_make_a_job_slower(
     job: Setting, rate: str, times: float
 ) -> None:
@@ -95,7 +96,7 @@ def test_faster_gpus_links_and_ports_never_make_a_job_slower(
 
 
 @given(jobs(), st.floats(1.0, 4.0))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_more_memory_loses_no_degree_and_no_time(job: Setting, times: float) -> None:
     tight = replace(job.hardware, memory_bytes=8 * GIB)
     roomy = replace(job.hardware, memory_bytes=round(times * tight.memory_bytes))
@@ -103,7 +104,7 @@ def test_more_memory_loses_no_degree_and_no_time(job: Setting, times: float) -> 
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_plan_covers_the_layers_with_all_gpus_and_fits(job: Setting) -> None:
     for degree, plan in cells(job, DEGREES).items():
         assert len(plan.stages) == degree
@@ -116,7 +117,7 @@ def test_a_plan_covers_the_layers_with_all_gpus_and_fits(job: Setting) -> None:
 
 
 @given(jobs(), st.integers(2, 6))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
     job: Setting, times: int
 ) -> None:
@@ -135,7 +136,7 @@ def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_costs_are_amounts_and_only_what_cannot_run_takes_forever(job: Setting) -> None:
     candidates, costs = every_stage(job)
     amounts = [
@@ -155,7 +156,7 @@ def test_costs_are_amounts_and_only_what_cannot_run_takes_forever(job: Setting) 
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_stage_under_more_tensor_parallelism_holds_no_more(job: Setting) -> None:
     _, costs = every_stage(job)
     c = costs.candidates
@@ -168,7 +169,7 @@ def test_a_stage_under_more_tensor_parallelism_holds_no_more(job: Setting) -> No
 
 
 @given(jobs())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_each_stage_of_zero_leaves_no_more_states_on_a_gpu_than_the_last(job: Setting) -> None:
     held = [priced.state_bytes for priced in by_zero(job)]
     for less, more in zip(held[1:], held[:-1], strict=True):
@@ -176,7 +177,7 @@ def test_each_stage_of_zero_leaves_no_more_states_on_a_gpu_than_the_last(job: Se
 
 
 @given(jobs())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_zero_changes_nothing_where_there_are_no_replicas(job: Setting) -> None:
     first, *others = by_zero(job)
     c = first.candidates
@@ -195,7 +196,7 @@ def by_zero(job: Setting) -> list[StageCosts]:
 @given(
     st.integers(1, 16), st.integers(1, 6), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_group_lies_on_as_many_nodes_as_the_gpus_of_the_worst_one(
     per_node: int, nodes: int, log_gpus: int, log_tp: int, log_ep: int
 ) -> None:
@@ -224,7 +225,7 @@ def test_a_group_lies_on_as_many_nodes_as_the_gpus_of_the_worst_one(
 
 
 @given(jobs(), st.integers(1, 100), st.integers(1, 100))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_micro_batch_is_empty_and_none_grows_for_it(
     job: Setting, batch: int, micro_batches: int
 ) -> None:

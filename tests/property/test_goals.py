@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tessera.formulation.check import violations
 from tessera.formulation.goals import Linear
@@ -23,6 +23,7 @@ from tests.support.goals import (
     statements,
     value_of,
 )
+from tests.support.laws import examples
 from tests.support.problems import same
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
@@ -34,7 +35,7 @@ def solved(statement: Statement, name: str, budget: Budget = EXACT) -> Solved:
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
 @given(statement=statements())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_goal_is_reached_as_by_trying_all_answers(name: str, statement: Statement) -> None:
     best = best_answers(statement)
     found = solved(statement, name)
@@ -48,7 +49,7 @@ def test_every_goal_is_reached_as_by_trying_all_answers(name: str, statement: St
 
 
 @given(statement=statements())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_bounds_are_never_better_than_what_can_be_reached(statement: Statement) -> None:
     answers = every_answer(statement.problem)
     found = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
@@ -63,7 +64,7 @@ def test_bounds_are_never_better_than_what_can_be_reached(statement: Statement) 
 
 
 @given(statement=statements())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_answer_never_stands_below_greedys(statement: Statement) -> None:
     greedy = greedy_of(statement, EXACT)
     for budget in (EXACT, Budget(remaining_s=lambda: 0.0)):
@@ -75,7 +76,7 @@ def test_the_answer_never_stands_below_greedys(statement: Statement) -> None:
 
 
 @given(statement=statements())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
     first = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
     work = dict(first.solution.work)
@@ -85,7 +86,7 @@ def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
 
 
 @given(statement=statements())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_values_of_all_goals_at_once_stay_small_and_keep_the_columns(statement: Statement) -> None:
     problem = surrogate(statement)
     assert np.array_equal(problem.cell, statement.problem.cell)

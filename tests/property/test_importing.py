@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.traces import profiles, trace
 from tessera.simulator.traces.csvfile import MAX_ERRORS
+from tests.support.laws import examples
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def read_or_refused(parse: Callable[[bytes, str], list[T]], data: bytes) -> list
 
 
 @given(data=st.one_of(st.binary(max_size=300), NEARLY))
-@settings(max_examples=300)
+@examples(300)
 @example(data=HEADS[0].encode() + b"\n" + b"9" * 5000)
 @example(data=HEADS[3].encode() + b'\nj,1,m,p,1,1,1\nj,1,m,p,1,1,1\n"')
 @example(data=("\ufeff" + HEADS[3]).encode("utf-16"))
@@ -63,7 +64,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         st.tuples(st.integers(1, 10**12), st.floats(0, 1e9), st.integers(1, 64)), max_size=20
     )
 )
-@settings(max_examples=50)
+@examples(50)
 def test_what_is_written_is_read_back(rows: list[tuple[int, float, int]]) -> None:
     lines = [f"j{i},{t!r},m,p,8,{n},{g}" for i, (n, t, g) in enumerate(rows)]
     data = "\r\n".join([",".join(trace.REQUIRED), *lines]).encode()

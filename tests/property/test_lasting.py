@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.decisions import DecisionKind
@@ -28,6 +28,7 @@ from tests.property.test_rounds import snapshots
 from tests.simulation.test_laws import conditions
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import FOREVER
+from tests.support.laws import examples
 from tests.support.worlds import (
     COSTLY,
     FREE,
@@ -70,7 +71,7 @@ def test_first_come_first_served_looks_at_no_clock() -> None:
 
 
 @pytest.mark.parametrize("name", LASTING)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     snapshot=snapshots(), seconds=st.sampled_from([1.0, 300.0, 1e6]),
     share_left=st.sampled_from([0.0, 1e-3, 0.9]),
@@ -94,7 +95,7 @@ def run(seed: int, options: RoundOptions, *, wakeful: bool, costly: bool) -> Res
 
 
 @pytest.mark.parametrize("name", LASTING)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 @given(seed=st.integers(0, 2**16), every=st.sampled_from([0, 1, 3, 12]), costly=st.booleans())
 def test_rounds_that_are_not_decided_would_have_changed_nothing(
     name: str, seed: int, every: int, costly: bool

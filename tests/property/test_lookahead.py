@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.deadlines.bench_deadlines import Load, drive, overloaded
@@ -31,6 +31,7 @@ from tessera.solvers.lookahead.integers import integers
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 from tests.support.oracles.lookahead_matrices import most_weight
 
 NOW_S = 1200.0
@@ -42,7 +43,7 @@ ENDLESS = Budget(remaining_s=lambda: math.inf)
     now_s=st.floats(0, 3e9), until_s=st.floats(1, 1e7), later_s=st.floats(0, 1e6),
     round_s=st.sampled_from([60.0, 300.0, 413.7]),
 )  # fmt: skip
-@settings(max_examples=60)
+@examples(60)
 def test_a_later_grid_has_every_boundary_that_an_earlier_one_had_beyond_it(
     now_s: float, until_s: float, later_s: float, round_s: float
 ) -> None:
@@ -90,7 +91,7 @@ def nobody(ahead: Lookahead) -> Ints:
 
 
 @given(snapshots(jobs=5, slots=5))
-@settings(max_examples=25)
+@examples(25)
 def test_two_solvers_agree_on_what_can_be_admitted(snapshot: Snapshot) -> None:
     ahead = stated(snapshot)
     assume(len(ahead.job) > 0)
@@ -103,7 +104,7 @@ def test_two_solvers_agree_on_what_can_be_admitted(snapshot: Snapshot) -> None:
 
 
 @given(snapshots(jobs=3, slots=2, counts=(1, 2)))
-@settings(max_examples=25)
+@examples(25)
 def test_admission_is_the_best_of_all_schedules_tried_one_by_one(snapshot: Snapshot) -> None:
     found = admit(snapshot, AHEAD, ENDLESS)
     assert found.proven
@@ -138,7 +139,7 @@ def brute_force(ahead: Lookahead) -> float:
 
 
 @given(snapshots(jobs=6, slots=6, guaranteed=False, whole_slots=True))
-@settings(max_examples=25)
+@examples(25)
 def test_look_ahead_admits_whatever_myopic_admission_can_serve(snapshot: Snapshot) -> None:
     found = admit(snapshot, AHEAD, ENDLESS)
     assert found.proven
@@ -172,7 +173,7 @@ def best_at_once(snapshot: Snapshot) -> float:
 
 
 @given(snapshots(jobs=5, slots=20), st.floats(0.05, 1.0))
-@settings(max_examples=25)
+@examples(25)
 def test_certificates_hold_as_time_goes_on(snapshot: Snapshot, share: float) -> None:
     """Train by the certificates up to some moment of the first slot: what is left of them still suffices."""
     found = admit(snapshot, AHEAD, ENDLESS)
@@ -240,7 +241,7 @@ def with_others(load: Load, seed: int) -> Load:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([300.0, 100.0]))
-@settings(max_examples=4)
+@examples(4)
 def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s: float) -> None:
     load = overloaded(seed, 7, 1.5)
     for mode in DEADLINE_MODES[1:]:
@@ -249,7 +250,7 @@ def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=4)
+@examples(4)
 def test_nor_beside_guaranteed_and_best_effort_jobs(seed: int) -> None:
     found = drive(with_others(overloaded(seed, 9, 1.5), seed), "look-ahead")
     assert (found.missed, found.violations) == (0, 0)

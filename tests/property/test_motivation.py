@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
 from tessera.benchmarks.papers.openings import Job, Opening, Scene, decided
 from tessera.formulation.snapshot import Workload
+from tests.support.laws import examples
 from tests.support.worlds import a_profile
 
 COUNTS = (1, 2, 4)
@@ -33,7 +34,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     return Scene.of(opening, records)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scenes())
 def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
     raw = decided(scene, RAW, "estimates", None, 0)
@@ -44,7 +45,7 @@ def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
     )
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(scenes())
 def test_what_any_policy_starts_is_one_of_the_plans(scene: Scene) -> None:
     plans = set(scene.plans())

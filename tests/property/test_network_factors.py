@@ -7,12 +7,13 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.solvers.network.factors import MOST_STEPS, Timing, against, factors, low_periods_s
 from tessera.solvers.network.fluid import works
 from tessera.solvers.network.priorities import assigned, held
+from tests.support.laws import examples
 from tests.support.networks import FluidJob, a_demand
 
 TWELFTHS = st.integers(1, 48).map(lambda n: n / 12)
@@ -54,7 +55,7 @@ def _followed(high: Timing, low: Timing, phase: Fraction, iterations: int) -> Fr
     return at - phase
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(high=timings(), low=timings(), phase=st.integers(0, 47))
 def test_the_period_of_who_is_last_is_what_following_it_shows_from_any_start(
     high: Timing, low: Timing, phase: int
@@ -72,7 +73,7 @@ def test_the_period_of_who_is_last_is_what_following_it_shows_from_any_start(
     assert abs(mean - found[0]) <= _alone_s(high) / count + 1e-9
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(high=timings(), low=timings(), speed=st.sampled_from([0.0, 0.25, 1 / 3, 0.9]))
 def test_the_period_of_who_is_last_keeps_the_bounds_of_the_notes(
     high: Timing, low: Timing, speed: float
@@ -102,7 +103,7 @@ def _pair(
     ]  # fmt: skip
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     first=timings(), second=timings(), weight=st.sampled_from([0.5, 1.0, 1.1, 1.5, 3.0]),
     shared=st.sampled_from([1.0, 0.75, 0.6]),
@@ -124,7 +125,7 @@ def test_the_job_with_the_higher_unclipped_priority_first_does_more_work_on_the_
         assert mine < other
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(first=timings(), second=timings(), shared=st.sampled_from([1.0, 0.75]))
 def test_the_factor_of_a_pair_seen_from_the_other_side_is_its_reciprocal(
     first: Timing, second: Timing, shared: float
@@ -137,7 +138,7 @@ def test_the_factor_of_a_pair_seen_from_the_other_side_is_its_reciprocal(
         assert {0.0, math.inf} == set(k.tolist())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     priority=st.lists(st.floats(0.1, 10), min_size=1, max_size=12), margin=st.floats(0, 1),
     data=st.data(),
@@ -159,7 +160,7 @@ def test_a_held_order_puts_jobs_far_apart_by_priority_and_changes_nothing_needle
         assert all(p[a] >= p[b] for a, b in pairwise(order.tolist()))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(jobs=st.lists(timings(), min_size=2, max_size=5), references=st.integers(1, 4))
 def test_factors_are_numbers_above_0_that_jobs_without_traffic_do_not_change(
     jobs: list[Timing], references: int

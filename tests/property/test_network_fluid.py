@@ -8,11 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.tables import Ints
 from tessera.solvers.network.fluid import simulate, works
+from tests.support.laws import examples
 from tests.support.networks import FluidJob, a_demand
 
 NEAR = 1e-7
@@ -125,7 +126,7 @@ def _ints(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases(), horizon=st.integers(1, 160).map(lambda n: Fraction(n, 8)))
 def test_rates_are_those_of_an_exact_engine_in_fractions(
     case: tuple[list[FluidJob], list[int]], horizon: Fraction
@@ -138,7 +139,7 @@ def test_rates_are_those_of_an_exact_engine_in_fractions(
             assert run.comm[i] * float(horizon) == pytest.approx(float(one.carried), abs=NEAR)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     jobs=st.lists(fluid_jobs(links=1, least_links=1), min_size=1, max_size=6),
     data=st.data(),
@@ -156,7 +157,7 @@ def test_on_one_link_what_intensity_carries_is_the_work_done_but_for_an_iteratio
     assert abs(carried - done) <= demand.work_flop.sum() * (1 + NEAR)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=cases(most=6), horizon_s=st.integers(1, 60))
 def test_no_link_carries_more_than_it_can(
     case: tuple[list[FluidJob], list[int]], horizon_s: int
@@ -170,7 +171,7 @@ def test_no_link_carries_more_than_it_can(
     assert (load <= 1 + NEAR).all()
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=cases(most=6))
 def test_a_job_of_a_higher_level_never_notices_lower_ones(
     case: tuple[list[FluidJob], list[int]],
@@ -184,7 +185,7 @@ def test_a_job_of_a_higher_level_never_notices_lower_ones(
     assert run.comm[above] == pytest.approx(without.comm, abs=NEAR)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_no_sender_can_go_faster_without_slowing_one_of_its_level_or_above(
     data: st.DataObject,
@@ -213,7 +214,7 @@ def test_no_sender_can_go_faster_without_slowing_one_of_its_level_or_above(
         assert held, f"job {j} at {speed[j]} has no link that holds it"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases(most=5), data=st.data())
 def test_many_assignments_at_once_do_what_each_does_apart(
     case: tuple[list[FluidJob], list[int]], data: st.DataObject
@@ -230,7 +231,7 @@ def test_many_assignments_at_once_do_what_each_does_apart(
     assert found == pytest.approx(apart, rel=NEAR)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases(most=5), cut=st.integers(1, 30))
 def test_two_windows_in_a_row_add_up_to_one(
     case: tuple[list[FluidJob], list[int]], cut: int

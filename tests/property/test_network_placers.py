@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.placement import Gang
@@ -14,6 +14,7 @@ from tessera.solvers.network.jobs.cells import Level, cells
 from tessera.solvers.network.jobs.hived import HiveD
 from tessera.solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
 from tests.support.hierarchies import a_machine
+from tests.support.laws import examples
 
 MACHINE = a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2)
 CELL = cells(MACHINE)
@@ -56,7 +57,7 @@ def gpus_of(gang: Gang) -> Ints:
     return np.array([h * HOST_GPUS + g for h, own in gang.members for g in own], dtype=np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps, st.sampled_from(["hived", "strict", "first", "random"]))
 def test_no_gpu_is_given_twice_and_gangs_have_what_they_asked_for(
     moves: list[int], rule: str
@@ -77,7 +78,7 @@ def test_no_gpu_is_given_twice_and_gangs_have_what_they_asked_for(
     assert sorted(held + flat(story.book.free).tolist()) == list(range(GPUS))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps)
 def test_what_has_been_split_is_whole_again_when_all_have_gone(moves: list[int]) -> None:
     story = Story(HiveD(MACHINE))
@@ -88,7 +89,7 @@ def test_what_has_been_split_is_whole_again_when_all_have_gone(moves: list[int])
     assert story.book.allocate("all", GPUS) is not None
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(steps)
 def test_a_gang_that_a_cell_holds_never_straddles_two_of_its_kind(moves: list[int]) -> None:
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
@@ -99,7 +100,7 @@ def test_a_gang_that_a_cell_holds_never_straddles_two_of_its_kind(moves: list[in
                 assert len(set(CELL[level][gpus_of(gang)].tolist())) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(steps)
 def test_a_gang_of_whole_hosts_stays_in_a_rack_or_pod_that_has_them(moves: list[int]) -> None:
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
@@ -113,7 +114,7 @@ def test_a_gang_of_whole_hosts_stays_in_a_rack_or_pod_that_has_them(moves: list[
                 assert gang.nodes == gpus // HOST_GPUS
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(steps)
 def test_a_whole_cell_is_split_only_where_no_split_one_holds_the_gang(moves: list[int]) -> None:
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.network.check import network_violations
@@ -10,6 +10,7 @@ from tessera.solvers.network.factors import Clip
 from tessera.solvers.network.replan import Options, Variant, replan
 from tessera.solvers.network.swaps import Moves
 from tests.support.contentions import a_contention
+from tests.support.laws import examples
 
 
 @st.composite
@@ -24,7 +25,7 @@ def some_options(draw: st.DrawFn) -> Options:
     )  # fmt: skip
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     seed=st.integers(0, 10**6), jobs=st.integers(1, 9), idle=st.integers(0, 2),
     load=st.sampled_from([0.1, 1.0, 5.0]), levels=st.integers(1, 8), options=some_options(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
@@ -18,6 +18,7 @@ from tessera.formulation.topologies.document import read, write
 from tessera.formulation.topologies.measures import bisection_bytes_per_s
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import NOWHERE, Topology
+from tests.support.laws import examples
 from tests.support.topologies import (
     a_clos,
     a_double_sided,
@@ -51,7 +52,7 @@ def fabrics(draw: st.DrawFn) -> Topology:
     })  # fmt: skip
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(fabrics(), st.integers(1, 12))
 def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
     topology: Topology, most: int
@@ -70,7 +71,7 @@ def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
         assert routes.count(*ends) == len(every)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.integers(2, 4), st.integers(0, 4),
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 5)), max_size=24),
@@ -165,7 +166,7 @@ def expected(
     return out, into, across
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.sampled_from(TOPOLOGIES), placed(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_bytes_are_neither_lost_nor_made_on_their_way(
     topology: Topology, job: NetworkJob, qps: int, seed: int
@@ -193,7 +194,7 @@ def test_bytes_are_neither_lost_nor_made_on_their_way(
     assert loads[leaves].sum() == pytest.approx(across)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(fabrics())
 def test_a_topology_is_the_same_after_it_was_written_and_read(topology: Topology) -> None:
     again = read(write(topology))

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s, simulated_s
 from tessera.estimator.plans import Schedule
+from tests.support.laws import examples
 
 Passes = list[tuple[float, float]]
 seconds = st.floats(0.01, 10.0)
@@ -30,7 +31,7 @@ def formula_s(busy: list[float], micro_batches: int, send: list[float] | None = 
 
 
 @given(st.lists(seconds, min_size=1, max_size=5), seconds, batches)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_passes_in_one_proportion_make_gpipe_exact_and_1f1b_no_longer(
     forward: list[float], ratio: float, micro_batches: int
 ) -> None:
@@ -44,7 +45,7 @@ def test_passes_in_one_proportion_make_gpipe_exact_and_1f1b_no_longer(
 
 
 @given(passes, batches)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_formula_lies_between_what_no_schedule_beats_and_what_two_phases_take(
     stages: Passes, micro_batches: int
 ) -> None:
@@ -60,7 +61,7 @@ def test_the_formula_lies_between_what_no_schedule_beats_and_what_two_phases_tak
 
 
 @given(passes, batches, st.lists(seconds, min_size=5, max_size=5))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_transfers_that_wait_for_nothing_cost_gpipe_their_sum(
     stages: Passes, micro_batches: int, wires: list[float]
 ) -> None:

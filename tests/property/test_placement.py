@@ -7,7 +7,7 @@ import math
 from typing import TypeAlias
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import placement_violations, score, violations
@@ -21,6 +21,7 @@ from tessera.formulation.statement import build_problem
 from tessera.solvers.placement import Placed, defragment, place
 from tessera.solvers.placement.blocks import carve, mask_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.laws import examples
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 WORKLOADS = 3
@@ -160,7 +161,7 @@ def worth(problem: Problem, placed: Placed) -> float:
     return score(problem, placed.solution, placed.placement)
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(rounds)
 def test_every_placement_passes_the_checker(case: Round) -> None:
     snapshot, problem, solution = case
@@ -174,7 +175,7 @@ def test_every_placement_passes_the_checker(case: Round) -> None:
         assert placed.placement.gangs[job].nodes > problem.cells.nodes[cell]
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(rounds)
 def test_jobs_that_keep_their_cell_move_only_as_migrated_and_pinned_ones_never(
     case: Round,
@@ -189,7 +190,7 @@ def test_jobs_that_keep_their_cell_move_only_as_migrated_and_pinned_ones_never(
         assert all(snapshot.jobs.movable[job] for job in outcome.placement.migrated)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(rounds_without_promises)
 def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
     snapshot, problem, solution = case
@@ -199,7 +200,7 @@ def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
             assert carve(mask_of(indices), len(indices)) == mask_of(indices)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(rounds)
 def test_promised_jobs_on_sound_nodes_always_run(case: Round) -> None:
     snapshot, problem, solution = case
@@ -209,7 +210,7 @@ def test_promised_jobs_on_sound_nodes_always_run(case: Round) -> None:
     assert (placed.solution.choice[problem.must_run] >= 0).all()
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(rounds_without_promises)
 def test_mending_never_scores_below_leaving_the_unplaced_waiting(
     case: Round,
@@ -231,7 +232,7 @@ def test_mending_never_scores_below_leaving_the_unplaced_waiting(
     assert worth(problem, placed) >= worth(problem, left) - 1e-9
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(rounds)
 def test_defragmentation_never_lowers_the_score(case: Round) -> None:
     snapshot, problem, solution = case
@@ -242,7 +243,7 @@ def test_defragmentation_never_lowers_the_score(case: Round) -> None:
         assert worth(problem, after) >= worth(problem, placed) - 1e-9
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(rounds)
 def test_the_same_round_is_placed_the_same(case: Round) -> None:
     snapshot, problem, solution = case

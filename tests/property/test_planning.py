@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.memory import in_flight, limit_bytes, memory_bytes
@@ -25,6 +25,7 @@ from tessera.estimator.planning.stages import (
 )
 from tessera.estimator.planning.tuning import whole_space
 from tessera.estimator.plans import Schedule
+from tests.support.laws import examples
 from tests.support.planning import (
     all_stages,
     every_candidate,
@@ -38,7 +39,7 @@ SIZES = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 6, 8]), st.int
 OVERLAPS = st.builds(Overlap, transfers=st.sampled_from(Transfers), sync=st.sampled_from(Sync))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(SEEDS, SIZES, OVERLAPS, st.integers(1, 9))
 def test_the_best_plan_is_the_fastest_of_all_plans(
     seed: int, size: tuple[int, int, int], overlap: Overlap, micro_batches: int
@@ -73,7 +74,7 @@ def test_the_best_plan_is_found_after_a_poor_first_one(
     assert best_plan(option, latency, 8, 3).latency_s == pytest.approx(everywhere.min())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(SEEDS, st.one_of(SIZES, st.just((6, 8, 3))), st.integers(1, 9))
 def test_the_frontier_is_that_of_all_plans(
     seed: int, size: tuple[int, int, int], micro_batches: int
@@ -101,7 +102,7 @@ def test_the_frontier_is_that_of_all_plans(
     assert found.proxy.bias == pytest.approx(bias.min(), abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(SEEDS, SIZES)
 def test_least_bias_is_that_of_all_partitions_and_powers_of_two(
     seed: int, size: tuple[int, int, int]
@@ -121,7 +122,7 @@ def test_least_bias_is_that_of_all_partitions_and_powers_of_two(
     assert few == pytest.approx(every[:7].tolist(), abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(SEEDS, st.integers(1, 4), st.sampled_from([4, 6, 8, 12]))
 def test_gpus_of_a_partition_are_the_nearest_powers_of_two(
     seed: int, stages: int, gpus: int
@@ -138,7 +139,7 @@ def test_gpus_of_a_partition_are_the_nearest_powers_of_two(
     assert bias_of(share, found) == pytest.approx(bias_of(share, vectors).min())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(SEEDS, SIZES)
 def test_stages_are_cut_where_least_is_sent_among_sums_near_powers_of_two(
     seed: int, size: tuple[int, int, int]
@@ -161,7 +162,7 @@ def test_stages_are_cut_where_least_is_sent_among_sums_near_powers_of_two(
     assert found.bias == pytest.approx(bias[sent == sent.min()].min(), abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(SEEDS, st.integers(1, 5), st.integers(2, 3), st.integers(1, 9))
 def test_the_assembled_plan_is_the_fastest_mixture(
     seed: int, stages: int, ways: int, micro_batches: int
@@ -189,7 +190,7 @@ def test_the_assembled_plan_is_the_fastest_mixture(
     assert latency[(every == found.ways).all(axis=1)] == pytest.approx(latency.min())
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(SEEDS, st.integers(1, 4), st.sampled_from([1, 2, 4, 6]), st.integers(1, 3))
 def test_a_space_counts_and_holds_just_the_plans_it_yields(
     seed: int, layers: int, gpus: int, stages: int
@@ -204,7 +205,7 @@ def test_a_space_counts_and_holds_just_the_plans_it_yields(
     assert len(list(space.plans())) == space.count
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(SEEDS, st.sampled_from(Schedule), st.integers(1, 6))
 def test_a_stage_fits_as_deep_as_its_memory_holds_micro_batches(
     seed: int, schedule: Schedule, micro_batches: int

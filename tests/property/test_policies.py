@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.information import Information, estimates, optimum, single_gpu
@@ -21,8 +21,9 @@ from tessera.solvers.schedulers.base import Published, Scheduler, seen
 from tessera.solvers.schedulers.registry import names, published
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_random_snapshot
+from tests.support.laws import examples
 
-LAW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+LAW = examples(25)
 NAMES = pytest.mark.parametrize("name", names())
 FOREVER = Budget(remaining_s=lambda: math.inf)
 

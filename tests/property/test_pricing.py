@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.rounds.bench_fuzz import faults
@@ -20,6 +20,7 @@ from tessera.formulation.statement import build_problem
 from tessera.solvers.answers import objective_of, trivial_bound
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import names, solver
+from tests.support.laws import examples
 from tests.support.problems import problems, same
 
 OURS = tuple(name for name in ("pricing", "portfolio") if name in names())
@@ -38,7 +39,7 @@ def judged(problem: Problem, found: Solution) -> list[str]:
 
 
 @pytest.mark.parametrize("name", OURS)
-@settings(max_examples=100)
+@examples(100)
 @given(problem=problems())
 def test_an_answer_breaks_no_rule_and_its_bound_is_true(name: str, problem: Problem) -> None:
     assert judged(problem, solver(name).solve(problem, EXACT)) == []
@@ -46,7 +47,7 @@ def test_an_answer_breaks_no_rule_and_its_bound_is_true(name: str, problem: Prob
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
+@examples(15)
 @given(seed=SEEDS)
 def test_so_it_is_on_problems_that_nobody_would_state(name: str, kind: str, seed: int) -> None:
     problem = a_problem(np.random.default_rng(seed), kind)
@@ -55,7 +56,7 @@ def test_so_it_is_on_problems_that_nobody_would_state(name: str, kind: str, seed
 
 
 @pytest.mark.parametrize("name", OURS)
-@settings(max_examples=100)
+@examples(100)
 @given(seed=SEEDS)
 def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -70,7 +71,7 @@ def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None
 
 
 @pytest.mark.parametrize("name", OURS)
-@settings(max_examples=30)
+@examples(30)
 @given(seed=SEEDS)
 def test_the_same_question_has_the_same_answer(name: str, seed: int) -> None:
     problem = a_problem(np.random.default_rng(seed))
@@ -79,7 +80,7 @@ def test_the_same_question_has_the_same_answer(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=5)
+@examples(5)
 @given(seed=st.integers(0, 1000), running=st.sampled_from([0.0, 0.5, 1.0]))
 def test_without_time_there_is_an_answer_and_never_less_than_greedys(
     family: str, seed: int, running: float
@@ -108,7 +109,7 @@ def test_bounds_and_answers_agree_with_stock_cp_sat(family: str, seed: int) -> N
     assert found.gap <= 1e-4  # the portfolio's, the last
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 1000), share=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
 def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
     seed: int, share: float

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -21,6 +21,7 @@ from tessera.solvers.pricing import Pricing
 from tessera.solvers.pricing.dual import descend
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
+from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems, same
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
@@ -69,7 +70,7 @@ def test_any_prices_at_all_give_a_true_bound(problem: Problem, seed: int) -> Non
     assert best is None or price(problem, prices).bound >= best
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(0, 2**32 - 1), st.integers(20, 120))
 def test_the_dual_reaches_the_optimum_of_the_linear_program(seed: int, jobs: int) -> None:
     problem = a_random_problem(seed, jobs=jobs)
@@ -79,7 +80,7 @@ def test_the_dual_reaches_the_optimum_of_the_linear_program(seed: int, jobs: int
     assert ours.total >= lp.objective
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(0, 2**32 - 1))
 def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
     problem = a_random_problem(seed, jobs=150)
@@ -94,7 +95,7 @@ def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
     assert warm.gap <= 5e-2
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(0, 2**32 - 1))
 def test_recorded_work_repeats_pricing_bit_for_bit(seed: int) -> None:
     problem = a_random_problem(seed, jobs=60)

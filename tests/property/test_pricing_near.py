@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import violations
@@ -27,10 +27,11 @@ from tessera.solvers.pricing.dual import descend_near
 from tessera.solvers.pricing.surface import near
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
+from tests.support.laws import examples
 from tests.support.problems import brute_force, problems
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
-SOME = settings(max_examples=150, deadline=None)
+SOME = examples(150)
 PRICES = st.lists(st.floats(0, 10), min_size=3, max_size=3)
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tessera.formulation.decisions import DecisionKind
@@ -25,9 +25,10 @@ from tessera.solvers.rounds.plan import Outcome
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas
+from tests.support.laws import examples
 
-LAW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+LAW = examples(60)
+FEW = examples(25)
 
 POLICIES = st.builds(
     Policy,
@@ -75,7 +76,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
     return with_quotas(snapshot, quotas, borrow=borrow, keeps=draw(st.sampled_from([[], ["u"]])))
 
 
-@settings(LAW, max_examples=150)
+@examples(150)
 @given(crowded(), POLICIES)
 def test_any_snapshot_under_any_policy_gives_decisions_that_break_no_rule(
     snapshot: Snapshot, policy: Policy
@@ -84,7 +85,7 @@ def test_any_snapshot_under_any_policy_gives_decisions_that_break_no_rule(
     assert all((d.gang is None) == (d.reason is not None) for d in found.decisions)
 
 
-@settings(LAW, max_examples=150)
+@examples(150)
 @given(crowded(), POLICIES)
 def test_waiting_jobs_are_marked_only_with_an_answer_in_which_all_marked_jobs_run(
     snapshot: Snapshot, policy: Policy

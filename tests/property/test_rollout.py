@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.lookahead import look_ahead, schedule_violations
@@ -17,6 +17,7 @@ from tessera.solvers.lookahead import admit, rollout
 from tessera.solvers.lookahead.admission import drafts
 from tessera.solvers.lookahead.rollout import roll_out
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 
 NOW_S = 1500.0
 PLANNED = Policy(deadlines="planned")
@@ -47,14 +48,14 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 @given(snapshots())
-@settings(max_examples=60)
+@examples(60)
 def test_a_plan_breaks_no_rule_of_schedules(snapshot: Snapshot) -> None:
     plan = admit(snapshot, PLANNED, ENDLESS)
     assert schedule_violations(snapshot, plan.legs, plan.admitted) == []
 
 
 @given(snapshots())
-@settings(max_examples=40)
+@examples(40)
 def test_a_plan_never_meets_less_than_earliest_deadline_first(snapshot: Snapshot) -> None:
     ahead = look_ahead(*drafts(snapshot, PLANNED))
     every = np.ones(len(ahead.job), dtype=np.bool_)

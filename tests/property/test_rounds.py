@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import score
@@ -24,6 +24,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.plan import Outcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 
 
 def budget(seed: int = 0, **work: float) -> Budget:
@@ -93,7 +94,7 @@ def outcome(snapshot: Snapshot, name: str = "portfolio", **options: float) -> Ou
     return plan_round(snapshot, Policy(), solver(name), budget(**options))  # type: ignore[arg-type]
 
 
-LAW = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+LAW = examples(120)
 
 
 @LAW

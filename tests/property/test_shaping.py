@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.resources import EstimateRecord
@@ -16,6 +16,7 @@ from tessera.simulator.traces.shaping import busiest, sampled, split_tenants
 from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival, parse_trace
 from tessera.simulator.traces.writing import trace_csv
+from tests.support.laws import examples
 from tests.support.traces import a_cluster, a_record, a_type, a_workload, an_arrival
 
 WORKS = [a_workload("bert", "760M"), a_workload("bert", "6.7B", 128), a_workload("moe", "10B", 512)]
@@ -49,7 +50,7 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
     ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(traces(), st.integers(0, 50))
 def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
     jobs: list[Arrival], seed: int
@@ -67,7 +68,7 @@ def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
     assert again.arrivals == found.arrivals  # what is left is good
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(traces(), st.integers(0, 50), st.integers(0, 2**31))
 def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
     jobs: list[Arrival], profile: int, seed: int
@@ -85,7 +86,7 @@ def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
         assert abs(a - b) <= (0.5 if a >= step / 2 else 1.0) * step * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(traces(), st.floats(0.01, 300))
 def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
     jobs: list[Arrival], hours: float
@@ -97,7 +98,7 @@ def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
     assert all(0 <= a.arrival_s < hours * 3600 + 1e-6 for a in found)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(traces(), st.integers(0, 2**31), st.floats(0.05, 1.0))
 def test_samples_and_tenants_change_nothing_else_of_a_job(
     jobs: list[Arrival], seed: int, share: float
@@ -113,7 +114,7 @@ def test_samples_and_tenants_change_nothing_else_of_a_job(
     assert sum(a.spec.guaranteed for a in split) == len(jobs) // 2
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(traces(), st.integers(0, 50))
 def test_a_written_trace_is_read_back_to_the_microsecond(jobs: list[Arrival], seed: int) -> None:
     good = screen(jobs, profiles(seed), [a_type("a100"), a_type("v100")], NODES, "drop").arrivals

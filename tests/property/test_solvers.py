@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import violations
@@ -22,11 +22,12 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price
 from tessera.solvers.relaxation import Relaxation
+from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems, same
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
-FEW = settings(max_examples=25)
-SOME = settings(max_examples=100)
+FEW = examples(25)
+SOME = examples(100)
 
 
 def _solved(solver: Solver, problem: Problem, hint: Solution | None = None) -> Solution:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tessera.db.engine import Database
@@ -25,6 +25,7 @@ from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, a
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.resources import Desired, NodeSpec, ObservedGang, Request, TenantSpec
 from tessera.formulation.snapshot import STATES, Hold, Snapshot
+from tests.support.laws import examples
 from tests.support.stored import (
     C,
     a_cluster,
@@ -407,10 +408,7 @@ class World:
             assert state is job(self.store, name).state
 
 
-@settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+@examples(25, HealthCheck.function_scoped_fixture)
 @given(happenings=st.lists(HAPPENINGS, min_size=30, max_size=60))
 def test_nothing_that_happens_breaks_the_stores_promises(
     database: Database, happenings: list[tuple[str, str, int]]

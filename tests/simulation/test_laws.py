@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.resources import EstimateRecord
@@ -20,6 +20,7 @@ from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturbed
+from tests.support.laws import examples
 from tests.support.worlds import COSTLY, POLICIES, a_random_scenario, simulated
 
 OFTEN = Hazards(
@@ -35,7 +36,7 @@ CASES = st.tuples(
 )  # fmt: skip
 """Seed, policy, rounds on events, error of estimates, horizon, overheads."""
 
-some_cases = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+some_cases = examples(25)
 
 
 def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.snapshot import Snapshot
@@ -15,6 +15,7 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import EPOCH_S
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import Outcome
+from tests.support.laws import examples
 from tests.support.worlds import (
     COSTLY,
     StoppedClock,
@@ -52,7 +53,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 @given(scenarios())
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 def test_what_was_promised_is_kept_by_rounds_on_events_alone(scenario: Scenario) -> None:
     result = on_events(scenario)
     due = np.array([one.arrival_s + one.spec.deadline_s for one in scenario.arrivals])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tessera.service.agent.gangs import Gang
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -23,7 +24,9 @@ def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
     return Gang(job=job, generation=generation, **(fields | overrides))
 
 
-async def until(condition: Callable[[], T], *, within_s: float = 20.0, every_s: float = 0.01) -> T:
+async def until(
+    condition: Callable[[], T], *, within_s: float = PATIENCE_S, every_s: float = 0.01
+) -> T:
     """Return the first true value of ``condition``."""
     end_s = time.monotonic() + within_s
     while not (value := condition()):

@@ -35,6 +35,7 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.support.agents import is_running, process_of
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -54,7 +55,11 @@ QUICK = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff
 
 
 def until(
-    condition: Callable[[], T | None], what: str, *, within_s: float = 40.0, every_s: float = 0.02
+    condition: Callable[[], T | None],
+    what: str,
+    *,
+    within_s: float = PATIENCE_S,
+    every_s: float = 0.02,
 ) -> T:
     """Return the first true value of ``condition``; ``what`` says what was waited for."""
     end_s, pause = time.monotonic() + within_s, threading.Event()
@@ -169,7 +174,7 @@ class Lab:
 
     def schedule(self) -> scheduler_pb2.Round:
         request = scheduler_pb2.ScheduleRequest(parent=self.parent)
-        return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=30))
+        return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=PATIENCE_S))
 
     def rounds(self) -> list[scheduler_pb2.Round]:
         """Return all rounds, oldest first, with their decisions."""
@@ -281,7 +286,7 @@ class Agent:
         self.thaw()
         self.process.terminate()
         try:
-            self.process.wait(15)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
         for job, generation in self.gangs():
@@ -319,5 +324,5 @@ def kill_postgres(folder: Path) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # they end by themselves with the first
             process.kill()
-    _, left = psutil.wait_procs(processes, timeout=20)
+    _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not left

@@ -24,6 +24,7 @@ from tessera.service.agent.runtime import Outcome, Progress
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import Lease
 from tests.support.agents import a_gang
+from tests.support.patience import PATIENCE_S
 
 
 def a_state(root: Path) -> StateDir:
@@ -113,7 +114,7 @@ def test_a_gang_whose_description_is_broken_is_cleared_and_its_process_ended(
         assert identity is not None
         write_json(str(directory / "process.json"), asdict(identity))
         assert list(state.gangs()) == []
-        assert stray.wait(20) == -signal.SIGKILL
+        assert stray.wait(PATIENCE_S) == -signal.SIGKILL
     assert not directory.exists()
 
 

@@ -32,6 +32,7 @@ from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import PART, Supervisor
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang, until
+from tests.support.patience import PATIENCE_S
 
 PATH = ("gpu-0", "gpu-1", ("tor-0", "agg-1", "tor-1"))
 
@@ -92,7 +93,7 @@ class Nic:
 
     def read(self) -> dict[int, int]:
         self.reads += 1
-        assert self.free.wait(20)
+        assert self.free.wait(PATIENCE_S)
         if self.refuses:
             raise Unavailable(self.refuses)
         return dict(self.table)

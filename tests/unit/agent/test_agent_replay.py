@@ -21,6 +21,7 @@ from tessera.service.agent.replay import ReplayRuntime
 from tessera.service.agent.replay_job import elapsed_s_at, iterations_at
 from tessera.service.agent.runtime import Exit, Handle, Outcome, Progress
 from tests.support.agents import a_gang, is_running, process_of, until
+from tests.support.patience import PATIENCE_S
 
 
 class Bench:
@@ -53,7 +54,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 async def end_of(handle: Handle) -> Exit:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await handle.begun()
         return await handle.ended()
 

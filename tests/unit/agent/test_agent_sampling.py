@@ -30,6 +30,7 @@ from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
 from tessera.service.rpc.convert.agents import to_observed
 from tests.support.agents import a_gang, until
+from tests.support.patience import PATIENCE_S
 
 PERIOD_S, BYTES = 0.52, 3e8
 
@@ -196,7 +197,7 @@ async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
     )
     changed = asyncio.Event()
     watching = asyncio.create_task(sampling.watch(lambda: [(wide(), True)], changed.set))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await changed.wait()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

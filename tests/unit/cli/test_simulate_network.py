@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -39,6 +39,7 @@ from tessera.simulator.world import Straggler
 from tessera.solvers.network.fluid import simulate as played
 from tessera.solvers.network.mechanisms import mechanism
 from tessera.solvers.network.paths import least_comm_s
+from tests.support.laws import examples
 from tests.support.worlds import (
     FCFS,
     a_profile,
@@ -205,7 +206,7 @@ def test_planning_is_timed_by_the_clock_that_is_given(tmp_path: Path) -> None:
     assert (slowdowns.seen.plans, slowdowns.seen.plan_s, slowdowns.seen.slowest_plan_s) == (2, 5, 3)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(st.integers(0, 10_000))
 def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) -> None:
     rng, scenario = np.random.default_rng(seed), a_random_scenario(seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
@@ -20,6 +20,7 @@ from tessera.estimator.architectures.transformer import Transformer, transformer
 from tessera.estimator.graph import Graph, layer_of, merged
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import data_dir
+from tests.support.laws import examples
 
 
 def a_decoder(**changes: Any) -> Transformer:
@@ -140,7 +141,7 @@ def test_every_batch_of_the_measured_optima_is_published() -> None:
             assert int(row["global_batch"]) in find(row["model"], row["params"]).batches
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     heads=st.sampled_from([1, 4, 16]),
     hidden=st.sampled_from([64, 256]),

@@ -69,6 +69,7 @@ def test_two_layers_on_2x2_devices_have_megatrons_collectives_and_no_others(fold
     assert step.memory.arguments == 12 * 4 * 64 * 128 + activation
 
 
+@pytest.mark.full
 def test_the_second_call_comes_from_the_cache_and_says_the_same(folder: Path) -> None:
     first = compiled(folder, MODELS + "perceptron", samples=32)
     second = compiled(folder, MODELS + "perceptron", samples=32)
@@ -91,6 +92,7 @@ def test_divided_optimizer_states_scatter_gradients_and_gather_weights_in_16_bit
     assert scatter.groups == DP_PAIRS
 
 
+@pytest.mark.full
 def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: Path) -> None:
     arguments: dict[str, Any] = {
         "hidden": 64,
@@ -120,6 +122,7 @@ def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: P
     assert step.memory.arguments == pytest.approx(3 * mine, rel=0.01)
 
 
+@pytest.mark.full
 def test_a_loop_counts_by_its_turns(folder: Path) -> None:
     looped = compiled(folder, f"{__name__}:scanned")
     written = compiled(folder, MODELS + "perceptron", samples=16)
@@ -139,9 +142,13 @@ def test_a_loop_counts_by_its_turns(folder: Path) -> None:
             Request(target=MODELS + "perceptron", arguments={"samples": 3}, dp=2),
             "cannot be shared by 2",
         ),
-        (Request(target=MODELS + "nothing"), "has no function"),
+        pytest.param(Request(target=MODELS + "nothing"), "has no function", marks=pytest.mark.full),
         (Request(target=MODELS + "perceptron", dp=0), "at least 1"),
-        (Request(target=MODELS + "perceptron", arguments={"depth": 1}), "cannot be called"),
+        pytest.param(
+            Request(target=MODELS + "perceptron", arguments={"depth": 1}),
+            "cannot be called",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(folder: Path, request_: Request, says: str) -> None:

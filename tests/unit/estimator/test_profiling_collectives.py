@@ -12,6 +12,7 @@ import pytest
 
 from tessera.estimator.collectives import read_curves
 from tessera.estimator.plans import Primitive
+from tests.support.patience import PATIENCE_S
 
 pytest.importorskip("jax")
 
@@ -86,7 +87,7 @@ def on_four_devices(script: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -28,6 +28,7 @@ from tessera.solvers.cpsat import CpSat
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot
+from tests.support.laws import examples
 from tests.support.objectives import GANG, a_round, drafted, running, values
 
 # --- combining
@@ -204,7 +205,7 @@ def finite(goal: Goal) -> bool:
     return bool(np.isfinite(goal.level).all() and np.isfinite(goal.waiting).all())
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     rounds(),
     st.sampled_from(
@@ -224,7 +225,7 @@ def test_every_objective_states_every_round(snapshot: Snapshot, objective: str) 
         assert size == len(statement.problem.cell)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(rounds(), st.sampled_from(list(LEVELS_OF)))
 def test_running_is_never_worse_than_waiting_nor_faster_than_slower(
     snapshot: Snapshot, objective: str
@@ -238,7 +239,7 @@ def test_running_is_never_worse_than_waiting_nor_faster_than_slower(
         assert (np.diff(by_rate) <= 1e-9).all()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(rounds(), st.sampled_from([o for o in LINEAR if o != "cost"]))
 def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective: str) -> None:
     draft = first_draft(snapshot, Policy())
@@ -251,7 +252,7 @@ def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective
         assert (np.diff(by_rate) >= 0).all()
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(rounds())
 def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) -> None:
     draft = first_draft(snapshot, Policy())
@@ -269,7 +270,7 @@ def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) 
         assert -found[j] == pytest.approx(answer.fun, rel=1e-7)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(rounds(), st.floats(1.1, 5.0))
 def test_more_weight_is_never_a_smaller_fair_rate(snapshot: Snapshot, factor: float) -> None:
     weight = snapshot.jobs.weight.copy()

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobState
@@ -23,6 +23,7 @@ from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.registry import published
 from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
@@ -37,7 +38,7 @@ def columns_of(looked_at: Seen, *, requested_only: bool) -> tuple[list[int], lis
     return options.column[kept].tolist(), held.tolist()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(snapshots())
 def test_options_of_requested_counts_are_those_of_all_options(snapshot: Snapshot) -> None:
     looked_at = seen(snapshot, Policy())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.goals import Levels
@@ -20,6 +20,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 
 SUMS = (
     "throughput",
@@ -53,7 +54,7 @@ def test_of_two_identical_jobs_the_one_that_asks_for_less_does_not_win(objective
     assert gpus_given(a_round_of(*jobs), objective) == {"modest": 16, "greedy": 16}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from([*SUMS, *LEVELS]))
 def test_what_is_requested_changes_no_jobs_worth(seed: int, other: int, objective: str) -> None:
     snapshot = a_random_snapshot(seed, jobs=6)

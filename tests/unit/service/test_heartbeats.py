@@ -14,8 +14,7 @@ from tessera.formulation.resources import Heartbeat
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
 from tessera.service.rpc.heartbeats import MOST, Heartbeats
-
-LONG_S = 60.0
+from tests.support.patience import PATIENCE_S
 
 
 def beat_of(agent: str) -> Heartbeat:
@@ -33,7 +32,7 @@ class SlowStore:
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
         self.batches.append([beat.agent for beat in beats])
-        assert self.go.wait(LONG_S)
+        assert self.go.wait(PATIENCE_S)
         if self.failure:
             raise self.failure
         return {k for k, beat in enumerate(beats) if beat.agent not in self.unknown}

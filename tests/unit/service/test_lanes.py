@@ -27,11 +27,10 @@ from tessera.service.rpc.lanes import (
     client_of,
 )
 from tessera.v1.jobs_pb2 import ListJobsRequest, SubmitJobsRequest
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
 
-LONG_S = 60.0
-"""More than any wait here takes."""
 
 EVIL, GOOD = Share("evil", "a"), Share("good", "b")
 
@@ -46,7 +45,7 @@ class Work:
     def __call__(self, turn: Turn) -> str:
         self.turn = turn
         self.began.set()
-        assert self.may_end.wait(LONG_S)
+        assert self.may_end.wait(PATIENCE_S)
         return "done"
 
 
@@ -65,7 +64,7 @@ class Bench:
         return work
 
     async def begun(self, work: Work) -> None:
-        assert await asyncio.to_thread(work.began.wait, LONG_S)
+        assert await asyncio.to_thread(work.began.wait, PATIENCE_S)
 
     async def end(self, work: Work) -> None:
         work.may_end.set()
@@ -265,7 +264,7 @@ def test_short_calls_run_on_the_share_of_their_caller() -> None:
         calls = FairCalls(Lane(4, "store", Limits(client=3, cluster=2, share=2)))
         go = threading.Event()
         crowd = [
-            asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(LONG_S))) for _ in range(9)
+            asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(PATIENCE_S))) for _ in range(9)
         ]
         await asyncio.sleep(0)
         for _ in range(5):
@@ -310,7 +309,7 @@ def test_short_calls_beyond_the_queue_are_refused() -> None:
         lane = Lane(1, "store", Limits(client=1, cluster=1, share=1), most_waiting=4)
         calls, go = FairCalls(lane), threading.Event()
         waiting = [
-            asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(LONG_S))) for _ in range(2)
+            asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(PATIENCE_S))) for _ in range(2)
         ]
         await asyncio.sleep(0)
         with pytest.raises(

@@ -17,6 +17,7 @@ from tessera.service.rpc.calls import Calls, Subscription
 from tessera.service.rpc.heartbeats import Heartbeats
 from tessera.service.rpc.lanes import FairCalls, Lane, Limits
 from tessera.v1 import agents_pb2 as pb
+from tests.support.patience import PATIENCE_S
 
 Phase = pb.ObservedGang
 TIMING = AgentTiming(lease_s=30.0, margin_s=15.0, heartbeat_s=5.0)
@@ -59,7 +60,7 @@ class QuietStore:
     def observe(
         self, _c: str, _a: str, _i: str, _gangs: tuple[ObservedGang, ...], revision: int
     ) -> bool:
-        assert self.turn.wait(60.0)
+        assert self.turn.wait(PATIENCE_S)
         self.observed.append(revision)
         return False
 
@@ -210,7 +211,7 @@ async def test_a_lease_is_renewed_while_the_cluster_s_turn_is_waited_for(
     assert await session.step(stream) is not None
     assert (session.lease_from_s, quiet.observed) == (9.0, [])
     quiet.turn.set()
-    await stream.wait(60.0)
+    await stream.wait(PATIENCE_S)
     await session.step(stream)
     assert quiet.observed == [1]
     session.leave()

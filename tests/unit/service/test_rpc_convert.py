@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput, StaleEtag
@@ -44,6 +44,7 @@ from tessera.v1 import (
     scheduler_pb2,
     tenants_pb2,
 )
+from tests.support.laws import examples
 
 words = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 workloads = st.builds(
@@ -61,7 +62,7 @@ specs = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(specs, st.booleans())
 def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
     spec = replace(asked, pinned_type=pin and bool(asked.requested_type))

@@ -12,6 +12,7 @@ from tessera.formulation.errors import Unavailable
 from tessera.service.purging import ClusterPurger
 from tessera.service.rpc.calls import Calls
 from tessera.service.watching import Watching
+from tests.support.patience import PATIENCE_S
 from tests.support.worlds import StoppedClock
 
 
@@ -44,7 +45,7 @@ async def test_a_wake_up_beside_the_end_does_not_outlive_it(steps: int) -> None:
     watching.wake("c")
     for _ in range(steps):
         await asyncio.sleep(0)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         await watching.stop()
     await calls.close()
 
@@ -78,7 +79,7 @@ async def test_deleted_clusters_are_purged_batch_by_batch_until_nothing_is_left(
     store: Any = Store()
     purger = ClusterPurger(store, calls)
     purger.start()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not store.failed:
             await asyncio.sleep(0.001)
         while store.left > 0:  # a failed look is not the last

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
@@ -25,6 +25,7 @@ from tessera.simulator.report.lines import (
 from tessera.simulator.report.pictures import png
 from tessera.simulator.report.style import styles
 from tessera.simulator.statistics import Interval, mean_interval
+from tests.support.laws import examples
 
 POLICIES = [f"policy-{k}" for k in range(20)]
 
@@ -40,7 +41,7 @@ def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
     return bool(inside and box.y1 <= label.y0 + 1)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     lengths=st.lists(st.floats(0.1, 50), min_size=1, max_size=60), points=st.integers(1, 20),
     seed=st.integers(0, 99),
@@ -214,7 +215,7 @@ def test_more_gpus_than_a_node_has_are_refused() -> None:
         placed(segments, [8, 2])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     lengths=st.lists(st.floats(1, 9), min_size=6, max_size=6),

@@ -15,7 +15,7 @@ from typing import cast
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
@@ -30,10 +30,11 @@ from tessera.solvers.kernels.warm import warm
 from tessera.solvers.prices import price
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
+from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
-SOME = settings(max_examples=150, deadline=None)
+SOME = examples(150)
 ROOT = Path(__file__).resolve().parents[3]
 
 

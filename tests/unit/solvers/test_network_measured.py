@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.network.contention import Contention, demand_of
@@ -16,6 +16,7 @@ from tessera.formulation.network.traffic import Pattern
 from tessera.formulation.tables import Floats
 from tessera.formulation.topologies.topology import Topology
 from tessera.solvers.network.paths import least_comm_s
+from tests.support.laws import examples
 from tests.support.topologies import a_clos, a_job, an_exchange
 
 TOPOLOGY = a_clos(4)
@@ -67,7 +68,7 @@ def test_a_chain_sends_both_ways_and_a_job_on_one_host_nothing() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(factor=st.floats(1 / BELIEVED, BELIEVED))
 def test_bytes_between_hosts_are_those_measured_and_those_inside_stay(factor: float) -> None:
     job = two_hosts()
@@ -119,7 +120,7 @@ def test_what_was_measured_where_nothing_was_estimated_is_said_and_not_used() ->
     assert "not used" in note
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(scale=st.floats(0.3, 3.5), start=st.floats(0, 1), ring=st.floats(1e8, 4e9))
 def test_an_iteration_alone_then_has_the_measured_period(
     scale: float, start: float, ring: float

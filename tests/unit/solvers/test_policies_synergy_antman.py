@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import violations
@@ -22,6 +22,7 @@ from tessera.solvers.schedulers.base import Scheduler, carried, seen
 from tessera.solvers.schedulers.registry import names, published
 from tessera.solvers.schedulers.synergy import Synergy
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 from tests.support.problems import brute_force
 from tests.support.published import FOREVER, LINEAR, MINE, RUNNING, a_round, decided, rates
 
@@ -78,7 +79,7 @@ def test_the_registry_has_each_of_them_under_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15)
+@examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, seed: int) -> None:
     policy = Policy()

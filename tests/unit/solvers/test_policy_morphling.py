@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.policy import Policy
@@ -15,6 +15,7 @@ from tessera.solvers.schedulers.base import seen
 from tessera.solvers.schedulers.morphling import Morphling
 from tessera.solvers.schedulers.registry import published
 from tests.support.builders import a_job, a_random_snapshot
+from tests.support.laws import examples
 from tests.support.published import FLAT, LINEAR, RUNNING, a_round, decided, rates, with_quota
 
 
@@ -134,7 +135,7 @@ def test_morphling_r_stays_on_the_plan_that_a_job_runs_by() -> None:
     assert int(view.draft.gpus[column]) == 8
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(seed=st.integers(0, 10_000), share=st.floats(0.1, 0.9))
 def test_morphling_never_leaves_a_guaranteed_job_below_its_request(seed: int, share: float) -> None:
     plain = a_random_snapshot(seed, jobs=14)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera import solvers
@@ -30,6 +30,7 @@ from tessera.solvers.prices import price
 from tessera.solvers.registry import names, solver
 from tessera.solvers.waiting import SpelledOut, read_back, spell_out
 from tests.support.goals import every_answer
+from tests.support.laws import examples
 from tests.support.problems import a_problem, problems
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
@@ -133,7 +134,7 @@ def test_a_core_counts_only_what_decided_jobs_use_by_waiting() -> None:
     problem=problems(jobs=4), most=st.integers(0, 3), reach=st.floats(0, 30),
     prices=st.lists(st.floats(0, 10), min_size=4, max_size=4),
 )  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_core_of_rows_that_count_who_waits_loses_nothing_unseen(
     problem: Problem, most: int, reach: float, prices: list[float]
 ) -> None:
@@ -193,7 +194,7 @@ def test_without_such_rows_the_solver_sees_the_problem_itself() -> None:
 
 
 @given(problem=problems(jobs=4), most=st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_spelling_out_changes_no_optimum(problem: Problem, most: int) -> None:
     limited = at_most_waiting(problem, most)
     found = solver("cp-sat").solve(limited, EXACT)
