@@ -16,7 +16,8 @@ from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, s
 from tessera.db.turn import Change, Turn
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import Desired, DesiredGang, Heartbeat, NodeSpec
+from tessera.formulation.records.agents import Desired, DesiredGang, Heartbeat
+from tessera.formulation.records.clusters import NodeSpec
 
 _STORED = sa.text(f"""
 SELECT n.id, n.name, n.rack, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s

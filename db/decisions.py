@@ -23,7 +23,7 @@ from tessera.db.documents import (
     reason_plain,
 )
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import DecisionRecord
+from tessera.formulation.records.rounds import DecisionRecord
 
 PAGE_DECISIONS: Final = 256
 """Decisions in a page: one job's reason is read in about a millisecond."""

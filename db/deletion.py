@@ -12,8 +12,8 @@ from tessera.db.rows import enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.turn import CHANNEL, Turn
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, StaleEtag, Use
-from tessera.formulation.resources import CellFilter
-from tessera.formulation.snapshot import Source
+from tessera.formulation.records.estimates import CellFilter
+from tessera.formulation.values import Source
 
 PURGE_CHANNEL = "tessera_deleted"
 """Receives a notice when a cluster was deleted, so that its rows are removed (``tessera.db.purge``)."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.resources import AllocationRecord, LegRecord, RoundSummary
+from tessera.formulation.records.jobs import AllocationRecord, LegRecord
+from tessera.formulation.records.rounds import RoundSummary
 
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 

@@ -14,7 +14,7 @@ from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.workloads import ensure, ensure_plans, lock, require_types
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import (
+from tessera.formulation.records.estimates import (
     EstimateRecord,
     Estimation,
     Kind,
@@ -22,7 +22,7 @@ from tessera.formulation.resources import (
     ModelSpec,
     Wanted,
 )
-from tessera.formulation.snapshot import PROFILING, GpuType, Source, Workload
+from tessera.formulation.values import PROFILING, GpuType, Source, Workload
 
 CHANNEL = "tessera_estimating"
 """Where the name of a cluster is sent when a workload may have become one to estimate."""

@@ -12,8 +12,8 @@ from tessera.db.tables import LIVE
 from tessera.db.turn import Turn
 from tessera.db.workloads import require_types
 from tessera.formulation.errors import InUse, InvalidInput, NotAllowed, NotFound, StaleEtag
-from tessera.formulation.resources import NodeSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.values import GpuType
 
 MAX_GPUS = 64
 """Of one node."""

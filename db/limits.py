@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tessera.db.rows import cluster_id
 from tessera.formulation.errors import LimitReached
-from tessera.formulation.resources import Limits
+from tessera.formulation.records.store import Limits
 
 _TURN: Final = sa.text("SELECT pg_advisory_xact_lock(:key)")
 

@@ -18,7 +18,8 @@ from tessera.formulation.network.outcome import (
     NetworkPlanRecord,
     Route,
 )
-from tessera.formulation.resources import NetworkCommit, TopologyRecord
+from tessera.formulation.records.clusters import TopologyRecord
+from tessera.formulation.records.rounds import NetworkCommit
 
 _NETWORK = sa.text("SELECT topology, version, last_plan FROM networks WHERE cluster_id = :cluster")
 

@@ -13,7 +13,7 @@ from tessera.db.agents import require_agent
 from tessera.db.documents import dumps
 from tessera.db.turn import Change, Turn, wake
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, allowed
-from tessera.formulation.resources import ObservedGang
+from tessera.formulation.records.agents import ObservedGang
 
 MAX_ERROR_CHARS = 4000
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tessera.db import workloads
 from tessera.db.documents import dumps
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import JobSpec
+from tessera.formulation.records.jobs import JobSpec
 
 _NOW_S = sa.text("SELECT extract(epoch FROM now())::float8")
 

@@ -11,8 +11,8 @@ from tessera.db.rows import SERVICE_GPU_S, enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.workloads import ensure, require_types
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import ProfileRow, ProfilingJob
-from tessera.formulation.snapshot import PROFILING, Workload
+from tessera.formulation.records.estimates import ProfileRow, ProfilingJob
+from tessera.formulation.values import PROFILING, Workload
 
 _ADD = sa.text("""
 INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype, forward_s,

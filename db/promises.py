@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tessera.db.documents import certificate_plain, dumps, reason_plain
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import LegRecord
+from tessera.formulation.records.jobs import LegRecord
 from tessera.formulation.snapshot import Legs, Snapshot
 
 _RECORD = sa.text("""

@@ -17,7 +17,7 @@ from tessera.db.engine import Database
 from tessera.db.estimating import LATEST
 from tessera.db.rows import cluster_id
 from tessera.db.tables import LIVE
-from tessera.formulation.resources import Retention
+from tessera.formulation.records.store import Retention
 
 KEEP_EVENTS: Final = 50
 """Latest entries of a live job's history that stay as long as the job does."""

@@ -20,14 +20,10 @@ from tessera.db.rows import (
 )
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import (
-    ClusterRecord,
-    EstimateRecord,
-    JobEventRecord,
-    JobRecord,
-    NodeRecord,
-)
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobEventRecord, JobRecord
+from tessera.formulation.values import Source, Workload
 
 _HISTORY = sa.text("""
 SELECT extract(epoch FROM h.at)::float8 AS at_s, h.event, h.state, h.detail

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tessera.formulation.errors import RequestIdReused
-from tessera.formulation.resources import Request
+from tessera.formulation.records.store import Request
 
 _CLAIM = sa.text("""
 INSERT INTO request_ids (id, method, digest, response)

@@ -19,14 +19,14 @@ from tessera.db.turn import Change, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
-from tessera.formulation.resources import (
+from tessera.formulation.records.rounds import (
     DecisionRecord,
-    Request,
     RoundCommit,
     RoundRecord,
     RoundSummary,
     decision_record,
 )
+from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 
 _ADVANCE_EPOCH = sa.text("""

@@ -14,15 +14,9 @@ from tessera.db.why import reasons_of
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import (
-    AllocationRecord,
-    ClusterRecord,
-    JobRecord,
-    JobSpec,
-    NodeRecord,
-    NodeSpec,
-)
-from tessera.formulation.snapshot import GpuType, Workload
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
+from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
+from tessera.formulation.values import GpuType, Workload
 
 Row = sa.RowMapping
 

@@ -18,8 +18,6 @@ from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
     Estimates,
-    GpuType,
-    Hold,
     Jobs,
     Legs,
     Nodes,
@@ -27,9 +25,9 @@ from tessera.formulation.snapshot import (
     Quotas,
     Snapshot,
     Tenants,
-    Workload,
 )
 from tessera.formulation.tables import Ints
+from tessera.formulation.values import GpuType, Hold, Workload
 
 _TABLES = {
     "gpu_types": json_rows(

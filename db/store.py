@@ -31,29 +31,20 @@ from tessera.db.tables import LIVE
 from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
-from tessera.formulation.resources import (
+from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
+from tessera.formulation.records.clusters import (
     ClusterRecord,
-    Desired,
-    EstimateRecord,
-    Estimation,
-    Heartbeat,
-    JobEventRecord,
-    JobRecord,
-    Limits,
-    ModelSpec,
-    NetworkCommit,
     NodeRecord,
     NodeSpec,
-    ObservedGang,
-    Request,
-    Retention,
-    RoundCommit,
-    RoundRecord,
-    RoundSummary,
     TenantSpec,
     TopologyRecord,
 )
-from tessera.formulation.snapshot import Snapshot, Workload
+from tessera.formulation.records.estimates import EstimateRecord, Estimation, ModelSpec
+from tessera.formulation.records.jobs import JobEventRecord, JobRecord
+from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.store import Limits, Request, Retention
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import Workload
 
 log = logging.getLogger(__name__)
 

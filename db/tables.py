@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, DOUBLE_PRECISION, JSONB, TIMESTAMP
 
 from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobState, successors
-from tessera.formulation.snapshot import Hold
+from tessera.formulation.values import Hold
 
 NAMING = {
     "pk": "pk_%(table_name)s",

@@ -12,7 +12,7 @@ from tessera.db.rows import cluster_id
 from tessera.db.turn import Turn
 from tessera.db.workloads import require_types
 from tessera.formulation.errors import InvalidInput, NotFound
-from tessera.formulation.resources import TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
 
 _TENANTS = sa.text("""
 SELECT n.name, n.weight, n.borrow_gpus, n.lends,

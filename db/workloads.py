@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from tessera.db.documents import dumps
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Source, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,

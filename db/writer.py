@@ -18,21 +18,17 @@ from tessera.db.turn import Change, Turn
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import (
-    CellFilter,
+from tessera.formulation.records.clusters import (
     ClusterRecord,
-    EstimateRecord,
-    JobRecord,
-    JobSpec,
-    Limits,
-    ModelSpec,
     NodeRecord,
     NodeSpec,
-    ProfileRow,
     TenantSpec,
     TopologyRecord,
 )
-from tessera.formulation.snapshot import GpuType, Workload
+from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec, ProfileRow
+from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.records.store import Limits
+from tessera.formulation.values import GpuType, Workload
 
 UPDATABLE = frozenset(
     {

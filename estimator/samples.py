@@ -22,9 +22,9 @@ from tessera.estimator.memory import States
 from tessera.estimator.planning.even import Even, even_cuts, even_plans, least_times_s
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape, powers_dividing
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.tables import Floats
+from tessera.formulation.values import Source, Workload
 
 GPU_COUNTS: Final = (1, 2, 4, 8, 16, 24, 32)
 PROVENANCE: Final = "analytic v2"

@@ -26,15 +26,15 @@ from tessera.estimator.times import CellTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancelling import never
 from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.release import release
-from tessera.formulation.resources import (
+from tessera.formulation.records.estimates import (
     EstimateRecord,
     Kind,
     MeasurementRecord,
     ModelSpec,
     ProfileRow,
 )
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.release import release
+from tessera.formulation.values import Source, Workload
 
 MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""

@@ -16,9 +16,10 @@ import numpy as np
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.placement import Gang, Placement, changed, current_gangs
 from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.snapshot import STATES, Hold, Snapshot
+from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.values import Hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

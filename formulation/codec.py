@@ -25,7 +25,6 @@ from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
     Estimates,
-    GpuType,
     Jobs,
     Legs,
     Nodes,
@@ -33,9 +32,9 @@ from tessera.formulation.snapshot import (
     Quotas,
     Snapshot,
     Tenants,
-    Workload,
 )
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.values import GpuType, Workload
 
 FORMAT = 2
 """Version of the JSON form; a reader refuses others."""

@@ -13,8 +13,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import BEST_FOUND, Estimates, Snapshot, Source
+from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.values import BEST_FOUND, Source
 
 Information = Callable[[Snapshot], Snapshot]
 

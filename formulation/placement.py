@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tessera.formulation.snapshot import Hold, Snapshot
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import Hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import ClassVar
 
 import numpy as np
@@ -20,9 +19,7 @@ from tessera.formulation.network.facts import (
     Traffics,
 )
 from tessera.formulation.tables import Bools, Floats, Ints, Table
-
-BEST_FOUND = 0
-"""Pipeline degree of a Cell whose plan a full search chose: the degree exists but was not recorded."""
+from tessera.formulation.values import PROFILING, GpuType, Hold, Workload
 
 STATES: tuple[JobState, ...] = tuple(JobState)
 """State of code k in ``Jobs.state``."""
@@ -36,54 +33,6 @@ def _no_floats() -> Floats:
 
 def _no_ints() -> Ints:
     return np.zeros(0, np.int64)
-
-
-class Source(IntEnum):
-    """Where an estimate comes from, best first."""
-
-    MEASURED = 0
-    PROFILED = 1
-    ANALYTIC = 2
-
-
-class Hold(IntEnum):
-    """How a job holds a GPU.
-
-    A GPU has at most one holder (HELD or RELEASING) and, beside it, at most one successor
-    (RESERVED), which becomes the holder once the agent has reported the holder gone.
-    """
-
-    HELD = 0
-    RELEASING = 1
-    RESERVED = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuType:
-    """A kind of GPU."""
-
-    name: str
-    memory_bytes: int
-    dollars_per_hour: float = 0.0  # of one GPU; 0: not known
-    watts: float = 0.0  # of one busy GPU; 0: not known
-
-
-PROFILING = "tessera.profiling"
-"""Model of the workloads of profiling tasks: jobs of the service's own, for GPUs that nobody else wants."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What is trained; jobs of one workload share their estimates."""
-
-    model: str
-    params: str
-    global_batch: int
-
-    @property
-    def key(self) -> str:
-        """Return the name under which estimates are kept, e.g. ``bert/1.3B/256``."""
-        return f"{self.model}/{self.params}/{self.global_batch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -25,14 +25,14 @@ from tessera.estimator.workloads import (
 )
 from tessera.formulation.errors import AlreadyExists, TesseraError
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.resources import (
+from tessera.formulation.records.estimates import (
     EstimateRecord,
     Estimation,
-    JobSpec,
     MeasurementRecord,
     Wanted,
 )
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Workload
 from tessera.service.ports import Store, Writer
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.tasks import Options
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import Limits, Retention
+from tessera.formulation.records.store import Limits, Retention
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.solvers.registry import names as solver_names

@@ -15,14 +15,14 @@ from tessera.formulation.clock import Clock
 from tessera.formulation.codec import digest, digest_of, encode
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, TooBusy
-from tessera.formulation.release import release
-from tessera.formulation.resources import (
-    Request,
+from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
     RoundSummary,
     decision_record,
 )
+from tessera.formulation.records.store import Request
+from tessera.formulation.release import release
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Rounds
 from tessera.service.worker import Workers

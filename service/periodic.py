@@ -12,7 +12,7 @@ from typing import Final
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Conflict, TesseraError
-from tessera.formulation.resources import ClusterRecord
+from tessera.formulation.records.clusters import ClusterRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls

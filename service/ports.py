@@ -8,31 +8,26 @@ from typing import Protocol
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import (
-    CellFilter,
+from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
+from tessera.formulation.records.clusters import (
     ClusterRecord,
-    Desired,
-    EstimateRecord,
-    Estimation,
-    Heartbeat,
-    JobEventRecord,
-    JobRecord,
-    JobSpec,
-    ModelSpec,
-    NetworkCommit,
     NodeRecord,
     NodeSpec,
-    ObservedGang,
-    ProfileRow,
-    Request,
-    Retention,
-    RoundCommit,
-    RoundRecord,
-    RoundSummary,
     TenantSpec,
     TopologyRecord,
 )
-from tessera.formulation.snapshot import GpuType, Snapshot, Workload
+from tessera.formulation.records.estimates import (
+    CellFilter,
+    EstimateRecord,
+    Estimation,
+    ModelSpec,
+    ProfileRow,
+)
+from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
+from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.store import Request, Retention
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import GpuType, Workload
 
 
 class Writer(Protocol):

@@ -16,7 +16,7 @@ from tessera.formulation.errors import DeadlineTooShort, NotAllowed, RoundSupers
 from tessera.formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
 from tessera.formulation.network.running import Observed, Running, observed, running_now
 from tessera.formulation.policy import Policy
-from tessera.formulation.resources import NetworkCommit
+from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Store
 from tessera.solvers.base import require_wanted

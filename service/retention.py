@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tessera.formulation.resources import Retention
+from tessera.formulation.records.store import Retention
 from tessera.service.ports import Store
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tessera.formulation.policy import PROMISES_NONE
-from tessera.formulation.resources import JobRecord
+from tessera.formulation.records.jobs import JobRecord
 from tessera.solvers.rounds.options import RoundOptions
 
 

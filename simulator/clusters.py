@@ -7,8 +7,8 @@ from typing import Final
 
 from tessera.estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import NodeSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.values import GpuType
 
 NODES_PER_RACK = 16
 """Of one type; the papers do not say how nodes lie in racks."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.simulator.world import Failure, Straggler
 
 DAY_S = 86_400.0

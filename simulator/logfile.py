@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from tessera.formulation.documents import TABLE_ROW, read_json
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, NodeSpec
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Source, Workload
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result

@@ -12,9 +12,10 @@ import numpy as np
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import NodeSpec
-from tessera.formulation.snapshot import BEST_FOUND, Snapshot
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats
+from tessera.formulation.values import BEST_FOUND
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario

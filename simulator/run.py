@@ -12,7 +12,7 @@ from tessera.formulation.clock import Clock
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import Information, estimates
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import STATES, Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.simulator.log import Segment

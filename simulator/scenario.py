@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, NodeSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import GpuType
 from tessera.simulator.traces.trace import Arrival
 
 

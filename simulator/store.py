@@ -13,25 +13,23 @@ import numpy as np
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import (
     NO_LEGS,
     STATE_CODE,
     Allocations,
     Avoids,
     Estimates,
-    Hold,
     Jobs,
     Legs,
     Nodes,
     Prices,
     Quotas,
     Snapshot,
-    Source,
     Tenants,
-    Workload,
 )
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.values import Hold, Source, Workload
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
 

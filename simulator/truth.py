@@ -10,8 +10,9 @@ import numpy as np
 
 from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Estimates, GpuType, Nodes, Snapshot, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.snapshot import Estimates, Nodes, Snapshot
+from tessera.formulation.values import GpuType, Workload
 
 
 def estimates_table(

@@ -15,7 +15,7 @@ import numpy as np
 from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.simulator.log import Segment

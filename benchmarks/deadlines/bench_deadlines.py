@@ -19,15 +19,12 @@ from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
-    GpuType,
-    Hold,
     Jobs,
     Legs,
     Nodes,
     Snapshot,
-    Source,
-    Workload,
 )
+from tessera.formulation.values import GpuType, Hold, Source, Workload
 from tessera.simulator.figures import Report
 from tessera.simulator.statistics import total_interval
 from tessera.solvers.base import Budget

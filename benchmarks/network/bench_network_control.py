@@ -23,20 +23,13 @@ from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.running import Running, running_now
 from tessera.formulation.network.traffic import CellTraffic
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    GpuType,
-    Hold,
-    Jobs,
-    Nodes,
-    Snapshot,
-)
-from tessera.formulation.snapshot import Workload as Trained
+from tessera.formulation.records.agents import Desired, DesiredGang
+from tessera.formulation.records.jobs import AllocationRecord, JobSpec
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.topologies import document
 from tessera.formulation.topologies.topology import Tier, Topology
+from tessera.formulation.values import GpuType, Hold
+from tessera.formulation.values import Workload as Trained
 from tessera.service.rpc.convert.agents import of_desired
 from tessera.simulator.figures import Report
 from tessera.solvers.network.fluid import simulate

@@ -28,7 +28,8 @@ from tessera.benchmarks.papers.testbed.replay import (
     replayed_rates,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
 from tessera.simulator.data import MissingData, data_dir
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.overheads import Overheads

@@ -11,8 +11,11 @@ from typing import Final
 
 from tessera.estimator.hardware import A100, V100
 from tessera.formulation.decisions import CHANGES_GPUS
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from tessera.formulation.snapshot import GpuType, Snapshot, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import GpuType, Workload
 from tessera.simulator.comparison.contestants import information_of, options_of
 from tessera.simulator.metrics import reference_of
 from tessera.simulator.overheads import overheads

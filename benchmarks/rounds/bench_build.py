@@ -13,18 +13,9 @@ from tessera.benchmarks.harness.progress import steps
 from tessera.benchmarks.harness.registry import case
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    GpuType,
-    Jobs,
-    Nodes,
-    Snapshot,
-    Source,
-    Workload,
-)
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.statement import build_problem
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.simulator.figures import Report
 
 COUNTS = (1, 2, 4, 8, 16)

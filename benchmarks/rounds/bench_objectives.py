@@ -20,9 +20,7 @@ from tessera.benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
 from tessera.benchmarks.rounds.small_rounds import draw_snapshot
 from tessera.formulation.check import violations
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import (
-    Snapshot,
-)
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement, state
 from tessera.simulator.figures import Report

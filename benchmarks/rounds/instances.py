@@ -30,19 +30,9 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    GpuType,
-    Hold,
-    Jobs,
-    Nodes,
-    Snapshot,
-    Source,
-    Workload,
-)
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints, ranges
+from tessera.formulation.values import GpuType, Hold, Source, Workload
 
 FAMILIES: Final = ("real", "equal-ratios", "tight", "alike")
 REQUESTS: Final = {1: 0.30, 2: 0.20, 4: 0.18, 8: 0.14, 16: 0.10, 32: 0.05, 64: 0.03}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tessera.benchmarks.harness.progress import steps
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.service.cli.demo.drive import (
     CLUSTER,
     add_estimates,

@@ -12,15 +12,12 @@ from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Estimates,
-    GpuType,
-    Hold,
     Jobs,
     Nodes,
     Snapshot,
-    Source,
     Tenants,
-    Workload,
 )
+from tessera.formulation.values import GpuType, Hold, Source, Workload
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8)
 NOW_S: Final = 1e6

@@ -11,9 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Ints
+from tessera.formulation.values import Workload
 from tessera.simulator.clusters import NODES_PER_RACK
 from tessera.simulator.comparison.runs import Asked, check, run_in
 from tessera.simulator.comparison.workload import ROUND_S, Made, Work, made

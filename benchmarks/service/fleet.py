@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from tessera.formulation.resources import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import agents_pb2, agents_pb2_grpc
 
 _Phase = agents_pb2.ObservedGang

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.values import GpuType
 
 GIB = 2**30
 

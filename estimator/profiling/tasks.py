@@ -18,8 +18,9 @@ from tessera.estimator.architectures.published import jax_step
 from tessera.estimator.profiling.compute import Point
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import ACTIVE, JobState
-from tessera.formulation.resources import EstimateRecord, Estimation, JobSpec, ModelSpec, ProfileRow
-from tessera.formulation.snapshot import PROFILING, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord, Estimation, ModelSpec, ProfileRow
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import PROFILING, Source, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100

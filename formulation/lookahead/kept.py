@@ -8,8 +8,9 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.rates import work_left
-from tessera.formulation.snapshot import Hold, Legs
+from tessera.formulation.snapshot import Legs
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.values import Hold
 
 
 def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:

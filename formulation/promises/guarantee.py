@@ -13,8 +13,9 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.problem import jobwise
 from tessera.formulation.promises.launched import launched
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Hold, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.values import Hold
 
 ROUNDING: Final = 1e-9
 """Rates and times that differ by no more than this share are the same."""

@@ -8,8 +8,9 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Hold, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.values import Hold
 
 
 def pinned_type(draft: Draft) -> Draft:

@@ -32,8 +32,8 @@ from tessera.estimator.profiling.records import ProfileRecord, load
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.samples import PROVENANCE
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Source, Workload
 from tessera.service.cli import estimateview, limits
 from tessera.service.cli.estimateview import Answer
 from tessera.service.cli.importing import read_rows

@@ -15,8 +15,9 @@ from rich.progress import Progress
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, TenantSpec
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Source, Workload
 from tessera.service.cli import limits, traces, traceview
 from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
 from tessera.service.cli.names import parent, short

@@ -9,8 +9,8 @@ from typing import Final
 
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.workloads import hardware_of
-from tessera.formulation.resources import Kind
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.estimates import Kind
+from tessera.formulation.values import GpuType
 from tessera.service.cli.client import CallFailed, connect
 from tessera.service.cli.names import parent, short
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER

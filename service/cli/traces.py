@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, NodeSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.service.cli import limits, options
 from tessera.service.cli.client import Client
 from tessera.service.cli.names import short

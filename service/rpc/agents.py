@@ -19,7 +19,7 @@ import grpc.aio
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
-from tessera.formulation.resources import Heartbeat, ObservedGang
+from tessera.formulation.records.agents import Heartbeat, ObservedGang
 from tessera.service.ports import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups

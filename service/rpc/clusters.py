@@ -9,7 +9,8 @@ import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
 from tessera.formulation.errors import NotFound
-from tessera.formulation.resources import ClusterRecord, NodeRecord, Request
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
+from tessera.formulation.records.store import Request
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import clusters as convert

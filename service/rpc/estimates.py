@@ -28,8 +28,9 @@ from tessera.estimator.workloads import (
 )
 from tessera.formulation.cancelling import require_caller
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec, Kind, ModelSpec
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.estimates import EstimateRecord, Kind, ModelSpec
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Workload
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import estimates as convert

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.errors import InvalidInput, StaleEtag
-from tessera.formulation.resources import Request
+from tessera.formulation.records.store import Request
 
 MAX_REQUEST_ID: Final = 64
 MAX_DURATION_S: Final = 315_576_000_000

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from tessera.formulation.errors import Conflict, TesseraError
-from tessera.formulation.resources import Heartbeat
+from tessera.formulation.records.agents import Heartbeat
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
 

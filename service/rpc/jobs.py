@@ -10,7 +10,8 @@ import grpc.aio
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
-from tessera.formulation.resources import JobRecord, JobSpec, Request
+from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.records.store import Request
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups

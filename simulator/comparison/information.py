@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import DpMemory
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.values import Workload
 from tessera.simulator.data import MissingData, data_file
 
 GIB = 2**30

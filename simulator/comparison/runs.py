@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
 from tessera.simulator.comparison.contestants import information_of, options_of

@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import hardware_of, preset
 from tessera.simulator.data import MissingData, data_dir, data_file
 from tessera.simulator.scenario import Scenario

@@ -16,10 +16,10 @@ from tessera.formulation.network.flows import NetworkJob, contention
 from tessera.formulation.network.measured import with_times
 from tessera.formulation.network.traffic import Traffic, cell_traffic
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import BEST_FOUND
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
+from tessera.formulation.values import BEST_FOUND
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import Change, MemoryStore
 from tessera.simulator.truth import truth_of

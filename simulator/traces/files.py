@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces import morphling
 from tessera.simulator.traces.csvfile import decoded, header_of
 from tessera.simulator.traces.profiles import parse_profiles

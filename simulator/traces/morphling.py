@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tessera.formulation.resources import EstimateRecord, JobSpec
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Source, Workload
 from tessera.simulator.traces.csvfile import NAME, Mistakes, Row, decoded, rows
 from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
 from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import BEST_FOUND, Source, Workload
 from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, rows
 
 REQUIRED = (

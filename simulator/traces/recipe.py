@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
 from tessera.simulator.traces import shaping
 from tessera.simulator.traces.redraw import LARGE_FROM, asked, redraw, with_large_share
 from tessera.simulator.traces.speeds import Speeds

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.values import Workload
 from tessera.simulator.traces.speeds import Speeds
 from tessera.simulator.traces.trace import PLAN, Arrival, Asked
 

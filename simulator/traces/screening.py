@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import GpuType
 from tessera.simulator.traces.speeds import Room, Speeds
 from tessera.simulator.traces.trace import Arrival, Asked
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import JobSpec, TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
 from tessera.simulator.traces.speeds import Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import JobSpec
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Workload
 from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, header_of, rows
 from tessera.simulator.traces.profiles import MAX_COUNT
 

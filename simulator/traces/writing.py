@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Iterable
 
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
 from tessera.simulator.traces.trace import EXACT, PLAN, Arrival
 

@@ -12,7 +12,8 @@ from typing import Final
 
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import hardware_of, preset
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.morphling import read_measured, read_workload

@@ -25,7 +25,9 @@ import numpy as np
 from numpy.random import Generator
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
 from tessera.simulator.traces.redraw import LARGE_FROM, with_large_share
 from tessera.simulator.traces.shaping import with_deadlines

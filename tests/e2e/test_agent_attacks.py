@@ -17,8 +17,9 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import EstimateRecord, JobSpec
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.wiring import running

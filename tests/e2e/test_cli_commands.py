@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.db.engine import Database
 from tessera.formulation.codec import decode
-from tessera.formulation.resources import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.cli.client import connect
 from tessera.service.cli.main import app

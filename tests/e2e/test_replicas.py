@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import RoundSuperseded
-from tessera.formulation.resources import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
 from tessera.service.cli.demo.stack import Stack, running
 from tessera.simulator.clusters import tiny

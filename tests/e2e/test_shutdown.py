@@ -14,7 +14,7 @@ import psutil
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.values import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import do

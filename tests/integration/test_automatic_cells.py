@@ -16,8 +16,9 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import Estimator, catalogue_of
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.resources import EstimateRecord, ModelSpec, NodeSpec
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.service.automatic import Deriving
 from tessera.service.rpc.calls import Calls
 from tessera.service.watching import Watching

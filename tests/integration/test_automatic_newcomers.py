@@ -9,8 +9,8 @@ import pytest
 
 from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import Estimator, catalogue_of
-from tessera.formulation.resources import NodeSpec
-from tessera.formulation.snapshot import GpuType, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.values import GpuType, Workload
 from tessera.service.automatic import Deriving
 from tests.support.stored import C, a_spec, do, submit
 

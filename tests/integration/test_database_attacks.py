@@ -28,7 +28,8 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.errors import TesseraError, Unavailable
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import ObservedGang, Request
+from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.store import Request
 from tessera.service.config import Config
 from tessera.service.wiring import running
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc

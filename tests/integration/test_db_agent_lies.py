@@ -11,7 +11,8 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import NodeSpec, ObservedGang
+from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc.convert.agents import to_observed
 from tessera.v1 import agents_pb2 as pb
 from tests.support.stored import (

@@ -12,7 +12,8 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import NodeSpec, ObservedGang
+from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
 from tests.support.stored import (
     C,
     a_cluster,

@@ -20,7 +20,8 @@ from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.resources import JobSpec, Retention
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.records.store import Retention
 from tests.support.laws import examples
 from tests.support.stored import (
     BERT,

@@ -21,7 +21,7 @@ from tessera.db.notify import EVERY, Listener
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, NotFound, Unavailable
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import Request
+from tessera.formulation.records.store import Request
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,

@@ -15,8 +15,10 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import CellFilter, ModelSpec, NodeSpec, ObservedGang, TenantSpec
-from tessera.formulation.snapshot import GpuType, Source
+from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import CellFilter, ModelSpec
+from tessera.formulation.values import GpuType, Source
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,

@@ -18,8 +18,9 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.resources import EstimateRecord, ModelSpec, NodeSpec, Wanted
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, Wanted
+from tessera.formulation.values import GpuType, Source, Workload
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,

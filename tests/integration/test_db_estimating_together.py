@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.values import Source, Workload
 from tests.support.stored import C, a_cluster, a_record, do
 
 MOE = Workload(model="moe", params="1.3B", global_batch=256)

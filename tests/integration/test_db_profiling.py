@@ -15,8 +15,8 @@ from tessera.estimator.profiling.tasks import Options, nominal, step_of, task_of
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import EstimateRecord, ModelSpec, ProfileRow
-from tessera.formulation.snapshot import PROFILING, GpuType, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, ProfileRow
+from tessera.formulation.values import PROFILING, GpuType, Source, Workload
 from tessera.service.automatic import Deriving
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc

@@ -21,8 +21,10 @@ from tessera.formulation.errors import (
     RoundSuperseded,
 )
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import NodeSpec, Request
-from tessera.formulation.snapshot import Hold, Snapshot
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import Hold
 from tests.support.stored import (
     C,
     Members,

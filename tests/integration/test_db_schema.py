@@ -12,7 +12,7 @@ from tessera.db.engine import Database, connect
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, NotMigrated
 from tessera.formulation.lifecycle import JobEvent, JobState, successors
-from tessera.formulation.resources import TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
 from tests.support.database import a_database
 from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, job, run, submit
 

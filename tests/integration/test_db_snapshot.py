@@ -14,7 +14,8 @@ from tessera.db.writer import PostgresWriter
 from tessera.formulation import codec
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.snapshot import STATE_CODE, STATES, Hold, Workload
+from tessera.formulation.snapshot import STATE_CODE, STATES
+from tessera.formulation.values import Hold, Workload
 from tests.support.stored import (
     BERT,
     C,

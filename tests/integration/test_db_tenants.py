@@ -12,8 +12,9 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.resources import JobSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType, Workload
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import GpuType, Workload
 from tests.support.stored import (
     C,
     a_cluster,

@@ -21,8 +21,9 @@ from tessera.formulation.errors import (
     StaleEtag,
 )
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.resources import NodeSpec, Request
-from tessera.formulation.snapshot import GpuType, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.store import Request
+from tessera.formulation.values import GpuType, Workload
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,

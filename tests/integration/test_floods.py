@@ -13,8 +13,10 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, LimitReached
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.resources import Limits, ModelSpec, NodeSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import ModelSpec
+from tessera.formulation.records.store import Limits
+from tessera.formulation.values import GpuType
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds

@@ -15,7 +15,7 @@ from tessera.formulation.codec import decode, encode
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.network.outcome import NetworkDecision, NetworkPlanRecord
 from tessera.formulation.network.running import running_now
-from tessera.formulation.resources import ObservedGang
+from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.replanning import LATE_S, Replanning

@@ -15,7 +15,8 @@ from tessera.formulation.errors import NotFound, StaleEtag
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.network.running import running_now
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
-from tessera.formulation.resources import NetworkCommit, Request, RoundRecord
+from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
+from tessera.formulation.records.store import Request
 from tessera.service.loop import RoundLoop
 from tessera.service.replanning import Replanning
 from tessera.solvers.rounds.network import plan_network

@@ -17,7 +17,7 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.network.running import running_now
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
-from tessera.formulation.resources import NetworkCommit, RoundRecord
+from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.replanning import Replanning
 from tessera.solvers.rounds import network

@@ -14,7 +14,8 @@ from tessera.formulation.cancelling import never
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import OBJECTIVES
-from tessera.formulation.resources import NodeSpec, RoundRecord
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import clusters, estimates, jobs, tenants

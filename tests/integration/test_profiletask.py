@@ -15,7 +15,7 @@ import pytest
 
 from tessera.estimator.profiling.tasks import Options, Step, task_of
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.values import Workload
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.profiler import ByName, ProfilerRuntime
 from tessera.service.agent.replay import ReplayRuntime

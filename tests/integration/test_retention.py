@@ -15,7 +15,7 @@ from tessera.db.engine import Database, connect
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.resources import Request, Retention
+from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
 from tessera.service.config import Config, load_config
 from tessera.service.retention import Pruner

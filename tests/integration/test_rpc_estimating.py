@@ -11,8 +11,8 @@ import pytest
 from grpc import StatusCode
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.resources import NodeSpec
-from tessera.formulation.snapshot import GpuType, Source
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.values import GpuType, Source
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc

@@ -11,8 +11,8 @@ import pytest
 
 from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import Estimator
-from tessera.formulation.resources import NodeSpec
-from tessera.formulation.snapshot import GpuType, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.values import GpuType, Workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 from tests.support.patience import PATIENCE_S

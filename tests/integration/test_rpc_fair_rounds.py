@@ -15,13 +15,13 @@ import pytest
 
 from tessera.benchmarks.rounds.instances import instance
 from tessera.formulation.errors import DeadlineTooShort, NotFound
-from tessera.formulation.resources import (
-    Request,
+from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
     RoundSummary,
     decision_record,
 )
+from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Store
 from tessera.service.rpc.server import Server

@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.resources import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
 from tests.integration.test_rpc_store import (
     INVALID,

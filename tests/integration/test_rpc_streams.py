@@ -17,17 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import (
-    AllocationRecord,
-    Desired,
-    DesiredGang,
-    Heartbeat,
-    JobRecord,
-    JobSpec,
-    ObservedGang,
-    Request,
-)
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.agents import Desired, DesiredGang, Heartbeat, ObservedGang
+from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
+from tessera.formulation.records.store import Request
+from tessera.formulation.values import Workload
 from tessera.service.ports import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc

@@ -18,7 +18,7 @@ from tessera.db.engine import Database, connect
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotMigrated
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.resources import Request, Retention
+from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
 from tessera.service.config import Config
 from tessera.service.wiring import running

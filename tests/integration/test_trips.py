@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.resources import Request
+from tessera.formulation.records.store import Request
 from tessera.service.loop import RoundLoop
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import C, a_cluster, a_record, a_spec, do, submit

@@ -13,8 +13,10 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds

@@ -14,9 +14,9 @@ from tessera.formulation.check import placement_violations, violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement, changed, current_gangs
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Hold
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
+from tessera.formulation.values import Hold
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
 

@@ -22,8 +22,9 @@ from tessera.formulation.lookahead import (
     usage_of,
 )
 from tessera.formulation.policy import DEADLINE_MODES, Policy
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Hold, Legs, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Legs, Snapshot
 from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, exact
 from tessera.solvers.lookahead.admission import drafts

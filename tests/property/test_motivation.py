@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tessera.benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
 from tessera.benchmarks.papers.openings import Job, Opening, Scene, decided
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.values import Workload
 from tests.support.laws import examples
 from tests.support.worlds import a_profile
 

@@ -15,9 +15,10 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Placement, current_gangs
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Hold, Jobs, Nodes, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Nodes, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
+from tessera.formulation.values import Hold
 from tessera.solvers.placement import Placed, defragment, place
 from tessera.solvers.placement.blocks import carve, mask_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate

@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.resources import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
+from tessera.formulation.values import GpuType
 from tessera.service.cli import tenants as tenants_cli
 from tessera.service.cli.clusterfile import read_cluster
 from tessera.service.cli.options import Output

@@ -19,7 +19,8 @@ from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.rates import expected_rate, unit_rate
-from tessera.formulation.snapshot import STATES, Allocations, Hold, Snapshot
+from tessera.formulation.snapshot import STATES, Allocations, Snapshot
+from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.plan import Outcome, plan_round

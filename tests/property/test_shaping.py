@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces.redraw import asked, redraw
 from tessera.simulator.traces.screening import screen
 from tessera.simulator.traces.shaping import busiest, sampled, split_tenants

@@ -23,8 +23,11 @@ from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
 from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, allowed
 from tessera.formulation.placement import current_gangs
-from tessera.formulation.resources import Desired, NodeSpec, ObservedGang, Request, TenantSpec
-from tessera.formulation.snapshot import STATES, Hold, Snapshot
+from tessera.formulation.records.agents import Desired, ObservedGang
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.formulation.values import Hold
 from tests.support.laws import examples
 from tests.support.stored import (
     C,

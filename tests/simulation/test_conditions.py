@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import TenantSpec
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.values import Workload
 from tessera.simulator.hazards import DAY_S, Hazards, failures, stragglers
 from tessera.simulator.overheads import PRESETS, Overheads, overheads
 from tessera.simulator.scenario import Scenario

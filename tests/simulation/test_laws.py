@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.executor import replay
 from tessera.simulator.hazards import Hazards, failures, stragglers
 from tessera.simulator.logfile import lines_of, log_of

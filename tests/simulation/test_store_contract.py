@@ -13,7 +13,9 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.codec import encode
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from tessera.formulation.resources import Request, RoundCommit, RoundRecord, TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord
+from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Rounds
 from tessera.simulator.overheads import Overheads

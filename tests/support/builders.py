@@ -12,19 +12,9 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    GpuType,
-    Hold,
-    Jobs,
-    Nodes,
-    Snapshot,
-    Source,
-    Workload,
-)
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.statement import build_problem
+from tessera.formulation.values import GpuType, Hold, Source, Workload
 
 TYPES = ("a100", "v100", "a40", "a10")
 

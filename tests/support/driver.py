@@ -14,12 +14,12 @@ from tessera.formulation.snapshot import (
     STATE_CODE,
     Allocations,
     Avoids,
-    Hold,
     Jobs,
     Quotas,
     Snapshot,
     Tenants,
 )
+from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.plan import Outcome, plan_round

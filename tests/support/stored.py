@@ -18,20 +18,14 @@ from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
 from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.resources import (
-    EstimateRecord,
-    Heartbeat,
-    JobRecord,
-    JobSpec,
-    LegRecord,
-    NodeSpec,
-    ObservedGang,
-    Request,
-    RoundCommit,
-    RoundRecord,
-    RoundSummary,
-)
-from tessera.formulation.snapshot import NO_LEGS, STATES, GpuType, Legs, Snapshot, Source, Workload
+from tessera.formulation.records.agents import Heartbeat, ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import NO_LEGS, STATES, Legs, Snapshot
+from tessera.formulation.values import GpuType, Source, Workload
 
 C = "lab"
 """The cluster of these tests."""

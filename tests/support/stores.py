@@ -13,7 +13,8 @@ from typing import Protocol
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.resources import ObservedGang, RoundRecord
+from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Rounds

@@ -19,8 +19,9 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
-from tessera.formulation.resources import EstimateRecord, JobSpec
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Source, Workload
 from tessera.service.agent.process import Process
 from tessera.service.cli.demo.stack import OPTIONS, Stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto

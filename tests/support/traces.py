@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.simulator.traces.trace import Arrival, Asked
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from tessera.formulation.resources import Request, RoundCommit, RoundRecord, decision_record
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
+from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.world import World
 

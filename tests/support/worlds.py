@@ -10,8 +10,11 @@ import numpy as np
 
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType, Snapshot, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario

@@ -12,8 +12,9 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import COUNTS
-from tessera.formulation.resources import EstimateRecord, NodeSpec
-from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import BEST_FOUND, Source, Workload
 
 SIZE_FACTOR: Final = 1.8
 """Throughput gained for each step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from tessera.benchmarks.papers.testbed.records import ROUND_S, Recorded
 from tessera.benchmarks.papers.testbed.replay import CLUSTER, course, held_steps, recorded_rates
-from tessera.formulation.resources import EstimateRecord, JobSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
 from tessera.simulator.clusters import preset
 from tessera.simulator.comparison.contestants import options_of
 from tessera.simulator.comparison.judging import Watch

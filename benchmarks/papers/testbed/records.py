@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.values import Workload
 from tessera.simulator.overheads import Overheads
 
 ROUND_S: Final = 300.0

@@ -12,9 +12,10 @@ import numpy as np
 
 from tessera.benchmarks.papers.testbed.records import ROUND_S, Recorded, Run
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec
-from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
+from tessera.formulation.values import BEST_FOUND, Source, Workload
 from tessera.simulator.clusters import preset
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads

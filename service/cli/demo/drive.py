@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tessera.formulation.codec import decode
-from tessera.formulation.resources import EstimateRecord, JobSpec, NodeSpec
-from tessera.formulation.snapshot import GpuType, Snapshot
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import GpuType
 from tessera.service.cli.demo.stack import Stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2

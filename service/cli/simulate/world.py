@@ -11,8 +11,9 @@ from typing import Final
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, NodeSpec, TenantSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import GpuType
 from tessera.service.cli import traces
 from tessera.service.cli.importing import read_rows
 from tessera.simulator.clusters import Cluster, preset

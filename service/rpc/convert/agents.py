@@ -9,7 +9,8 @@ from typing import Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.tags import assigned
-from tessera.formulation.resources import Desired, DesiredGang, NodeSpec, ObservedGang
+from tessera.formulation.records.agents import Desired, DesiredGang, ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
 from tessera.v1 import agents_pb2 as pb

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import ClusterRecord, NodeRecord, NodeSpec
-from tessera.formulation.snapshot import GpuType
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
+from tessera.formulation.values import GpuType
 from tessera.service.rpc import fields, names
 from tessera.v1 import clusters_pb2 as pb
 

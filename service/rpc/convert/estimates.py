@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import CellFilter, EstimateRecord
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import CellFilter, EstimateRecord
+from tessera.formulation.values import Source, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb

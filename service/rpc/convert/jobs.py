@@ -9,7 +9,7 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
-from tessera.formulation.resources import (
+from tessera.formulation.records.jobs import (
     AllocationRecord,
     JobEventRecord,
     JobRecord,
@@ -17,7 +17,7 @@ from tessera.formulation.resources import (
     LegRecord,
 )
 from tessera.formulation.runtimes import REPLAY, RUNTIMES
-from tessera.formulation.snapshot import PROFILING
+from tessera.formulation.values import PROFILING
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import to_node_id
 from tessera.service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload

@@ -8,7 +8,7 @@ from tessera.estimator.plans import Plan
 from tessera.estimator.profiling.tasks import arguments_of
 from tessera.estimator.workloads import CellEstimate, Model
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import ModelSpec
+from tessera.formulation.records.estimates import ModelSpec
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert.estimates import of_estimate
 from tessera.v1 import estimates_pb2 as pb

@@ -7,7 +7,7 @@ from typing import Any, Final
 from tessera.estimator.profiling.records import METHODS
 from tessera.estimator.profiling.tasks import Status, TaskState, TaskStatus
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import ProfileRow
+from tessera.formulation.records.estimates import ProfileRow
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.service.rpc.convert.models import DTYPES

@@ -16,7 +16,7 @@ from tessera.formulation.documents import POLICY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
-from tessera.formulation.resources import DecisionRecord, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
 from tessera.service import durations
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.jobs import of_allocation, of_reason

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import TenantSpec
+from tessera.formulation.records.clusters import TenantSpec
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import ANY_TYPE
 from tessera.v1 import tenants_pb2 as pb

@@ -13,7 +13,8 @@ from tessera.benchmarks.papers.arena.oddities import ARENA, LaunchCost, Oddities
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.snapshot import STATE_CODE, Snapshot, Workload
+from tessera.formulation.snapshot import STATE_CODE, Snapshot
+from tessera.formulation.values import Workload
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import Scenario

@@ -12,8 +12,8 @@ from tessera.benchmarks.papers.arena.oddities import ARENA
 from tessera.benchmarks.papers.arena.pricing import parameters, sizes_inferred, slow_left_out
 from tessera.benchmarks.papers.bench_arena_compat import philly
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Workload
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.profiles import read_profiles

@@ -19,8 +19,8 @@ from tessera.benchmarks.papers.bench_motivation import (
     short,
 )
 from tessera.benchmarks.papers.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Source
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Source
 from tests.support.worlds import a_profile
 
 GIB = 2**30

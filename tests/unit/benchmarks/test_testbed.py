@@ -22,8 +22,9 @@ from tessera.benchmarks.papers.testbed.replay import (
     speeds,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord, JobSpec
-from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import BEST_FOUND, Source, Workload
 from tessera.simulator.data import MissingData
 from tessera.simulator.overheads import Overheads
 

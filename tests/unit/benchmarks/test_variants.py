@@ -26,7 +26,7 @@ from tessera.benchmarks.schedulers.variants import (
     types_by_use,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.values import Workload
 from tessera.simulator.comparison.runs import Asked, Ran
 from tessera.simulator.comparison.workload import SYNTHETIC, Made, Work, made
 from tessera.simulator.data import MissingData

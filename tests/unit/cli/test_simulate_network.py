@@ -20,10 +20,10 @@ from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.placement import Gang
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import BEST_FOUND, Workload
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.topologies.document import read
 from tessera.formulation.topologies.topology import Topology
+from tessera.formulation.values import BEST_FOUND, Workload
 from tessera.service.cli.main import app
 from tessera.service.cli.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
 from tessera.simulator.executor import replay

@@ -20,9 +20,9 @@ from tessera.formulation.cancelling import never
 from tessera.formulation.documents import ARCHITECTURE, TOPOLOGY, Limits, read_json
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput
 from tessera.formulation.network.traffic import cell_traffic
-from tessera.formulation.resources import ModelSpec
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.topologies import document
+from tessera.formulation.values import Workload
 from tessera.service.agent.main import read_nodes
 from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
 from tessera.service.rpc import lanes

@@ -26,8 +26,8 @@ from tessera.estimator.workloads import (
     read_model,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import Kind, MeasurementRecord, ModelSpec
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.estimates import Kind, MeasurementRecord, ModelSpec
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.service.config import Config
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import to_model

@@ -35,7 +35,7 @@ from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.workloads import Estimator, catalogue_of, fingerprint, known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import (
+from tessera.formulation.records.estimates import (
     Estimation,
     Kind,
     MeasurementRecord,
@@ -44,7 +44,7 @@ from tessera.formulation.resources import (
     ProfilingJob,
     Wanted,
 )
-from tessera.formulation.snapshot import PROFILING, GpuType, Source, Workload
+from tessera.formulation.values import PROFILING, GpuType, Source, Workload
 from tessera.service.cli.jobview import profiled
 from tessera.service.config import Config
 from tessera.service.rpc.convert.models import to_model

@@ -23,8 +23,8 @@ from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled, shapes
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Source
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Source
 from tessera.simulator.data import data_dir
 
 NAMES = {kind.name: kind for kind in ALL}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import JobSpec
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at
-from tessera.formulation.snapshot import PROFILING, Workload
+from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.main import _parser, configure, runtimes
 
 

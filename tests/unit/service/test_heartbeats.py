@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tessera.formulation.errors import Conflict, NotAllowed, Unavailable
-from tessera.formulation.resources import Heartbeat
+from tessera.formulation.records.agents import Heartbeat
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
 from tessera.service.rpc.heartbeats import MOST, Heartbeats

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotFound, TooBusy
-from tessera.formulation.resources import Request, RoundCommit, RoundRecord, decision_record
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
+from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service import loop
 from tessera.service.loop import RoundLoop

@@ -9,8 +9,9 @@ from tessera.formulation.network.outcome import NetworkDecision, Route
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.tags import SHOWN, Fabric, assigned
 from tessera.formulation.network.telling import MEETS, met_by
-from tessera.formulation.resources import AllocationRecord, Desired, DesiredGang, JobSpec
-from tessera.formulation.snapshot import Workload
+from tessera.formulation.records.agents import Desired, DesiredGang
+from tessera.formulation.records.jobs import AllocationRecord, JobSpec
+from tessera.formulation.values import Workload
 from tessera.service.rpc.convert import agents
 from tests.support.networks import FluidJob, a_demand
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.resources import Desired, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
 from tessera.service.ports import Store
 from tessera.service.rpc.agents import AgentCalls, AgentTiming, Inbox, Session
 from tessera.service.rpc.calls import Calls, Subscription

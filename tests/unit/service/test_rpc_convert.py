@@ -16,23 +16,12 @@ from hypothesis import strategies as st
 from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.resources import (
-    AllocationRecord,
-    ClusterRecord,
-    DecisionRecord,
-    Desired,
-    DesiredGang,
-    EstimateRecord,
-    JobRecord,
-    JobSpec,
-    LegRecord,
-    NodeRecord,
-    NodeSpec,
-    RoundRecord,
-    RoundSummary,
-    TenantSpec,
-)
-from tessera.formulation.snapshot import GpuType, Source, Workload
+from tessera.formulation.records.agents import Desired, DesiredGang
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, LegRecord
+from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
+from tessera.formulation.values import GpuType, Source, Workload
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
 from tessera.solvers.rounds.plan import RoundOptions

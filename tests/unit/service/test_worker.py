@@ -14,7 +14,8 @@ import pytest
 
 from tessera.benchmarks.rounds.instances import instance
 from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
-from tessera.formulation.resources import Request, RoundCommit
+from tessera.formulation.records.rounds import RoundCommit
+from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.config import Config, load_config
 from tessera.service.loop import RoundLoop

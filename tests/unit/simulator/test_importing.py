@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import BEST_FOUND, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Source, Workload
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.profiles import parse_profiles, read_profiles
 from tessera.simulator.traces.trace import Arrival, TraceOptions, parse_trace, read_trace

@@ -11,7 +11,8 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import DpMemory, data_parallel, estimates, optimum, single_gpu
-from tessera.formulation.snapshot import BEST_FOUND, Snapshot, Source
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import BEST_FOUND, Source
 from tessera.simulator.comparison.information import GIB, read_dp_memory
 from tessera.simulator.data import data_dir
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate

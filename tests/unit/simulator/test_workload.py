@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tessera.estimator.samples import sample_profiles
-from tessera.formulation.resources import EstimateRecord
-from tessera.formulation.snapshot import Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Source, Workload
 from tessera.simulator.clusters import NODES_PER_RACK, arena_table1, tiny
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.trace import Arrival

@@ -12,7 +12,7 @@ import pytest
 
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.resources import EstimateRecord
+from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import hardware_of, preset
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.redraw import LARGE_FROM, parameters

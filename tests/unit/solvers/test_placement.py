@@ -14,9 +14,10 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem, Row, RowKind
-from tessera.formulation.snapshot import Allocations, Hold, Snapshot
+from tessera.formulation.snapshot import Allocations, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
+from tessera.formulation.values import Hold
 from tessera.solvers.placement import Placed, defragment, place
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 

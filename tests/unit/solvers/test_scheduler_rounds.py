@@ -15,9 +15,10 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import BEST_FOUND, Estimates, Snapshot
+from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.statement import state
 from tessera.formulation.tables import Ints
+from tessera.formulation.values import BEST_FOUND
 from tessera.service.loop import decide_again
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round

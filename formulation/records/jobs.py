@@ -1,0 +1,117 @@
+"""Jobs as asked for and as stored, what they run on and were promised."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.reasons import Reason
+from tessera.formulation.runtimes import PROFILER
+from tessera.formulation.values import PROFILING, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job as asked for."""
+
+    name: str
+    workload: Workload
+    iterations: int
+    requested_gpus: int
+    requested_type: str = ""  # "": any
+    pinned_type: bool = False  # the requested type is a demand
+    avoid_nodes: tuple[str, ...] = ()
+    tenant: str = ""
+    queue: int = 1
+    weight: float = 1.0
+    guaranteed: bool = False
+    movable: bool = True
+    deadline_s: float = math.inf
+    restart_s: float = 60.0
+    labels: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    max_retries: int = 3
+    profile: bool = False  # its workload's layers are to be measured, on one GPU of each type
+    min_gpus: int = 0  # it runs on no fewer GPUs; 0: no bound
+    max_gpus: int = 0  # it runs on no more GPUs; 0: no bound
+
+    @property
+    def runtime(self) -> str:
+        """Return what runs it: ``PROFILER`` for a profiling task; "": what agents run by default."""
+        return PROFILER if self.workload.model == PROFILING else ""
+
+    def contradicted_bound(self) -> tuple[str, str] | None:
+        """Return the field and the problem of a bound on GPUs that contradicts the request, if one does."""
+        if not 0 <= self.min_gpus <= self.requested_gpus:
+            return "min_gpus", (
+                f"is {self.min_gpus}, but the job requests {self.requested_gpus} GPUs: give at most that,"
+                " or 0 for no bound"
+            )
+        if self.max_gpus and self.max_gpus < self.requested_gpus:
+            return "max_gpus", (
+                f"is {self.max_gpus}, but the job requests {self.requested_gpus} GPUs: give at least that,"
+                " or 0 for no bound"
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegRecord:
+    """A part of the schedule that an admitted job was promised; times in seconds since 1970."""
+
+    start_s: float
+    end_s: float
+    gpu_type: str
+    gpus: int
+    pipeline_degree: int
+    plan: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRecord:
+    """The Cell that a job runs on and its GPUs as (node, GPU indices)."""
+
+    gpu_type: str
+    gpus: int
+    pipeline_degree: int
+    plan: str
+    rate: float  # samples/s
+    generation: int
+    shares: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job as stored."""
+
+    cluster: str
+    spec: JobSpec
+    version: int
+    state: JobState
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    iterations_done: float
+    generation: int
+    retries: int
+    last_error: str
+    allocation: AllocationRecord | None
+    reason: Reason | None  # why the last round left it waiting
+    reason_round: int
+    admitted: bool = False  # its deadline is promised
+    certificate: tuple[LegRecord, ...] = ()  # the schedule that meets it
+    opportunistic: bool = False
+    service_gpu_s: float = 0.0
+    queued_s: float = 0.0  # when it last began to wait
+    retry_s: float = 0.0  # it failed, and is not tried again before then, since 1970; 0: it may be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEventRecord:
+    """Something that happened to a job: a ``JobEvent`` and the state that it led to."""
+
+    at_s: float  # since 1970
+    event: str
+    state: JobState
+    detail: str  # e.g. what a round decided, and why; "": nothing to add

@@ -1,0 +1,117 @@
+"""Rounds: what is committed, and what is told of it by names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tessera.formulation.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.goals import GoalResult
+from tessera.formulation.network.outcome import NetworkOutcome
+from tessera.formulation.reasons import Reason
+from tessera.formulation.records.jobs import AllocationRecord
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSummary:
+    """What is known of a round beside its decisions. Numbers in units of the objective."""
+
+    cluster: str
+    number: int  # 0: a dry run
+    epoch: int
+    created_s: float
+    options: dict[str, str | float | int | bool]
+    status: str
+    outcome: str  # committed, dry_run, refused
+    objective: float
+    bound: float
+    gap: float
+    placed_score: float
+    greedy_objective: float
+    verified: bool
+    violations: tuple[str, ...]
+    snapshot_digest: str
+    solver: str
+    work: tuple[tuple[str, float], ...]
+    goals: tuple[GoalResult, ...]
+    prices: dict[str, float]
+    used_gpus: dict[str, int]
+    seconds: dict[str, float]
+    running: int
+    waiting: int
+    started: int
+    suspended: int
+    changed: int
+    samples_per_s: float
+    unit: str
+    versions: tuple[str, ...]
+    bound_is_trivial: bool = False  # nothing was proven: see GoalResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """A decision as stored, by names."""
+
+    job: str
+    kind: str
+    allocation: AllocationRecord | None
+    reason: Reason | None
+    restart_price: float
+    applied: bool
+    skipped: str  # why it was not applied; "" where it was
+    admitted: bool = False
+    opportunistic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A round with its decisions."""
+
+    summary: RoundSummary
+    decisions: tuple[DecisionRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCommit:
+    """What the round loop asks the store to commit, all or nothing."""
+
+    snapshot: Snapshot
+    encoded: bytes  # the snapshot's canonical JSON, by codec.encode
+    decisions: tuple[Decision, ...]  # empty where the round was refused
+    summary: RoundSummary
+    legs: Legs = NO_LEGS  # the schedules of admitted jobs
+    request: Request | None = None
+    network: NetworkOutcome | None = None  # None: the network is not described
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCommit:
+    """A network plan made between rounds, for the allocations as they were in ``snapshot``."""
+
+    snapshot: Snapshot
+    outcome: NetworkOutcome
+    cause: str  # start, end, topology, measured
+    seconds: float  # that planning took
+
+
+def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -> DecisionRecord:
+    """Return ``decision`` by names; ``skipped`` says why it was not applied, if it was not."""
+    job, jobs = decision.job, snapshot.jobs
+    allocation = None
+    if decision.gang is not None:
+        fresh = decision.kind in CHANGES_GPUS
+        allocation = AllocationRecord(
+            gpu_type=snapshot.gpu_types[decision.gpu_type].name,
+            gpus=decision.gpus,
+            pipeline_degree=decision.pipeline_degree,
+            plan=snapshot.plans[decision.plan],
+            rate=decision.rate,
+            generation=int(jobs.generation[job]) + (1 if fresh else 0),
+            shares=tuple((snapshot.nodes.name[n], gpus) for n, gpus in decision.gang.members),
+        )
+    return DecisionRecord(
+        job=jobs.name[job], kind=decision.kind, allocation=allocation, reason=decision.reason,
+        restart_price=decision.restart_price, applied=not skipped, skipped=skipped,
+        admitted=decision.admitted, opportunistic=decision.opportunistic,
+    )  # fmt: skip
