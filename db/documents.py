@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tessera.db.cells import cell_from, cell_plain
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.jobs import AllocationRecord, LegRecord
@@ -99,15 +100,18 @@ def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | No
     if allocation is None:
         return None
     return {  # by hand, as reasons are
-        "gpu_type": allocation.gpu_type, "gpus": allocation.gpus,
-        "pipeline_degree": allocation.pipeline_degree, "plan": allocation.plan,
-        "rate": allocation.rate, "generation": allocation.generation, "shares": allocation.shares,
+        **cell_plain(allocation.cell), "rate": allocation.rate, "generation": allocation.generation,
+        "shares": allocation.shares,
     }  # fmt: skip
 
 
 def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
     """Return the allocation that ``allocation_plain`` wrote."""
-    return None if plain is None else AllocationRecord(**_value(plain))
+    if plain is None:
+        return None
+    found = _value(plain)
+    rest = {name: found[name] for name in ("rate", "generation", "shares")}
+    return AllocationRecord(cell=cell_from(found), **rest)
 
 
 def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
@@ -115,8 +119,7 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
     return [
         {
             "start_s": finite_or_text(leg.start_s), "end_s": finite_or_text(leg.end_s),
-            "gpu_type": leg.gpu_type, "gpus": leg.gpus, "pipeline_degree": leg.pipeline_degree,
-            "plan": leg.plan,
+            **cell_plain(leg.cell),
         }
         for leg in legs
     ]  # fmt: skip
@@ -130,6 +133,6 @@ def finite_or_text(value: float) -> float | str:
 def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
     """Return the schedule that ``certificate_plain`` wrote."""
     return tuple(
-        LegRecord(**leg | {"start_s": float(leg["start_s"]), "end_s": float(leg["end_s"])})
+        LegRecord(start_s=float(leg["start_s"]), end_s=float(leg["end_s"]), cell=cell_from(leg))
         for leg in plain
     )

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tessera.db import profiling
+from tessera.db.cells import cell_on, estimate_rows
 from tessera.db.documents import dumps, reason_plain
 from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
@@ -142,8 +143,7 @@ def estimation(connection: sa.Connection, cluster: str) -> Estimation:
         models=tuple(_models(connection, of["cluster"])),
         measurements=tuple(
             MeasurementRecord(
-                workload=_workload(r), gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes,
-                pipeline_degree=r.pipeline_degree, plan=r.plan, iter_time_s=r.iter_time_s,
+                workload=_workload(r), cell=cell_on(r), iter_time_s=r.iter_time_s
             )
             for r in reversed(connection.execute(_MEASUREMENTS, of | {"latest": LATEST}).all())
         ),
@@ -174,33 +174,12 @@ def derive(
         NotFound: the cluster. InvalidInput: unknown GPU type.
     """
     key = enter_cluster(connection, cluster)
-    types = require_types(connection, key, {e.gpu_type for e in estimates})
+    types = require_types(connection, key, {e.cell.gpu_type for e in estimates})
     ids = ensure(connection, key, {e.workload for e in estimates} | derived_from.keys())
     lock(connection, ids.values())
-    plans = ensure_plans(connection, key, {e.plan for e in estimates})
-    rows = {
-        (
-            ids[e.workload],
-            types[e.gpu_type].id,
-            e.gpus,
-            e.nodes,
-            e.pipeline_degree,
-            plans[e.plan],
-        ): e
-        for e in estimates
-    }
-    plain = [
-        dict(zip("wtgndp", where, strict=True))
-        | {
-            "s": str(e.iter_time_s),
-            "k": int(e.source),
-            "v": e.provenance,
-            "u": e.sd,
-            "x": e.traffic,
-        }
-        for where, e in sorted(rows.items(), key=lambda item: item[0])
-    ]
-    kept = connection.execute(_DERIVE, {"rows": dumps(plain)}).rowcount if plain else 0
+    plans = ensure_plans(connection, key, {e.cell.plan for e in estimates})
+    rows = estimate_rows(estimates, ids, {name: t.id for name, t in types.items()}, plans)
+    kept = connection.execute(_DERIVE, {"rows": dumps(rows)}).rowcount if rows else 0
     if derived_from:
         news = [{"id": ids[w], "derived_from": text} for w, text in derived_from.items()]
         connection.execute(_DERIVED_FROM, {"rows": dumps(sorted(news, key=lambda r: r["id"]))})

@@ -53,13 +53,7 @@ def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> N
 def legs_by_job(snapshot: Snapshot, legs: Legs) -> dict[int, list[LegRecord]]:
     """Return the legs of each job (its index) that has any, by names, in their order."""
     found: dict[int, list[LegRecord]] = defaultdict(list)
-    columns = (legs.start_s, legs.end_s, legs.gpu_type, legs.gpus, legs.pipeline_degree, legs.plan)
-    rows = zip(legs.job.tolist(), *(column.tolist() for column in columns), strict=True)
-    for job, start_s, end_s, gpu_type, gpus, degree, plan in rows:
-        found[job].append(
-            LegRecord(
-                start_s=start_s, end_s=end_s, gpu_type=snapshot.gpu_types[gpu_type].name, gpus=gpus,
-                pipeline_degree=degree, plan=snapshot.plans[plan],
-            )
-        )  # fmt: skip
+    spans = legs.job.tolist(), legs.start_s.tolist(), legs.end_s.tolist()
+    for job, start_s, end_s, cell in zip(*spans, legs.keys(), strict=True):
+        found[job].append(LegRecord(start_s=start_s, end_s=end_s, cell=snapshot.cell(cell)))
     return dict(found)

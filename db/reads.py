@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from tessera.db.cells import cell_on
 from tessera.db.rows import (
     CLUSTER,
     CLUSTERS_AFTER,
@@ -118,10 +119,8 @@ def list_estimates(
     records = [
         EstimateRecord(
             workload=Workload(model=r.model, params=r.params, global_batch=r.global_batch),
-            gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes, pipeline_degree=r.pipeline_degree,
-            plan=r.plan, iter_time_s=r.iter_time_s, source=Source(r.source),
-            provenance=r.provenance, sd=r.sd,
-            traffic=r.traffic,
+            cell=cell_on(r), iter_time_s=r.iter_time_s, source=Source(r.source),
+            provenance=r.provenance, sd=r.sd, traffic=r.traffic,
         )
         for r in rows[:limit]
     ]  # fmt: skip

@@ -186,10 +186,10 @@ def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | No
             raise AssertionError(f"{decision.kind} without GPUs")
         keys = [world.nodes[snapshot.nodes.name[n]].key for n, _ in gang.members]
         members = zip(keys, (gpus for _, gpus in gang.members), strict=True)
+        named = snapshot.cell(decision.cell)
         cell = NewCell(
-            type_id=world.types[snapshot.gpu_types[decision.gpu_type].name], gpus=decision.gpus,
-            degree=decision.pipeline_degree, plan_id=world.plans[snapshot.plans[decision.plan]],
-            rate=decision.rate, leader_id=keys[0], members=tuple(members),
+            type_id=world.types[named.gpu_type], gpus=named.gpus, degree=named.pipeline_degree,
+            plan_id=world.plans[named.plan], rate=decision.rate, leader_id=keys[0], members=tuple(members),
         )  # fmt: skip
     why = decision.reason.message if decision.reason else ""
     return Change(

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tessera.db.cells import cell_of_job
 from tessera.db.documents import certificate_from
 from tessera.db.tables import LIVE
 from tessera.db.why import reasons_of
@@ -209,12 +210,12 @@ def job_spec(row: Row) -> JobSpec:
 
 def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
     """Map the Cell of a row of ``JOBS_NAMED``; None: it runs on none."""
-    if row["cell_gpus"] is None:
+    cell = cell_of_job(row)
+    if cell is None:
         return None
     return AllocationRecord(
-        gpu_type=row["cell_type"], gpus=row["cell_gpus"], pipeline_degree=row["cell_degree"],
-        plan=row["cell_plan"], rate=row["cell_rate"], generation=row["generation"], shares=shares,
-    )  # fmt: skip
+        cell=cell, rate=row["cell_rate"], generation=row["generation"], shares=shares
+    )
 
 
 def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: int) -> JobRecord:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
+from tessera.db.cells import estimate_rows
 from tessera.db.documents import dumps
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,
@@ -201,31 +203,31 @@ def upsert_estimates(
     Raises:
         InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.
     """
-    types = require_types(connection, cluster, {e.gpu_type for e in estimates})
+    types = require_types(connection, cluster, {e.cell.gpu_type for e in estimates})
     workload_ids = ensure(connection, cluster, {e.workload for e in estimates})
     lock(connection, workload_ids.values())
-    plan_ids = ensure_plans(connection, cluster, {e.plan for e in estimates})
-    rows: dict[tuple[int, ...], dict[str, object]] = {}
-    for e in estimates:
-        size = types[e.gpu_type].node_gpus
-        if e.nodes == 0 and size == 0:
-            raise InvalidInput(
-                "nodes", f"no node of type {e.gpu_type} is known: give nodes, or add nodes first"
-            )
-        nodes = e.nodes or -(-e.gpus // size)
-        key = (workload_ids[e.workload], types[e.gpu_type].id, e.gpus, nodes, e.pipeline_degree,
-               plan_ids[e.plan])  # fmt: skip
-        rows[key] = dict(zip("wtgndp", key, strict=True)) | {
-            "s": str(e.iter_time_s), "k": int(e.source), "v": e.provenance, "u": e.sd,
-            "x": e.traffic,
-        }  # fmt: skip
+    plan_ids = ensure_plans(connection, cluster, {e.cell.plan for e in estimates})
+    shaped = [replace(e, cell=_shaped(e.cell, types[e.cell.gpu_type].node_gpus)) for e in estimates]
+    type_ids = {name: t.id for name, t in types.items()}
+    rows = estimate_rows(shaped, workload_ids, type_ids, plan_ids)
     if rows:
-        values = {"rows": dumps([rows[key] for key in sorted(rows)])}
+        values = {"rows": dumps(rows)}
         connection.execute(_UPSERT, values)
         connection.execute(_WAIT_NO_MORE, {"ids": sorted(workload_ids.values())})
         if connection.execute(_DERIVED, {"ids": list(workload_ids.values())}).scalar():
             connection.execute(_GIVE_WAY, values)
     return len(rows)
+
+
+def _shaped(cell: Cell, node_gpus: int) -> Cell:
+    """Return the Cell on its nodes, else on the fewest; ``node_gpus`` are those of the largest node."""
+    if cell.nodes:
+        return cell
+    if not node_gpus:
+        raise InvalidInput(
+            "nodes", f"no node of type {cell.gpu_type} is known: give nodes, or add nodes first"
+        )
+    return cell.on(-(-cell.gpus // node_gpus))
 
 
 def ensure_plans(connection: sa.Connection, cluster: int, names: Collection[str]) -> dict[str, int]:

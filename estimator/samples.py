@@ -24,7 +24,7 @@ from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape, powers_dividing
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.tables import Floats
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 
 GPU_COUNTS: Final = (1, 2, 4, 8, 16, 24, 32)
 PROVENANCE: Final = "analytic v2"
@@ -87,8 +87,10 @@ def _records(
     work = Workload(model=model.model, params=model.params, global_batch=batch)
     for shape, degree in asked:
         yield EstimateRecord(
-            workload=work, gpu_type=hardware.name, gpus=shape.gpus, nodes=shape.nodes,
-            pipeline_degree=degree, plan="", source=Source.ANALYTIC, provenance=PROVENANCE,
+            workload=work, source=Source.ANALYTIC, provenance=PROVENANCE,
+            cell=Cell(
+                gpu_type=hardware.name, gpus=shape.gpus, pipeline_degree=degree, nodes=shape.nodes
+            ),
             iter_time_s=times_s[_likeness(shape)][degree, shape.gpus // degree],
         )  # fmt: skip
 

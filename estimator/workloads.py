@@ -34,7 +34,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
 )
 from tessera.formulation.release import release
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 
 MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""
@@ -223,7 +223,11 @@ class Estimator:
         """
         shape = shape_of(gpus, self._hardware[gpu_type].gpus_per_node)
         wanted = sorted({d for d in degrees or degrees_of(gpus) if d <= gpus})
-        subjects = {d: self._subject(workload, gpu_type, shape, d) for d in wanted}
+        of_degree = {
+            d: Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=d, nodes=shape.nodes)
+            for d in wanted
+        }
+        subjects = {d: self._subject(workload, cell) for d, cell in of_degree.items()}
         if not subjects:
             return []
         setting = self._setting(next(iter(subjects.values())))
@@ -235,8 +239,7 @@ class Estimator:
             plan, time = plans.get(degree), found.get(degree)
             fits = plan is not None and time is not None
             record = EstimateRecord(
-                workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=shape.nodes,
-                pipeline_degree=degree, plan="",
+                workload=workload, cell=of_degree[degree],
                 source=Source.PROFILED if profile else Source.ANALYTIC,
                 iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
                 sd=time.sd if time is not None and fits else None,
@@ -260,12 +263,12 @@ class Estimator:
             return f"{how}: no plan fits in memory"
         return f"{how}: {described(plan)}"[:MAX_PROVENANCE]
 
-    def _subject(self, workload: Workload, gpu_type: str, shape: Shape, degree: int) -> CellSubject:
+    def _subject(self, workload: Workload, cell: Cell) -> CellSubject:
         return CellSubject(
-            family=workload.model, gpu_type=gpu_type, nodes=shape.nodes,
-            gpus_per_node=shape.gpus_per_node, global_batch=workload.global_batch,
+            family=workload.model, gpu_type=cell.gpu_type, nodes=cell.nodes,
+            gpus_per_node=cell.gpus // cell.nodes, global_batch=workload.global_batch,
             parameters=self._models[workload].graph.parameters, workload=workload,
-            pipeline_degree=degree,
+            pipeline_degree=cell.pipeline_degree,
         )  # fmt: skip
 
     def _setting(self, subject: Subject) -> Setting:
@@ -284,16 +287,10 @@ class Estimator:
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
         """Return one measurement for each Cell that the model of times can speak of."""
         found = [
-            Measurement(
-                subject=self._subject(
-                    r.workload, r.gpu_type, Shape(nodes=r.nodes, gpus_per_node=r.gpus // r.nodes),
-                    r.pipeline_degree,
-                ),
-                iter_time_s=r.iter_time_s,
-            )
+            Measurement(subject=self._subject(r.workload, r.cell), iter_time_s=r.iter_time_s)
             for r in measured_cells(measurements)
-            if r.workload in self._models and r.gpu_type in self._hardware
-            and r.gpus % r.nodes == 0 and r.pipeline_degree >= 1
+            if r.workload in self._models and r.cell.gpu_type in self._hardware
+            and r.cell.gpus % r.cell.nodes == 0 and r.cell.pipeline_degree >= 1
         ]  # fmt: skip
         return found[-MAX_LEARNED:]
 
@@ -331,8 +328,7 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
     """Return what was measured as estimates; single runs differ by the noise that calibration assumes."""
     return [
         EstimateRecord(
-            workload=r.workload, gpu_type=r.gpu_type, gpus=r.gpus, nodes=r.nodes,
-            pipeline_degree=r.pipeline_degree, plan=r.plan, iter_time_s=median(times),
+            workload=r.workload, cell=r.cell, iter_time_s=median(times),
             source=Source.MEASURED, sd=Residual().noise_sd / math.sqrt(len(times)),
             provenance=f"median of {len(times)} {'run' if len(times) == 1 else 'runs'} here",
         )
@@ -343,7 +339,11 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
 @lru_cache(maxsize=4)
 def _learned(measurements: tuple[MeasurementRecord, ...]) -> str:
     """Return a digest of what is learned from: the same for all workloads of a cluster."""
-    return _digest([asdict(m) for m in measured_cells(measurements)])
+    plain = (
+        {"workload": asdict(m.workload), "iter_time_s": m.iter_time_s, **asdict(m.cell)}
+        for m in measured_cells(measurements)
+    )
+    return _digest(list(plain))
 
 
 def _digest(plain: object) -> str:

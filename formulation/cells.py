@@ -1,7 +1,6 @@
 """Cells: what a workload can run on, with the rate at the best shape and at others.
 
-A Cell is (GPU type, GPU count, pipeline degree), Crius section 4 / Arena section 3.1. Its rate holds for
-a shape, that is, for the number of nodes its GPUs lie on.
+A Cell (``values.CellKey``) has a rate for each shape, that is, for the number of nodes its GPUs lie on.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 LOCALITY_FACTOR = 0.9
 """Rate kept for each halving of GPUs a node where no estimate exists (Arena's simulator, its rule 2)."""
@@ -31,7 +30,7 @@ class Shapes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cells(Table):
+class Cells(CellTable):
     """Feasible Cells of all workloads, sorted by (workload, type, gpus, falling rate)."""
 
     INDEX: ClassVar[str] = "cells"

@@ -19,6 +19,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.values import NO_CELL, CellKey
 
 
 class DecisionKind(StrEnum):
@@ -50,19 +51,15 @@ CHANGES_GPUS = frozenset(
 class Decision(NamedTuple):
     """One job's fate in a round. A tuple, for a round makes one for each job that there is.
 
-    ``gpu_type`` (index into ``Snapshot.gpu_types``, -1: none), ``gpus``, ``pipeline_degree``, ``plan``
-    (index into ``Snapshot.plans``), ``rate`` (samples/s on the shape it was given) and ``gang`` describe
-    the Cell it runs on after the round; ``restart_price`` (units of the objective) is what was charged.
+    ``cell``, ``rate`` (samples/s on the shape it was given) and ``gang`` are what it runs on after the
+    round (``NO_CELL`` and None: nothing); ``restart_price`` (units of the objective) is what was charged.
     ``reason`` says why it does not run; None where it does. ``admitted``: its deadline is promised.
     ``opportunistic``: it was started past a blocked job and gives way to it later.
     """
 
     job: int
     kind: DecisionKind
-    gpu_type: int = -1
-    gpus: int = 0
-    pipeline_degree: int = 0
-    plan: int = 0
+    cell: CellKey = NO_CELL
     rate: float = 0.0
     restart_price: float = 0.0
     gang: Gang | None = None
@@ -119,7 +116,7 @@ def _running(
     promised: Bools, now: Mapping[int, Gang],
 ) -> Iterator[Decision]:  # fmt: skip
     """Return what is decided of each job that is placed."""
-    problem, jobs, cells = statement.problem, snapshot.jobs, statement.problem.cells
+    problem, jobs = statement.problem, snapshot.jobs
     job = np.array(list(placement.gangs), dtype=np.int64)
     column = solution.choice[job]
     cell = problem.cell[column]
@@ -129,9 +126,7 @@ def _running(
     admits = np.zeros(len(jobs), dtype=np.bool_)
     admits[list(statement.admits)] = True
     return map(
-        Decision, job.tolist(), kind, cells.gpu_type[cell].tolist(), cells.gpus[cell].tolist(),
-        cells.pipeline_degree[cell].tolist(), cells.plan[cell].tolist(),
-        _rates(problem, placement, cell).tolist(),
+        Decision, job.tolist(), kind, problem.cells.keys(cell), _rates(problem, placement, cell).tolist(),
         _prices(problem, placement, job, column).tolist(), placement.gangs.values(), repeat(None),
         (promised[job] | admits[job]).tolist(), past.tolist(),
     )  # fmt: skip

@@ -18,8 +18,8 @@ from tessera.formulation.network.facts import (
     Standing,
     Traffics,
 )
-from tessera.formulation.tables import Bools, Floats, Ints, Table
-from tessera.formulation.values import PROFILING, GpuType, Hold, Workload
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
+from tessera.formulation.values import PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
 STATES: tuple[JobState, ...] = tuple(JobState)
 """State of code k in ``Jobs.state``."""
@@ -49,7 +49,7 @@ class Nodes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimates(Table):
+class Estimates(CellTable):
     """Predicted or measured iteration times, sorted by (workload, type, gpus, degree, plan, nodes)."""
 
     INDEX: ClassVar[str] = "estimates"
@@ -72,10 +72,16 @@ class Estimates(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Jobs(Table):
+class Jobs(CellTable):
     """The jobs that have not ended, in order of submission."""
 
     INDEX: ClassVar[str] = "jobs"
+    CELL: ClassVar[tuple[str, ...]] = (
+        "current_type",
+        "current_gpus",
+        "current_degree",
+        "current_plan",
+    )
     name: tuple[str, ...]
     version: Ints
     state: Ints  # index into STATES
@@ -99,7 +105,7 @@ class Jobs(Table):
     service_gpu_s: Floats  # GPU-seconds that it has held so far
     restart_s: Floats  # what a start, move or resize costs
     generation: Ints  # of the latest allocation; 0: none yet
-    # the Cell it runs on, for ACTIVE jobs; current_gpus == 0: none
+    # the Cell it runs on, for ACTIVE jobs; NO_CELL: none
     current_type: Ints  # -1: none
     current_gpus: Ints
     current_degree: Ints
@@ -172,7 +178,7 @@ class Avoids(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Legs(Table):
+class Legs(CellTable):
     """Certificates: what admitted jobs were promised to run on, and when, so as to meet their deadlines."""
 
     INDEX: ClassVar[str] = "legs"
@@ -300,6 +306,19 @@ class Snapshot:
 
         if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
             raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN: not known")
+
+    def cell(self, key: CellKey) -> Cell:
+        """Return a Cell by names."""
+        return key.named(self.gpu_types, self.plans)
+
+    def key(self, cell: Cell) -> CellKey:
+        """Return a Cell, of types and plans that the snapshot has, by indices."""
+        return CellKey(
+            gpu_type=[kind.name for kind in self.gpu_types].index(cell.gpu_type),
+            gpus=cell.gpus,
+            pipeline_degree=cell.pipeline_degree,
+            plan=self.plans.index(cell.plan),
+        )
 
     def schedulable_gpus(self) -> Ints:
         """Return the number of GPUs in schedulable nodes, int64[types]."""

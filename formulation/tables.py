@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.values import CellKey
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -82,6 +83,24 @@ class Table:
             elif mine != theirs:
                 return False
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CellTable(Table):
+    """Base of the tables that have a Cell in each row."""
+
+    CELL: ClassVar[tuple[str, ...]] = CellKey._fields
+    """The columns that make up a Cell, in the order of ``CellKey``."""
+
+    def key_at(self, row: int) -> CellKey:
+        """Return the Cell of one row."""
+        return CellKey._make([getattr(self, name).item(row) for name in self.CELL])
+
+    def keys(self, rows: Ints | None = None) -> list[CellKey]:
+        """Return the Cell of each of ``rows`` (int64[some]); None: of every row."""
+        columns = (getattr(self, name) for name in self.CELL)
+        some = (column if rows is None else column[rows] for column in columns)
+        return list(map(CellKey._make, zip(*(column.tolist() for column in some), strict=True)))
 
 
 _COLUMNS: Final[dict[type[Any], tuple[tuple[str, type[np.generic] | None], ...]]] = {}

@@ -89,9 +89,11 @@ class CellKey(NamedTuple):
     def named(self, gpu_types: Sequence[GpuType], plans: Sequence[str]) -> Cell:
         """Return the Cell by names, on any nodes."""
         return Cell(
-            gpu_type=gpu_types[self.gpu_type].name, gpus=self.gpus,
-            pipeline_degree=self.pipeline_degree, plan=plans[self.plan],
-        )  # fmt: skip
+            gpu_type=gpu_types[self.gpu_type].name,
+            gpus=self.gpus,
+            pipeline_degree=self.pipeline_degree,
+            plan=plans[self.plan],
+        )
 
 
 NO_CELL: Final = CellKey(gpu_type=-1, gpus=0, pipeline_degree=0, plan=0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tessera.formulation.values import Cell
+
 Members = tuple[tuple[int, tuple[int, ...]], ...]
 """(node, GPU indices on it) in order of node; nodes are indices into the snapshot's."""
 
@@ -14,17 +16,14 @@ class Segment:
 
     It holds them from ``start_s`` to ``end_s`` and trains from ``ready_s`` on (which may lie after the
     end). ``iterations`` is what it trained; of all it had trained before, ``lost`` iterations are gone at
-    the end. Times in seconds since the world began; job and type are indices into the scenario's.
+    the end. Times in seconds since the world began; the job is an index into the scenario's arrivals.
     """
 
     job: int
     start_s: float
     ready_s: float
     end_s: float
-    gpu_type: int
-    gpus: int
-    pipeline_degree: int
-    plan: str
+    cell: Cell
     members: Members
     slowdown: float  # of the slowest node times that of the network, at least 1
     iterations: float
@@ -37,9 +36,9 @@ class Segment:
     @property
     def held_gpu_s(self) -> float:
         """Return the GPU-seconds held."""
-        return self.gpus * (self.end_s - self.start_s)
+        return self.cell.gpus * (self.end_s - self.start_s)
 
     @property
     def idle_gpu_s(self) -> float:
         """Return the GPU-seconds held without training."""
-        return self.gpus * (min(max(self.ready_s, self.start_s), self.end_s) - self.start_s)
+        return self.cell.gpus * (min(max(self.ready_s, self.start_s), self.end_s) - self.start_s)

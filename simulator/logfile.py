@@ -16,7 +16,7 @@ from tessera.formulation.documents import TABLE_ROW, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result
@@ -42,10 +42,7 @@ class LoggedSegment:
     start_s: float
     ready_s: float
     end_s: float
-    gpu_type: str
-    gpus: int
-    pipeline_degree: int
-    plan: str
+    cell: Cell
     members: tuple[tuple[str, tuple[int, ...]], ...]
     slowdown: float
     ended_by: str
@@ -76,9 +73,7 @@ def log_of(result: Result) -> AllocationLog:
         ),
         profiles=tuple(
             EstimateRecord(
-                workload=e.workload, gpu_type=e.gpu_type, gpus=e.gpus, nodes=e.nodes,
-                pipeline_degree=e.pipeline_degree, plan=e.plan, iter_time_s=e.iter_time_s,
-                source=e.source,
+                workload=e.workload, cell=e.cell, iter_time_s=e.iter_time_s, source=e.source
             )
             for e in scenario.profiles
             if e.workload in trained
@@ -138,17 +133,19 @@ def lines_of(log: AllocationLog) -> Iterator[str]:
     for n in log.nodes:
         yield _line("node", {"name": n.name, "type": n.gpu_type, "gpus": n.gpus})
     for e in log.profiles:
-        cell = {"workload": _workload(e.workload), "type": e.gpu_type, "gpus": e.gpus,
-                "nodes": e.nodes, "degree": e.pipeline_degree, "plan": e.plan}  # fmt: skip
+        c = e.cell
+        cell = {"workload": _workload(e.workload), "type": c.gpu_type, "gpus": c.gpus,
+                "nodes": c.nodes, "degree": c.pipeline_degree, "plan": c.plan}  # fmt: skip
         known = {"iter_time_s": _finite(e.iter_time_s), "source": e.source.name.lower()}
         yield _line("profile", cell | known)
     for j in log.jobs:
         fields = {"name": j.name, "arrival_s": j.arrival_s, "iterations": j.iterations}
         yield _line("job", fields | {"workload": _workload(j.workload)})
     for s in log.segments:
+        c = s.cell
         yield _line("segment", {
             "job": s.job, "start_s": s.start_s, "ready_s": s.ready_s, "end_s": s.end_s,
-            "type": s.gpu_type, "gpus": s.gpus, "degree": s.pipeline_degree, "plan": s.plan,
+            "type": c.gpu_type, "gpus": c.gpus, "degree": c.pipeline_degree, "plan": c.plan,
             "on": s.members, "slowdown": s.slowdown, "ended_by": s.ended_by, "lost": s.lost,
         })  # fmt: skip
 
@@ -172,9 +169,7 @@ def _workload(w: Workload) -> list[str | int]:
 def _named(result: Result, s: Segment) -> LoggedSegment:
     return LoggedSegment(
         job=result.scenario.arrivals[s.job].spec.name, start_s=float(s.start_s),
-        ready_s=float(s.ready_s), end_s=float(s.end_s),
-        gpu_type=result.scenario.gpu_types[s.gpu_type].name, gpus=s.gpus,
-        pipeline_degree=s.pipeline_degree, plan=s.plan,
+        ready_s=float(s.ready_s), end_s=float(s.end_s), cell=s.cell,
         members=tuple((result.nodes[n], tuple(map(int, gpus))) for n, gpus in s.members),
         slowdown=float(s.slowdown), ended_by=s.ended_by, lost=float(s.lost),
     )  # fmt: skip
@@ -201,10 +196,15 @@ def _read_node(row: dict[str, Any]) -> NodeSpec:
 
 def _read_profile(row: dict[str, Any]) -> EstimateRecord:
     return EstimateRecord(
-        workload=_read_workload(row["workload"]), gpu_type=row["type"], gpus=row["gpus"],
-        nodes=row["nodes"], pipeline_degree=row["degree"], plan=row["plan"],
+        workload=_read_workload(row["workload"]), cell=_read_cell(row).on(row["nodes"]),
         iter_time_s=_endless(row["iter_time_s"]), source=Source[row["source"].upper()],
     )  # fmt: skip
+
+
+def _read_cell(row: dict[str, Any]) -> Cell:
+    return Cell(
+        gpu_type=row["type"], gpus=row["gpus"], pipeline_degree=row["degree"], plan=row["plan"]
+    )
 
 
 def _read_job(row: dict[str, Any]) -> LoggedJob:
@@ -212,7 +212,7 @@ def _read_job(row: dict[str, Any]) -> LoggedJob:
 
 
 def _read_segment(row: dict[str, Any]) -> LoggedSegment:
-    names = {"type": "gpu_type", "degree": "pipeline_degree", "on": "members"}
-    fields = {names.get(name, name): value for name, value in row.items()}
+    told = ("type", "gpus", "degree", "plan", "on")
+    rest = {name: value for name, value in row.items() if name not in told}
     members = tuple((node, tuple(gpus)) for node, gpus in row["on"])
-    return LoggedSegment(**fields | {"members": members})
+    return LoggedSegment(**rest, cell=_read_cell(row), members=members)

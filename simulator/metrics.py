@@ -140,7 +140,7 @@ class _Log:
         self.start_s = np.array([s.start_s for s in rows])
         self.end_s = np.array([s.end_s for s in rows])
         self.ready_s = np.minimum(np.array([s.ready_s for s in rows]), self.end_s)
-        self.gpus = np.array([float(s.gpus) for s in rows])
+        self.gpus = np.array([float(s.cell.gpus) for s in rows])
         self.iterations = np.array([s.iterations for s in rows])
         self.lost = np.array([s.lost for s in rows])
 

@@ -10,6 +10,7 @@ import numpy as np
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.rates import work_left
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import CellKey
 from tessera.solvers.rounds.plan import Outcome
 
 _EXACT = 1e-9
@@ -46,16 +47,15 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
         if mine is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
             continue
         job = decision.job
-        has = _spec(decision)
+        has = decision.cell if decision.gang is not None else None
         deadline_s, workload = (
             float(snapshot.jobs.deadline_s[job]), int(snapshot.jobs.workload[job])
         )  # fmt: skip
         planned: list[_Leg] = []
         for leg in sorted(mine, key=lambda k: float(legs.start_s[k])):
-            spec = (int(legs.gpu_type[leg]), int(legs.gpus[leg]),
-                    int(legs.pipeline_degree[leg]), int(legs.plan[leg]))  # fmt: skip
+            spec = legs.key_at(leg)
             end_s = min(float(legs.end_s[leg]), deadline_s)
-            rate = rates.get((workload, *spec), 0.0)
+            rate = rates.get((workload, spec), 0.0)
             planned.append((float(legs.start_s[leg]), end_s, rate, spec == has))
         lasts_s = _lasts_s(
             snapshot, decision, float(left[job]), planned, admission.until_s, float(reserve_s[job])
@@ -66,19 +66,10 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     return max(admission.until_s, math.floor(found / round_s + 1e-9) * round_s)
 
 
-def _spec(decision: Decision) -> tuple[int, int, int, int] | None:
-    if decision.gang is None:
-        return None
-    return decision.gpu_type, decision.gpus, decision.pipeline_degree, decision.plan
-
-
-def _rates(outcome: Outcome) -> dict[tuple[int, int, int, int, int], float]:
-    """Return (workload, GPU type, GPUs, degree, plan) -> samples/s."""
+def _rates(outcome: Outcome) -> dict[tuple[int, CellKey], float]:
+    """Return (workload, Cell) -> samples/s."""
     cells = outcome.problem.cells
-    keys = zip(
-        cells.workload.tolist(), cells.gpu_type.tolist(), cells.gpus.tolist(),
-        cells.pipeline_degree.tolist(), cells.plan.tolist(), strict=True,
-    )  # fmt: skip
+    keys = zip(cells.workload.tolist(), cells.keys(), strict=True)
     return dict(zip(keys, cells.rate.tolist(), strict=True))
 
 

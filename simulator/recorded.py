@@ -15,7 +15,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats
-from tessera.formulation.values import BEST_FOUND
+from tessera.formulation.values import Cell
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
@@ -24,7 +24,7 @@ from tessera.simulator.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A stretch in which a job held GPUs. ``job`` is an index into the scenario's arrivals.
+    """A stretch in which a job held GPUs, of a Cell and its shape. ``job`` is an index into the arrivals.
 
     ``end_s`` inf: it held them until it had trained all of its iterations, however long that takes.
     """
@@ -32,23 +32,21 @@ class Hold:
     job: int
     start_s: float
     end_s: float
-    gpu_type: str
-    nodes: int
-    gpus_per_node: int
-    pipeline_degree: int = BEST_FOUND
-    plan: str = ""
+    cell: Cell
 
     def __post_init__(self) -> None:
         """Refuse stretches that are none."""
         if not 0 <= self.start_s < self.end_s:
             raise InvalidInput("holds", "must start at 0 or later, and end after that")
-        if self.nodes < 1 or self.gpus_per_node < 1:
+        if self.cell.nodes < 1 or self.gpus_per_node < 1:
             raise InvalidInput("holds", "must have at least one node and one GPU on it")
+        if self.cell.gpus % self.cell.nodes:
+            raise InvalidInput("holds", "must have equally many GPUs on each node")
 
     @property
-    def gpus(self) -> int:
-        """Return the GPUs held."""
-        return self.nodes * self.gpus_per_node
+    def gpus_per_node(self) -> int:
+        """Return the GPUs held on each node."""
+        return self.cell.gpus // self.cell.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,8 +65,8 @@ def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSp
     """
     most: dict[tuple[str, int], int] = {}
     for hold in holds:
-        key = (hold.gpu_type, hold.job)
-        most[key] = max(most.get(key, 0), hold.nodes)
+        key = (hold.cell.gpu_type, hold.job)
+        most[key] = max(most.get(key, 0), hold.cell.nodes)
     count = Counter[str]()
     for (kind, _), nodes in most.items():
         count[kind] += nodes
@@ -133,26 +131,21 @@ def _decisions(
             taken |= {n for n, _ in gang.members}
             yield Decision(
                 job=index, kind=DecisionKind.MOVE if job in goes else DecisionKind.START,
-                gpu_type=_index(snapshot, hold.gpu_type), gpus=hold.gpus,
-                pipeline_degree=hold.pipeline_degree, plan=snapshot.plans.index(hold.plan), gang=gang,
+                cell=snapshot.key(hold.cell), gang=gang,
             )  # fmt: skip
         elif job in goes:
             yield Decision(job=index, kind=DecisionKind.SUSPEND)
 
 
-def _index(snapshot: Snapshot, gpu_type: str) -> int:
-    return [kind.name for kind in snapshot.gpu_types].index(gpu_type)
-
-
 def _free(snapshot: Snapshot, hold: Hold, taken: set[int]) -> Gang:
     """Return the first free nodes of the type; InvalidInput where there are too few."""
     of_type = np.flatnonzero(
-        (snapshot.nodes.gpu_type == _index(snapshot, hold.gpu_type))
+        (snapshot.nodes.gpu_type == snapshot.key(hold.cell).gpu_type)
         & (snapshot.nodes.gpus >= hold.gpus_per_node)
     )
-    found = [n for n in of_type.tolist() if n not in taken][: hold.nodes]
-    if len(found) < hold.nodes:
+    found = [n for n in of_type.tolist() if n not in taken][: hold.cell.nodes]
+    if len(found) < hold.cell.nodes:
         raise InvalidInput(
-            "nodes", f"are too few for what was held of {hold.gpu_type} at {hold.start_s:g} s"
+            "nodes", f"are too few for what was held of {hold.cell.gpu_type} at {hold.start_s:g} s"
         )
     return Gang(members=tuple((n, tuple(range(hold.gpus_per_node))) for n in found))

@@ -29,7 +29,7 @@ from tessera.formulation.snapshot import (
     Tenants,
 )
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.formulation.values import Hold, Source, Workload
+from tessera.formulation.values import NO_CELL, Cell, CellKey, Hold, Source, Workload
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
 
@@ -47,10 +47,7 @@ class Change:
 
     job: int  # index into the scenario's arrivals
     kind: DecisionKind
-    gpu_type: int = -1
-    gpus: int = 0
-    pipeline_degree: int = 0
-    plan: int = 0
+    cell: CellKey = NO_CELL
     gang: Gang | None = None
 
 
@@ -78,7 +75,7 @@ class MemoryStore:
         known = set(self.workloads)  # of others there are no jobs
         told = scenario.profiles if visible is None else visible
         profiles = [e for e in told if e.workload in known]
-        self.plans = tuple(sorted({"", *(e.plan for e in profiles)}))
+        self.plans = tuple(sorted({"", *(e.cell.plan for e in profiles)}))
         self._nodes = _nodes(scenario)
         self.estimates = estimates_table(
             profiles, self.gpu_types, self._nodes, self.workloads, self.plans
@@ -118,9 +115,8 @@ class MemoryStore:
     def does_not_run(self, job: int) -> None:
         """Take in that the Cell that a job holds does not run on its shape, whatever rounds were told."""
         tried = {
-            "workload": self.workload[job], "gpu_type": self.current_type[job],
-            "gpus": self.current_gpus[job], "pipeline_degree": self.current_degree[job],
-            "plan": self.current_plan[job], "nodes": self.gangs[job].nodes,
+            "workload": self.workload[job], **self._current(job)._asdict(),
+            "nodes": self.gangs[job].nodes,
         }  # fmt: skip
         e = self.estimates
         same = np.logical_and.reduce([getattr(e, name) == value for name, value in tried.items()])
@@ -147,6 +143,10 @@ class MemoryStore:
     def node_names(self) -> tuple[str, ...]:
         """Return the nodes in the order of indices."""
         return self._nodes.name
+
+    def cell(self, key: CellKey) -> Cell:
+        """Return a Cell by names."""
+        return key.named(self.gpu_types, self.plans)
 
     # what a round sees and does
 
@@ -221,10 +221,8 @@ class MemoryStore:
     def _change(self, decision: Decision) -> Change:
         kept = decision.gang if decision.kind in CHANGES_GPUS else None
         return Change(
-            job=int(self._shown[decision.job]), kind=decision.kind, gpu_type=decision.gpu_type,
-            gpus=decision.gpus, pipeline_degree=decision.pipeline_degree, plan=decision.plan,
-            gang=kept,
-        )  # fmt: skip
+            job=int(self._shown[decision.job]), kind=decision.kind, cell=decision.cell, gang=kept
+        )
 
     def _take(self, change: Change, gang: Gang, now_s: float) -> None:
         job = change.job
@@ -237,7 +235,10 @@ class MemoryStore:
             raise InvariantBroken(f"{self.specs[job].name} was given a GPU that is held already")
         if not self._nodes.schedulable[nodes].all():
             raise InvariantBroken(f"{self.specs[job].name} was placed on a node that is away")
-        if len(where) != change.gpus or (self._nodes.gpu_type[nodes] != change.gpu_type).any():
+        if (
+            len(where) != change.cell.gpus
+            or (self._nodes.gpu_type[nodes] != change.cell.gpu_type).any()
+        ):
             raise InvariantBroken(f"{self.specs[job].name} was given other GPUs than were chosen")
         self.owner[where] = job
         self.gangs[job], self._gpus[job] = gang, (nodes, gpus)
@@ -245,8 +246,7 @@ class MemoryStore:
         self.began_s[job] = now_s
         self.generation[job] += 1
         self.version[job] += 1
-        self.current_type[job], self.current_gpus[job] = change.gpu_type, change.gpus
-        self.current_degree[job], self.current_plan[job] = change.pipeline_degree, change.plan
+        self._set_current(job, change.cell)
 
     def _release(self, job: int, now_s: float) -> None:
         nodes, gpus = self._gpus.pop(job)
@@ -254,8 +254,14 @@ class MemoryStore:
         self.owner[self._first_gpu[nodes] + gpus] = -1
         self.service_gpu_s[job] += self.current_gpus[job] * (now_s - self.began_s[job])
         self.began_s[job] = np.nan
-        self.current_type[job], self.current_gpus[job] = -1, 0
-        self.current_degree[job], self.current_plan[job] = 0, 0
+        self._set_current(job, NO_CELL)
+
+    def _current(self, job: int) -> CellKey:
+        return CellKey._make(int(getattr(self, column)[job]) for column in Jobs.CELL)
+
+    def _set_current(self, job: int, cell: CellKey) -> None:
+        for column, value in zip(Jobs.CELL, cell, strict=True):
+            getattr(self, column)[job] = value
 
     def _queue(self, job: int, now_s: float) -> None:
         self.state[job] = _QUEUED

@@ -12,7 +12,7 @@ from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import Estimates, Nodes, Snapshot
-from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.values import Cell, GpuType, Workload
 
 
 def estimates_table(
@@ -24,18 +24,19 @@ def estimates_table(
     A profile without a number of nodes holds for the fewest that the cluster's nodes allow.
     """
     types = {kind.name: i for i, kind in enumerate(gpu_types)}
+    there = [(e, e.cell) for e in profiles if e.cell.gpu_type in types]
     work = {w: i for i, w in enumerate(workloads)}
     plan = {name: i for i, name in enumerate(plans)}
     size = np.zeros(len(types), dtype=np.int64)
     np.maximum.at(size, nodes.gpu_type, nodes.gpus)
     rows = sorted(
-        (work[e.workload], types[e.gpu_type], e.gpus, e.pipeline_degree, plan[e.plan],
-         e.nodes or math.ceil(e.gpus / max(1, int(size[types[e.gpu_type]]))), e.iter_time_s,
+        (work[e.workload], types[c.gpu_type], c.gpus, c.pipeline_degree, plan[c.plan],
+         c.nodes or math.ceil(c.gpus / max(1, int(size[types[c.gpu_type]]))), e.iter_time_s,
          int(e.source), math.nan if e.sd is None else e.sd)
-        for e in profiles if e.gpu_type in types
+        for e, c in there
     )  # fmt: skip
     columns = list(zip(*rows, strict=True)) if rows else [()] * 9
-    names = ("workload", "gpu_type", "gpus", "pipeline_degree", "plan", "nodes")
+    names = ("workload", *Estimates.CELL, "nodes")
     ints = {
         name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
     }
@@ -55,10 +56,10 @@ def perturbed(profiles: Sequence[EstimateRecord], error: float, seed: int) -> li
     if not 0 <= error < 1:
         raise InvalidInput("error", "must lie in [0, 1)")
     rng = np.random.default_rng(seed)
-    factors: dict[tuple[object, ...], float] = {}
+    factors: dict[tuple[Workload, Cell], float] = {}
     found = []
     for e in profiles:
-        cell = (e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan)
+        cell = e.workload, e.cell.on(0)
         if cell not in factors:
             factors[cell] = math.exp(error * math.sqrt(math.pi / 2) * rng.standard_normal())
         found.append(replace(e, iter_time_s=e.iter_time_s * factors[cell]))
@@ -71,26 +72,19 @@ class Truth:
 
     cells: Cells
     batch: tuple[int, ...]  # samples of an iteration of each workload
-    plans: tuple[str, ...]
-    of: dict[tuple[int, int, int, int, str], int]  # (workload, type, gpus, degree, plan) -> Cell
+    of: dict[tuple[int, Cell], int]  # (workload, Cell on any nodes) -> row of ``cells``
 
-    def iterations_per_s(
-        self, workload: int, gpu_type: int, gpus: int, degree: int, plan: str, nodes: int
-    ) -> float:
-        """Return the true rate of a Cell spread over ``nodes`` nodes; 0 where it does not run."""
-        cell = self.of.get((workload, gpu_type, gpus, degree, plan))
-        return 0.0 if cell is None else self.cells.rate_on(cell, nodes) / self.batch[workload]
+    def iterations_per_s(self, workload: int, cell: Cell) -> float:
+        """Return the true rate of a Cell on ``cell.nodes`` nodes; 0 where it does not run."""
+        row = self.of.get((workload, cell.on(0)))
+        return 0.0 if row is None else self.cells.rate_on(row, cell.nodes) / self.batch[workload]
 
 
 def truth_of(snapshot: Snapshot) -> Truth:
     """Return the truth that the estimates of ``snapshot`` state, on its cluster with all nodes there."""
     cells = build_cells(snapshot)
-    keys = zip(
-        cells.workload.tolist(), cells.gpu_type.tolist(), cells.gpus.tolist(),
-        cells.pipeline_degree.tolist(), (snapshot.plans[p] for p in cells.plan.tolist()),
-        strict=True,
-    )  # fmt: skip
+    keys = zip(cells.workload.tolist(), map(snapshot.cell, cells.keys()), strict=True)
     return Truth(
         cells=cells, batch=tuple(w.global_batch for w in snapshot.workloads),
-        plans=snapshot.plans, of={key: i for i, key in enumerate(keys)},
+        of={key: i for i, key in enumerate(keys)},
     )  # fmt: skip

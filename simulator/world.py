@@ -18,6 +18,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.values import Cell, CellKey
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
@@ -81,8 +82,9 @@ class _Run:
     """
 
     change: Change
+    cell: Cell  # of the change, by names
     gang: Gang
-    owed: tuple[bool, _Cell | None]
+    owed: tuple[bool, CellKey | None]
     start_s: float  # of the segment that is not yet logged
     ready_s: float
     stamp: int
@@ -117,7 +119,7 @@ class _Pace:
         """Take in where the run is from now on."""
         self.at_s[job], self.done[job], self.speed[job] = run.at_s[-1], run.done[-1], run.speed
         self.ready_s[job], self.began[job] = run.ready_s, run.done_at(run.start_s)
-        self.gpus[job] = run.change.gpus
+        self.gpus[job] = run.cell.gpus
 
     def done_at(self, jobs: Ints, now_s: float) -> Floats:
         """Return the iterations of jobs that run trained by ``now_s``, not before the breakpoints."""
@@ -158,7 +160,7 @@ class World:
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
         self._runs: dict[int, _Run] = {}
         self._pace = _Pace(len(specs))
-        self._last_cell: dict[int, _Cell] = {}
+        self._last_cell: dict[int, CellKey] = {}
         self._saved = np.zeros(len(specs), dtype=np.bool_)
         self._logged = np.zeros(len(specs))  # iterations by segments, less what was lost
         self._held_gpu_s = 0.0
@@ -284,34 +286,32 @@ class World:
         self.store.arrive(job, self.now_s)
 
     def _start(self, change: Change, gang: Gang) -> None:
-        job, cell = change.job, _cell(change)
+        job, cell = change.job, change.cell
         saved, last = bool(self._saved[job]), self._last_cell.get(job)
-        cost_s = self.overheads.start_s(change.gpus, saved=saved, new_cell=last != cell)
+        cost_s = self.overheads.start_s(cell.gpus, saved=saved, new_cell=last != cell)
         if np.isfinite(self.first_start_s[job]):
             self.restarts[job] += 1
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
         self._last_cell[job] = cell
         run = _Run(
-            change=change, gang=gang, owed=(saved, last), start_s=self.now_s,
-            ready_s=self.now_s + cost_s, stamp=next(self._order), at_s=[self.now_s + cost_s],
-            done=[float(self.store.done[job])],
+            change=change, cell=self.store.cell(cell), gang=gang, owed=(saved, last),
+            start_s=self.now_s, ready_s=self.now_s + cost_s, stamp=next(self._order),
+            at_s=[self.now_s + cost_s], done=[float(self.store.done[job])],
         )  # fmt: skip
         self._runs[job], self._others_run = run, True
         self._set_speed(job, run)
 
     def _set_speed(self, job: int, run: _Run) -> None:
         """Let the job train at what its nodes allow now; its end is an event, or its crash."""
-        change, store = run.change, self.store
         run.network = self._met.get(job, 1.0)
         run.slowdown = run.network * max(
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
         run.speed = self.truth.iterations_per_s(
-            int(store.workload[job]), change.gpu_type, change.gpus, change.pipeline_degree,
-            store.plans[change.plan], run.gang.nodes,
+            int(self.store.workload[job]), run.cell.on(run.gang.nodes)
         ) / run.slowdown  # fmt: skip
         if run.speed > 0:
-            left = float(store.iterations[job]) - run.done[-1]
+            left = float(self.store.iterations[job]) - run.done[-1]
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
         else:
             self._at(run.ready_s, partial(self._crash, job, run.stamp))
@@ -418,15 +418,12 @@ class World:
     ) -> None:
         reached = run.done_at(self.now_s) if done is None else done
         trained = reached - run.done_at(run.start_s)
-        change = run.change
         self._logged[job] += trained - lost
         self.segments.append(
             Segment(
                 job=job, start_s=run.start_s, ready_s=max(run.ready_s, run.start_s), end_s=self.now_s,
-                gpu_type=change.gpu_type, gpus=change.gpus, pipeline_degree=change.pipeline_degree,
-                plan=self.store.plans[change.plan], members=run.gang.members,
-                slowdown=run.slowdown, network=run.network, iterations=trained, lost=lost,
-                ended_by=why,
+                cell=run.cell, members=run.gang.members, slowdown=run.slowdown,
+                network=run.network, iterations=trained, lost=lost, ended_by=why,
             )
         )  # fmt: skip
 
@@ -473,11 +470,3 @@ class World:
         waits = np.ones(len(self.store.specs), dtype=np.bool_)
         waits[list(self._runs)] = False
         return waits
-
-
-_Cell = tuple[int, int, int, int]
-"""GPU type, GPUs, pipeline degree, plan."""
-
-
-def _cell(change: Change) -> _Cell:
-    return change.gpu_type, change.gpus, change.pipeline_degree, change.plan

@@ -24,7 +24,7 @@ from tessera.formulation.snapshot import (
     Nodes,
     Snapshot,
 )
-from tessera.formulation.values import GpuType, Hold, Source, Workload
+from tessera.formulation.values import NO_CELL, CellKey, GpuType, Hold, Source, Workload
 from tessera.simulator.figures import Report
 from tessera.simulator.statistics import total_interval
 from tessera.solvers.base import Budget
@@ -72,7 +72,7 @@ class Running:
     job: Arriving
     left: float
     gang: Gang | None = None
-    cell: tuple[int, int, int, int] = (-1, 0, 0, 0)  # type, GPUs, degree, plan
+    cell: CellKey = NO_CELL
     rate: float = 0.0
     since_s: float = 0.0
     generation: int = 0
@@ -247,15 +247,12 @@ def _decided(run: Running, decision: Decision, now_s: float) -> None:
     if decision.kind is DecisionKind.REJECT:
         run.rejected = True
     elif decision.gang is None:
-        run.gang, run.cell, run.rate, run.since_s = None, (-1, 0, 0, 0), 0.0, 0.0
+        run.gang, run.cell, run.rate, run.since_s = None, NO_CELL, 0.0, 0.0
     else:
         if decision.kind in CHANGES_GPUS:
             run.since_s = now_s
             run.generation += 1
-        run.gang, run.rate = decision.gang, decision.rate
-        run.cell = (
-            decision.gpu_type, decision.gpus, decision.pipeline_degree, decision.plan
-        )  # fmt: skip
+        run.gang, run.cell, run.rate = decision.gang, decision.cell, decision.rate
 
 
 def _train(run: Running, start_s: float, end_s: float) -> None:
@@ -317,7 +314,7 @@ def snapshot_of(
 
 
 def _row(run: Running) -> dict[str, Any]:
-    job, (kind, gpus, degree, plan) = run.job, run.cell
+    job = run.job
     state = JobState.RUNNING if run.gang else JobState.QUEUED
     return {
         "name": job.name, "version": 1, "state": STATE_CODE[state], "workload": job.workload,
@@ -327,6 +324,5 @@ def _row(run: Running) -> dict[str, Any]:
         "deadline_s": job.deadline_s, "admitted": run.admitted, "opportunistic": False,
         "submit_s": job.arrival_s, "queued_s": job.arrival_s, "since_s": run.since_s,
         "service_gpu_s": 0.0, "restart_s": job.restart_s, "generation": run.generation,
-        "current_type": kind, "current_gpus": gpus, "current_degree": degree,
-        "current_plan": plan,
+        **dict(zip(Jobs.CELL, run.cell, strict=True)),
     }  # fmt: skip

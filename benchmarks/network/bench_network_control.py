@@ -28,7 +28,7 @@ from tessera.formulation.records.jobs import AllocationRecord, JobSpec
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.topologies import document
 from tessera.formulation.topologies.topology import Tier, Topology
-from tessera.formulation.values import GpuType, Hold
+from tessera.formulation.values import Cell, GpuType, Hold
 from tessera.formulation.values import Workload as Trained
 from tessera.service.rpc.convert.agents import of_desired
 from tessera.simulator.figures import Report
@@ -158,7 +158,8 @@ def _messages(
             ),
             generation=r.generation, iterations_done=1e5, network=parts[name] if parts else None,
             allocation=AllocationRecord(
-                gpu_type=GPU, gpus=r.gang.gpus, pipeline_degree=1, plan="", rate=100.0, generation=1,
+                cell=Cell(gpu_type=GPU, gpus=r.gang.gpus, pipeline_degree=1), rate=100.0,
+                generation=1,
                 shares=tuple((topology.hosts[node], gpus) for node, gpus in r.gang.members),
             ),
         )  # fmt: skip

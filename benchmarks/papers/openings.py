@@ -118,7 +118,7 @@ class Scene:
         ]
         kinds = {hardware.name: hardware.gpu_type for hardware in (A100, V100)}
         types: list[GpuType] = [kinds[kind] for kind in dict(opening.nodes)]
-        there = [e for e in records if e.gpu_type in dict(opening.nodes)]
+        there = [e for e in records if e.cell.gpu_type in dict(opening.nodes)]
         speeds = Speeds(there, Room.of(nodes))
         rates = tuple(rates_of(job.workload, speeds) for job in opening.jobs)
         best = tuple(
@@ -188,12 +188,10 @@ def decided(
     truth, plan = truth_of(snapshot), [NONE] * len(scene.rates)
     for one in outcome.decisions:
         if one.kind in CHANGES_GPUS and one.gang is not None:
-            rate = truth.iterations_per_s(
-                int(snapshot.jobs.workload[one.job]), one.gpu_type, one.gpus, one.pipeline_degree,
-                snapshot.plans[one.plan], len(one.gang.members),
-            )  # fmt: skip
+            cell = snapshot.cell(one.cell).on(one.gang.nodes)
+            rate = truth.iterations_per_s(int(snapshot.jobs.workload[one.job]), cell)
             job = int(snapshot.jobs.name[one.job].partition("-")[0])
-            plan[job] = (snapshot.gpu_types[one.gpu_type].name, one.gpus) if rate > 0 else NONE
+            plan[job] = (cell.gpu_type, cell.gpus) if rate > 0 else NONE
     return tuple(plan)
 
 

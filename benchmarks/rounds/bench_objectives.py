@@ -153,7 +153,7 @@ def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Opti
     if column < 0:
         return None
     cells, cell = statement.problem.cells, int(statement.problem.cell[column])
-    key = (int(cells.gpu_type[cell]), int(cells.gpus[cell]), int(cells.pipeline_degree[cell]))
+    key = cells.key_at(cell)[:3]
     found = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
     return found[0] if found else Option(*key, 0.0, False)  # not one of the job's: it does not fit
 

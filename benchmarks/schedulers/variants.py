@@ -157,7 +157,7 @@ def only_as_requested(scenario: Scenario) -> tuple[Scenario, list[EstimateRecord
         by_work.setdefault(record.workload, []).append(record)
     true = [(replace(e, workload=copy), gpus) for (work, gpus), copy in of.items()
             for e in by_work.get(work, ())]  # fmt: skip
-    told = [e for e, gpus in true if e.gpus == gpus]
+    told = [e for e, gpus in true if e.cell.gpus == gpus]
     return replace(scenario, arrivals=jobs, profiles=[e for e, _ in true]), told
 
 
@@ -186,7 +186,7 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
             chosen = spec if there else _on(spec, running[int(at * len(running))], speeds)
             jobs.append(one._replace(spec=chosen))
     nodes = _nodes_of(scenario.nodes, kept)
-    profiles = [e for e in scenario.profiles if e.gpu_type in kept]
+    profiles = [e for e in scenario.profiles if e.cell.gpu_type in kept]
     fit = screen(jobs, profiles, scenario.gpu_types, nodes, "drop").arrivals
     if not fit:
         raise InvalidInput("gpu_types", f"leave no job that runs on {order[0]}")

@@ -20,7 +20,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.records.estimates import EstimateRecord, Estimation, ModelSpec, ProfileRow
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import PROFILING, Source, Workload
+from tessera.formulation.values import PROFILING, Cell, Source, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100
@@ -206,8 +206,8 @@ def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
     """Return the Cells that all tasks run on: one GPU of a type."""
     return [
         EstimateRecord(
-            workload=TASKS, gpu_type=gpu_type, gpus=1,
-            nodes=1, pipeline_degree=1, plan="", iter_time_s=NOMINAL_S, source=Source.ANALYTIC,
+            workload=TASKS, cell=Cell(gpu_type=gpu_type, gpus=1, pipeline_degree=1, nodes=1),
+            iter_time_s=NOMINAL_S, source=Source.ANALYTIC,
             provenance="nominal: of one size of a profiling task",
         )
         for gpu_type in gpu_types

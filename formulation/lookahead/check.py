@@ -31,11 +31,7 @@ def schedule_violations(
     """
     found: list[Violation] = []
     cells, gangs = build_cells(snapshot), current_gangs(snapshot)
-    known = {
-        (int(cells.workload[c]), int(cells.gpu_type[c]), int(cells.gpus[c]),
-         int(cells.pipeline_degree[c]), int(cells.plan[c])): c
-        for c in range(len(cells))
-    }  # fmt: skip
+    known = {of: c for c, of in enumerate(zip(cells.workload.tolist(), cells.keys(), strict=True))}
     disturbed, jobs = snapshot.disturbed(), snapshot.jobs
     active = {STATE_CODE[state] for state in ACTIVE}
     order: dict[int, list[int]] = {}
@@ -56,17 +52,16 @@ def schedule_violations(
                 detail = f"{jobs.name[job]} has two Cells at {start_s:.3f}"
                 found.append(Violation(rule="one Cell at a time", detail=detail))
             ends_s = end_s
-            spec = (int(legs.gpu_type[leg]), int(legs.gpus[leg]), int(legs.pipeline_degree[leg]),
-                    int(legs.plan[leg]))  # fmt: skip
-            cell = known.get((int(jobs.workload[job]), *spec))
+            spec = legs.key_at(leg)
+            cell = known.get((int(jobs.workload[job]), spec))
             if cell is None:
-                found.append(Violation(rule="Cell exists", detail=f"{jobs.name[job]}: {spec}"))
+                found.append(
+                    Violation(rule="Cell exists", detail=f"{jobs.name[job]}: {tuple(spec)}")
+                )
                 continue
             rate, pause_s = float(cells.rate[cell]), float(jobs.restart_s[job])
-            runs = (int(jobs.current_type[job]), int(jobs.current_gpus[job]),
-                    int(jobs.current_degree[job]), int(jobs.current_plan[job]))  # fmt: skip
             runs_now = int(jobs.state[job]) in active and not disturbed[job]
-            if start_s - snapshot.now_s < SAME_S and runs == spec and runs_now:
+            if start_s - snapshot.now_s < SAME_S and jobs.key_at(job) == spec and runs_now:
                 if job in gangs:
                     rate = min(rate, cells.rate_on(cell, gangs[job].nodes))
                 since_s = float(jobs.since_s[job])

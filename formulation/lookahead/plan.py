@@ -160,10 +160,7 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
                 rows.append(
                     {"job": int(ahead.job[job]), "start_s": float(ahead.boundary_s[first]),
                      "end_s": float(ahead.boundary_s[after]),
-                     "gpu_type": int(ahead.cells.gpu_type[cell]),
-                     "gpus": int(ahead.cells.gpus[cell]),
-                     "pipeline_degree": int(ahead.cells.pipeline_degree[cell]),
-                     "plan": int(ahead.cells.plan[cell])}
+                     **ahead.cells.key_at(cell)._asdict()}
                 )  # fmt: skip
     return Legs.from_rows(rows)
 
@@ -184,7 +181,6 @@ def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
     picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
     mine = {int(job): index for index, job in enumerate(ahead.job.tolist())}
     start, end = ahead.boundary_s[:-1], ahead.boundary_s[1:]
-    cells = ahead.cells
     for leg in range(len(legs)):
         job = mine.get(int(legs.job[leg]))
         if job is None:
@@ -192,11 +188,9 @@ def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
         inside = (start >= legs.start_s[leg] - SAME_S) | (start == ahead.boundary_s[0])
         inside &= start < ahead.deadline_s[job] - SAME_S
         covers = inside & (end > legs.start_s[leg]) & (end <= legs.end_s[leg] + SAME_S)
-        wanted = (legs.gpu_type[leg], legs.gpus[leg], legs.pipeline_degree[leg], legs.plan[leg])
+        wanted = legs.key_at(leg)
         for option in ahead.options_of(job):
-            cell = int(ahead.cell[option])
-            has = (cells.gpu_type[cell], cells.gpus[cell], cells.pipeline_degree[cell],
-                   cells.plan[cell])  # fmt: skip
+            has = ahead.cells.key_at(int(ahead.cell[option]))
             if has == wanted and bool(ahead.stays[option]) <= bool(covers[0]):
                 picks[job, covers] = option
                 if ahead.stays[option]:

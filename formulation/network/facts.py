@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traffics(Table):
+class Traffics(CellTable):
     """What Cells send in one iteration, in the order of the snapshot's estimates."""
 
     INDEX: ClassVar[str] = "traffic"

@@ -16,16 +16,17 @@ from tessera.formulation.network.traffic import Traffic, cell_traffic
 from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import CellKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A job on its GPUs. ``cell``: (GPU type, GPUs, pipeline degree, plan), indices of the snapshot."""
+    """A job on its GPUs."""
 
     job: int
     generation: int
     gang: Gang
-    cell: tuple[int, int, int, int]
+    cell: CellKey
     since_s: float  # when it was given these GPUs
 
 
@@ -48,8 +49,7 @@ def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[Run
     return [
         Running(
             job=d.job, generation=int(generation[d.job]) + (d.kind in CHANGES_GPUS), gang=d.gang,
-            cell=(d.gpu_type, d.gpus, d.pipeline_degree, d.plan),
-            since_s=snapshot.now_s if d.kind in CHANGES_GPUS else float(since_s[d.job]),
+            cell=d.cell, since_s=snapshot.now_s if d.kind in CHANGES_GPUS else float(since_s[d.job]),
         )
         for d in decisions if d.gang is not None
     ]  # fmt: skip
@@ -59,14 +59,14 @@ def running_now(snapshot: Snapshot) -> list[Running]:
     """Return the jobs that own GPUs."""
     jobs = snapshot.jobs
     active = jobs.among(ACTIVE)
+    gangs = {job: g for job, g in sorted(current_gangs(snapshot).items()) if active[job]}
+    cells = jobs.keys(np.array(list(gangs), dtype=np.int64))
     return [
         Running(
-            job=job, generation=int(jobs.generation[job]), gang=gang,
-            cell=(int(jobs.current_type[job]), int(jobs.current_gpus[job]),
-                  int(jobs.current_degree[job]), int(jobs.current_plan[job])),
+            job=job, generation=int(jobs.generation[job]), gang=gang, cell=cell,
             since_s=float(jobs.since_s[job]),
         )
-        for job, gang in sorted(current_gangs(snapshot).items()) if active[job]
+        for (job, gang), cell in zip(gangs.items(), cells, strict=True)
     ]  # fmt: skip
 
 
@@ -103,14 +103,16 @@ def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffi
     Of several shapes of a Cell the job's own, else the first: plans differ little between them.
     """
     t, workload = snapshot.traffic, snapshot.jobs.workload
-    needed = np.isin(t.workload, workload[[r.job for r in running]] if running else [])
-    rows: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
-    for k in np.flatnonzero(needed).tolist():
-        key = (t.workload[k], t.gpu_type[k], t.gpus[k], t.pipeline_degree[k], t.plan[k])
-        rows[tuple(map(int, key))][int(t.nodes[k])] = k
+    needed = np.flatnonzero(
+        np.isin(t.workload, workload[[r.job for r in running]] if running else [])
+    )
+    rows: defaultdict[tuple[int, CellKey], dict[int, int]] = defaultdict(dict)
+    of = zip(needed.tolist(), t.workload[needed].tolist(), t.keys(needed), strict=True)
+    for k, its, cell in of:
+        rows[its, cell][int(t.nodes[k])] = k
     found: dict[int, Traffic] = {}
     for r in running:
-        if shapes := rows.get((int(workload[r.job]), *r.cell)):
+        if shapes := rows.get((int(workload[r.job]), r.cell)):
             k = shapes.get(r.gang.nodes, next(iter(shapes.values())))
             found[r.job] = _parsed(t.document[k])
     return found

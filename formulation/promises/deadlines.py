@@ -166,12 +166,9 @@ def _certified(draft: Draft, admission: Admission, job: int) -> int:
     """Return the column that the certificate has ``job`` run now; -1: none."""
     legs, cells = admission.legs, draft.cells
     begun = legs.start_s <= draft.snapshot.now_s + _NOW_S
-    for leg in np.flatnonzero((legs.job == job) & begun).tolist():
+    for leg in legs.keys(np.flatnonzero((legs.job == job) & begun)):
         for column in draft.columns_of(job):
-            cell = int(draft.cell[column])
-            if (cells.gpu_type[cell], cells.gpus[cell]) == (legs.gpu_type[leg], legs.gpus[leg]) and (
-                cells.pipeline_degree[cell], cells.plan[cell]
-            ) == (legs.pipeline_degree[leg], legs.plan[leg]):  # fmt: skip
+            if cells.key_at(int(draft.cell[column])) == leg:
                 return column
     return -1
 

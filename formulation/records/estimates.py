@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import Cell, GpuType, Source, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,11 +13,7 @@ class EstimateRecord:
     """An estimate as stored. ``iter_time_s`` inf: tried, does not run."""
 
     workload: Workload
-    gpu_type: str
-    gpus: int
-    nodes: int  # 0 on the way in: the fewest that the cluster's nodes allow
-    pipeline_degree: int
-    plan: str
+    cell: Cell  # on nodes; on 0 on the way in: the fewest that the cluster's nodes allow
     iter_time_s: float
     source: Source
     provenance: str = ""
@@ -82,11 +78,7 @@ class MeasurementRecord:
     """A Cell that ran: the median of what its job's leader reported, warmed up."""
 
     workload: Workload
-    gpu_type: str
-    gpus: int
-    nodes: int
-    pipeline_degree: int
-    plan: str
+    cell: Cell  # on the nodes that it ran on
     iter_time_s: float
 
 

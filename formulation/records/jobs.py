@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.runtimes import PROFILER
-from tessera.formulation.values import PROFILING, Workload
+from tessera.formulation.values import PROFILING, Cell, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +62,14 @@ class LegRecord:
 
     start_s: float
     end_s: float
-    gpu_type: str
-    gpus: int
-    pipeline_degree: int
-    plan: str
+    cell: Cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRecord:
-    """The Cell that a job runs on and its GPUs as (node, GPU indices)."""
+    """The Cell that a job runs on, and its GPUs: ``shares``, as (node, GPU indices), say on which nodes."""
 
-    gpu_type: str
-    gpus: int
-    pipeline_degree: int
-    plan: str
+    cell: Cell
     rate: float  # samples/s
     generation: int
     shares: tuple[tuple[str, tuple[int, ...]], ...]

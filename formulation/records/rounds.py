@@ -102,16 +102,19 @@ def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -
     if decision.gang is not None:
         fresh = decision.kind in CHANGES_GPUS
         allocation = AllocationRecord(
-            gpu_type=snapshot.gpu_types[decision.gpu_type].name,
-            gpus=decision.gpus,
-            pipeline_degree=decision.pipeline_degree,
-            plan=snapshot.plans[decision.plan],
+            cell=snapshot.cell(decision.cell),
             rate=decision.rate,
             generation=int(jobs.generation[job]) + (1 if fresh else 0),
             shares=tuple((snapshot.nodes.name[n], gpus) for n, gpus in decision.gang.members),
         )
     return DecisionRecord(
-        job=jobs.name[job], kind=decision.kind, allocation=allocation, reason=decision.reason,
-        restart_price=decision.restart_price, applied=not skipped, skipped=skipped,
-        admitted=decision.admitted, opportunistic=decision.opportunistic,
-    )  # fmt: skip
+        job=jobs.name[job],
+        kind=decision.kind,
+        allocation=allocation,
+        reason=decision.reason,
+        restart_price=decision.restart_price,
+        applied=not skipped,
+        skipped=skipped,
+        admitted=decision.admitted,
+        opportunistic=decision.opportunistic,
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
+from tessera.formulation.values import Cell
 from tessera.v1 import agents_pb2 as pb
 
 
@@ -52,10 +53,7 @@ class Gang:
     model: str = ""
     params: str = ""
     global_batch: int = 0
-    gpu_type: str = ""
-    gpus: int = 0
-    pipeline_degree: int = 0
-    plan: str = ""
+    cell: Cell
     iter_time_s: float  # expected
     iterations_total: float
     iterations_done: float = 0.0  # known to the server; a checkpoint may be further on
@@ -99,16 +97,25 @@ class Report:
     sent_bytes: float = 0.0
 
 
+_CELL: Final = ("gpu_type", "gpus", "pipeline_degree", "plan")
+"""What a file says of a gang's Cell, among the rest; the nodes are the members."""
+
+
 def gang_to_json(gang: Gang) -> dict[str, Any]:
     """Return ``gang`` as a JSON object, less its part in the network, which is told anew each time."""
-    return {name: value for name, value in asdict(gang).items() if name != "network"}
+    plain = asdict(gang)
+    del plain["network"]
+    cell = plain.pop("cell")
+    return plain | {name: cell[name] for name in _CELL}
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
     """Return the gang that ``gang_to_json`` described."""
+    rest = {name: part for name, part in value.items() if name not in _CELL}
     tuples = {name: tuple(value[name]) for name in ("members", "command")}
     shares = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
-    return Gang(**{**value, **tuples, "shares": shares})
+    cell = Cell(**{name: value[name] for name in _CELL})
+    return Gang(**{**rest, **tuples, "shares": shares, "cell": cell})
 
 
 def gang_from_message(message: pb.DesiredGang) -> Gang:
@@ -118,8 +125,11 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         job=m.job, generation=m.generation,
         shares=tuple((share.node, tuple(share.gpu_indices)) for share in m.shares),
         leader=m.leader, members=tuple(m.members), model=m.model, params=m.params,
-        global_batch=m.global_batch, gpu_type=m.gpu_type, gpus=m.gpus,
-        pipeline_degree=m.pipeline_degree, plan=m.plan, iter_time_s=m.iter_time_s,
+        global_batch=m.global_batch,
+        cell=Cell(
+            gpu_type=m.gpu_type, gpus=m.gpus, pipeline_degree=m.pipeline_degree, plan=m.plan
+        ),
+        iter_time_s=m.iter_time_s,
         iterations_total=m.iterations_total, iterations_done=m.iterations_done,
         restart_s=m.restart_s, command=tuple(m.command), runtime=m.runtime,
         job_number=m.job_number,

@@ -40,7 +40,7 @@ class ProfilerRuntime:
         ((_, gpu),) = gang.devices
         spec = {
             "directory": str(directory), "checkpoints": str(checkpoints), "task": gang.command[0],
-            "job": gang.job, "gpu_type": gang.gpu_type,
+            "job": gang.job, "gpu_type": gang.cell.gpu_type,
             "node": gang.leader, "cluster": self.cluster, "servers": self.servers,
         }  # fmt: skip
         visible = {name: self._device(name, gpu) for name in VISIBLE}

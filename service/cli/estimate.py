@@ -33,7 +33,7 @@ from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.samples import PROVENANCE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 from tessera.service.cli import estimateview, limits
 from tessera.service.cli.estimateview import Answer
 from tessera.service.cli.importing import read_rows
@@ -305,7 +305,10 @@ def _records(
     for degree in sorted({*found.cells, *found.missed}):
         plan = found.cells.get(degree)
         yield EstimateRecord(
-            workload=work, gpu_type=found.hardware.name, gpus=found.shape.gpus,
-            nodes=found.shape.nodes, pipeline_degree=degree, plan="", source=source,
+            workload=work, source=source,
+            cell=Cell(
+                gpu_type=found.hardware.name, gpus=found.shape.gpus, pipeline_degree=degree,
+                nodes=found.shape.nodes,
+            ),
             iter_time_s=math.inf if plan is None else plan.iter_time_s, provenance=provenance,
         )  # fmt: skip

@@ -78,7 +78,7 @@ def profiles(
     to = parent(cluster)
     with connect(server) as client:
         known = _gpu_types(client, to)
-        if unknown := sorted({record.gpu_type for record in found} - known):
+        if unknown := sorted({record.cell.gpu_type for record in found} - known):
             found = _of_known_types(found, known, unknown, file, skip=skip_unknown_types)
         send_estimates(client, to, found, validate_only=validate_only)
     _done(len(found), "estimate", validate_only=validate_only)
@@ -241,7 +241,7 @@ def _of_known_types(
             str(file), f"{lacks}; add them with `tessera cluster apply -f FILE`, or leave them out"
             " with --skip-unknown-types",
         )  # fmt: skip
-    kept = [record for record in found if record.gpu_type in known]
+    kept = [record for record in found if record.cell.gpu_type in known]
     if not kept:
         raise InvalidInput(str(file), f"has estimates of other types only: {lacks}")
     note(f"{_count(len(found) - len(kept), 'estimate')} left out: {lacks}")
@@ -282,13 +282,14 @@ def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
 
 
 def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
+    cell = record.cell
     found = estimates_pb2.CellEstimate(
         workload=_workload(record.workload),
         cell=estimates_pb2.Cell(
-            gpu_type=record.gpu_type, gpus=record.gpus, pipeline_degree=record.pipeline_degree,
-            plan=record.plan,
+            gpu_type=cell.gpu_type, gpus=cell.gpus, pipeline_degree=cell.pipeline_degree,
+            plan=cell.plan,
         ),
-        nodes=record.nodes, source=_SOURCES[record.source], provenance=record.provenance,
+        nodes=cell.nodes, source=_SOURCES[record.source], provenance=record.provenance,
     )  # fmt: skip
     if math.isfinite(record.iter_time_s):
         found.iter_time_s = record.iter_time_s

@@ -15,7 +15,7 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import Cell, GpuType, Source, Workload
 from tessera.service.cli import limits, options
 from tessera.service.cli.client import Client
 from tessera.service.cli.names import short
@@ -283,8 +283,10 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
                 model=e.workload.model, params=e.workload.params,
                 global_batch=e.workload.global_batch,
             ),
-            gpu_type=e.cell.gpu_type, gpus=e.cell.gpus, nodes=e.nodes,
-            pipeline_degree=e.cell.pipeline_degree, plan=e.cell.plan,
+            cell=Cell(
+                gpu_type=e.cell.gpu_type, gpus=e.cell.gpus, nodes=e.nodes,
+                pipeline_degree=e.cell.pipeline_degree, plan=e.cell.plan,
+            ),
             iter_time_s=math.inf if e.infeasible else e.iter_time_s, source=Source.MEASURED,
         )
         for page in pages

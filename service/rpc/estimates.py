@@ -30,7 +30,7 @@ from tessera.formulation.cancelling import require_caller
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord, Kind, ModelSpec
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Workload
+from tessera.formulation.values import Cell, Workload
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import estimates as convert
@@ -336,9 +336,6 @@ def _degrees(request: pb.EstimateCellsRequest) -> list[int] | None:
     ]
 
 
-def _identity(record: EstimateRecord) -> tuple[object, ...]:
+def _identity(record: EstimateRecord) -> tuple[Workload, Cell]:
     """Return what makes two estimates of one call the same."""
-    return (
-        record.workload, record.gpu_type, record.gpus, record.nodes, record.pipeline_degree,
-        record.plan,
-    )  # fmt: skip
+    return record.workload, record.cell

@@ -17,7 +17,7 @@ def contention_figures(result: Result, seen: Met) -> dict[str, float]:
     """
     rows = result.segments
     job = np.array([s.job for s in rows], dtype=np.int64)
-    gpus = np.array([s.gpus for s in rows], dtype=np.float64)
+    gpus = np.array([s.cell.gpus for s in rows], dtype=np.float64)
     held_s = np.array([s.end_s - s.start_s for s in rows], dtype=np.float64)
     trained_s = np.array([max(s.end_s - s.ready_s, 0.0) for s in rows], dtype=np.float64)
     alone_s = trained_s / np.array([s.network for s in rows], dtype=np.float64)

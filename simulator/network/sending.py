@@ -16,10 +16,9 @@ from tessera.formulation.network.flows import NetworkJob, contention
 from tessera.formulation.network.measured import with_times
 from tessera.formulation.network.traffic import Traffic, cell_traffic
 from tessera.formulation.placement import Gang
-from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
-from tessera.formulation.values import BEST_FOUND
+from tessera.formulation.values import BEST_FOUND, Cell, Workload
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import Change, MemoryStore
 from tessera.simulator.truth import truth_of
@@ -27,9 +26,6 @@ from tessera.solvers.network.paths import least_comm_s
 
 NEAR = 0.01
 """An iteration alone on the network may differ so much from the profile's, as a share of that."""
-
-Cell = tuple[int, int, int, int, str]
-"""Workload, GPU type, GPUs, pipeline degree, plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +58,27 @@ class Sending:
         self.misfit: dict[str, str] = {}  # job -> whose iteration is not the profile's
         self._names = [one.spec.name for one in scenario.arrivals]
         self._workload, self._workloads = store.workload, store.workloads
-        self._types, self._plans, self._nodes = store.gpu_types, store.plans, store.node_names
+        self._cell, self._nodes = store.cell, store.node_names
         self._truth = truth_of(store.snapshot(0.0))
         self._topology, self._routes = topology, Routes(topology)
         self._gpus_there = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}
         self._hardware = _hardware(scenario)
         self._models = known_models(self._workloads, ())
         self._estimator = Estimator(self._hardware, self._models)
-        self._known = _given(scenario.profiles, store)
+        self._known = _given(scenario)
 
     def __call__(self, change: Change, gang: Gang) -> Contention | None:
         """Return what the job loads and may choose; None: it meets nobody."""
         name = self._names[change.job]
-        cell = (
-            int(self._workload[change.job]), change.gpu_type, change.gpus, change.pipeline_degree,
-            self._plans[change.plan],
-        )  # fmt: skip
-        rate = self._truth.iterations_per_s(*cell, gang.nodes)
+        workload, cell = int(self._workload[change.job]), self._cell(change.cell)
+        rate = self._truth.iterations_per_s(workload, cell.on(gang.nodes))
         members = tuple((self._nodes[node], gpus) for node, gpus in gang.members)
         if rate <= 0 or not self._is_there(name, members):
             return None
-        if cell not in self._known:
-            self._known[cell] = self._derived(cell)
-        known = self._known[cell]
+        of = self._workloads[workload], cell
+        if of not in self._known:
+            self._known[of] = self._derived(*of)
+        known = self._known[of]
         if known.why:
             self.unknown[name] = known.why
             return None
@@ -110,21 +104,21 @@ class Sending:
             self.misfit[job.name] = f"{alone_s:.3g} s an iteration alone, {period_s:.3g} s profiled"
         return part
 
-    def _derived(self, cell: Cell) -> _Known:
-        workload, gpu_type = self._workloads[cell[0]], self._types[cell[1]].name
+    def _derived(self, workload: Workload, cell: Cell) -> _Known:
         if workload not in self._models:
             return _Known(
                 {}, f"the model {workload.model} {workload.params}".rstrip() + " is unknown"
             )
-        if gpu_type not in self._hardware:
-            return _Known({}, f"{gpu_type} is not in the hardware catalogue")
-        degrees = None if cell[3] == BEST_FOUND else [cell[3]]
-        found = [one.record for one in self._estimator.cells(workload, gpu_type, cell[2], degrees)]
+        if cell.gpu_type not in self._hardware:
+            return _Known({}, f"{cell.gpu_type} is not in the hardware catalogue")
+        degrees = None if cell.pipeline_degree == BEST_FOUND else [cell.pipeline_degree]
+        each = self._estimator.cells(workload, cell.gpu_type, cell.gpus, degrees)
+        found = [one.record for one in each]
         fits = [record for record in found if record.traffic]
         if not fits:
             return _Known({}, f"no plan of {workload.model} {workload.params} is known to fit")
         best = min(fits, key=lambda record: record.iter_time_s)
-        return _Known({best.nodes: cell_traffic(best.traffic).traffic()})
+        return _Known({best.cell.nodes: cell_traffic(best.traffic).traffic()})
 
 
 def _hardware(scenario: Scenario) -> dict[str, Hardware]:
@@ -142,17 +136,15 @@ def _hardware(scenario: Scenario) -> dict[str, Hardware]:
     }  # fmt: skip
 
 
-def _given(profiles: Sequence[EstimateRecord], store: MemoryStore) -> dict[Cell, _Known]:
-    """Return the traffic that profiles have, by Cell."""
-    workloads = {w: i for i, w in enumerate(store.workloads)}
-    types = {kind.name: i for i, kind in enumerate(store.gpu_types)}
-    found: defaultdict[Cell, dict[int, Traffic]] = defaultdict(dict)
-    for e in profiles:
-        if not e.traffic or e.workload not in workloads or e.gpu_type not in types:
+def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:
+    """Return the traffic that profiles have, by workload and Cell on any nodes."""
+    found: defaultdict[tuple[Workload, Cell], dict[int, Traffic]] = defaultdict(dict)
+    types = {kind.name for kind in scenario.gpu_types}
+    for e in scenario.profiles:
+        if not e.traffic or e.cell.gpu_type not in types:
             continue
         sent, name = cell_traffic(e.traffic), f"traffic of {e.workload.model} {e.workload.params}"
-        if sent.gpus != e.gpus:
-            raise InvalidInput(name, f"is of {sent.gpus} GPUs, and its profile of {e.gpus}")
-        cell = workloads[e.workload], types[e.gpu_type], e.gpus, e.pipeline_degree, e.plan
-        found[cell][e.nodes] = sent.traffic()
-    return {cell: _Known(traffic) for cell, traffic in found.items()}
+        if sent.gpus != e.cell.gpus:
+            raise InvalidInput(name, f"is of {sent.gpus} GPUs, and its profile of {e.cell.gpus}")
+        found[e.workload, e.cell.on(0)][e.cell.nodes] = sent.traffic()
+    return {of: _Known(traffic) for of, traffic in found.items()}

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 from tessera.simulator.traces.csvfile import NAME, Mistakes, Row, decoded, rows
 from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
 from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
@@ -66,7 +66,7 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
         InvalidInput: the first 20 mistakes, one a line.
     """
     mistakes = Mistakes(file)
-    best: dict[tuple[object, ...], _Measured] = {}
+    best: dict[tuple[Workload, Cell], _Measured] = {}
     for row in rows(decoded(data, file), mistakes, MEASURED, _MEASURED_REST):
         placement = row.get("placement")
         if not (placement.isascii() and placement.isdigit()):
@@ -75,9 +75,7 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
         if not row.ok:
             continue
         found = _Measured(max(map(int, placement)), record.iter_time_s, record)
-        key = (
-            record.workload, record.gpus, record.nodes, record.pipeline_degree, record.plan,
-        )  # fmt: skip
+        key = record.workload, record.cell
         if key not in best or found[:2] < best[key][:2]:
             best[key] = found
     mistakes.check()
@@ -126,9 +124,12 @@ def _estimate(row: Row, file: str) -> EstimateRecord:
             model=model, params=MODELS[model][0],
             global_batch=row.whole("global_batch", 1, MAX_COUNT),
         ),
-        gpu_type=GPU_TYPE, gpus=row.whole("num_gpus", 1, 100_000),
-        nodes=row.whole("num_nodes", 1, 100_000), pipeline_degree=row.whole("pp", 1, MAX_COUNT),
-        plan=_plan(row), iter_time_s=iter_time_s, source=Source.MEASURED, provenance=file,
+        cell=Cell(
+            gpu_type=GPU_TYPE, gpus=row.whole("num_gpus", 1, 100_000),
+            nodes=row.whole("num_nodes", 1, 100_000),
+            pipeline_degree=row.whole("pp", 1, MAX_COUNT), plan=_plan(row),
+        ),
+        iter_time_s=iter_time_s, source=Source.MEASURED, provenance=file,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import BEST_FOUND, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
 from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, rows
 
 REQUIRED = (
@@ -34,15 +34,12 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
     """
     mistakes = Mistakes(file)
     found: list[EstimateRecord] = []
-    lines: dict[tuple[object, ...], int] = {}
+    lines: dict[tuple[Workload, Cell], int] = {}
     for row in rows(decoded(data, file), mistakes, REQUIRED, OPTIONAL):
         record = _record(row, file)
         if not row.ok:
             continue
-        key = (
-            record.workload, record.gpu_type, record.gpus, record.nodes, record.pipeline_degree,
-            record.plan,
-        )  # fmt: skip
+        key = record.workload, record.cell
         if key in lines:
             row.wrong("", f"must not repeat the configuration of line {lines[key]}")
         lines.setdefault(key, row.line)
@@ -71,7 +68,9 @@ def _record(row: Row, file: str) -> EstimateRecord:
             model=row.name("model"), params=row.name("params"),
             global_batch=row.whole("global_batch", 1, MAX_COUNT),
         ),
-        gpu_type=row.gpu_type("gpu_type"), gpus=gpus, nodes=nodes, pipeline_degree=degree,
-        plan=row.name("plan", optional=True), iter_time_s=iter_time_s, source=source,
-        provenance=row.text("provenance", 200) or file,
+        cell=Cell(
+            gpu_type=row.gpu_type("gpu_type"), gpus=gpus, nodes=nodes, pipeline_degree=degree,
+            plan=row.name("plan", optional=True),
+        ),
+        iter_time_s=iter_time_s, source=source, provenance=row.text("provenance", 200) or file,
     )  # fmt: skip

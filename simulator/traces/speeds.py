@@ -47,13 +47,13 @@ class Room:
 
     def holds(self, record: EstimateRecord) -> bool:
         """Return whether the empty cluster has the GPUs and nodes of an estimate's shape."""
-        kind = record.gpu_type
-        if record.gpus > self.gpus.get(kind, 0):
+        cell, kind = record.cell, record.cell.gpu_type
+        if cell.gpus > self.gpus.get(kind, 0):
             return False
-        if not record.nodes:  # the fewest that the cluster allows
+        if not cell.nodes:  # the fewest that the cluster allows
             return True
-        share = math.ceil(record.gpus / record.nodes)
-        return record.nodes <= self.nodes[kind] and share <= self.largest[kind]
+        share = math.ceil(cell.gpus / cell.nodes)
+        return cell.nodes <= self.nodes[kind] and share <= self.largest[kind]
 
 
 class Speeds:
@@ -69,8 +69,8 @@ class Speeds:
         self._tried: set[tuple[Workload, str, int]] = set()
         for record in self._profiles:
             cells = self._cells[record.workload]
-            key = (record.gpu_type, record.gpus)
-            self._tried |= {(record.workload, *key), (record.workload, "", record.gpus)}
+            key = (record.cell.gpu_type, record.cell.gpus)
+            self._tried |= {(record.workload, *key), (record.workload, "", record.cell.gpus)}
             if math.isfinite(record.iter_time_s) and (room is None or room.holds(record)):
                 cells[key] = min(record.iter_time_s, cells.get(key, math.inf))
 

@@ -45,10 +45,11 @@ def profiles_csv(records: Iterable[EstimateRecord]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((*REQUIRED, *OPTIONAL))
     for e in records:
+        c = e.cell
         ran = math.isfinite(e.iter_time_s)
         writer.writerow([
-            e.workload.model, e.workload.params, e.workload.global_batch, e.gpu_type, e.nodes,
-            e.gpus // e.nodes, repr(e.iter_time_s) if ran else "", "ok" if ran else "infeasible",
-            e.pipeline_degree, e.plan, e.source.name.lower(), e.provenance,
+            e.workload.model, e.workload.params, e.workload.global_batch, c.gpu_type, c.nodes,
+            c.gpus // c.nodes, repr(e.iter_time_s) if ran else "", "ok" if ran else "infeasible",
+            c.pipeline_degree, c.plan, e.source.name.lower(), e.provenance,
         ])  # fmt: skip
     return text.getvalue()

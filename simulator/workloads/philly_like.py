@@ -108,8 +108,8 @@ def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[in
     """Return what runs on each of the GPU counts, at the fastest shape, degree and plan of each."""
     fastest: dict[tuple[int, str, Workload], float] = defaultdict(lambda: math.inf)
     for e in profiles:
-        key = (e.gpus, e.gpu_type, e.workload)
-        if e.gpus in gpus and math.isfinite(e.iter_time_s):
+        key = (e.cell.gpus, e.cell.gpu_type, e.workload)
+        if e.cell.gpus in gpus and math.isfinite(e.iter_time_s):
             fastest[key] = min(fastest[key], e.iter_time_s)
     found: dict[int, Choices] = {}
     for (count, kind, work), iter_time_s in fastest.items():

@@ -19,7 +19,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import Cell, GpuType, Source, Workload
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.wiring import running
@@ -204,7 +204,7 @@ def a_lab(store: PostgresStore) -> None:
     """Store a cluster with a type, and a job that runs on one GPU for long."""
     workload = Workload(model="m", params="", global_batch=8)
     cell = EstimateRecord(
-        workload=workload, gpu_type="a100", gpus=1, nodes=1, pipeline_degree=1, plan="",
+        workload=workload, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
         iter_time_s=1.0, source=Source.MEASURED,
     )  # fmt: skip
 

@@ -65,7 +65,7 @@ def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
 
 
 def counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
-    return {(r.gpu_type, r.gpus) for r in records}
+    return {(r.cell.gpu_type, r.cell.gpus) for r in records}
 
 
 def told(store: PostgresStore, name: str) -> str:
@@ -127,9 +127,9 @@ def test_counts_that_nobody_requests_any_more_are_kept_up(store: PostgresStore) 
     happen(store, "small", JobEvent.CANCEL)
     assert deriving.derive(C) == 0
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
-    before = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    before = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     assert deriving.derive(C) == 1
-    after = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     assert {gpus for gpus, _ in after} == {1, 2, 4, 8, 16}
     assert after.keys() > before.keys()
 
@@ -248,12 +248,12 @@ def test_a_measured_cell_is_measured_and_corrects_like_ones(store: PostgresStore
     submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
     deriving = a_deriving(store)
     assert deriving.derive(C) == 2
-    before = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
-    others = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, MOE)}
+    before = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    others = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, MOE)}
     slow = 1.5 * before[2, 1].iter_time_s
     measure(store, "runs", 2, slow)
     assert deriving.derive(C) == 2
-    after = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
+    after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     own, like = after[2, 1], after[2, 2]
     assert (own.source, own.iter_time_s) == (Source.MEASURED, slow)
     assert own.provenance == "median of 1 run here"
@@ -263,7 +263,7 @@ def test_a_measured_cell_is_measured_and_corrects_like_ones(store: PostgresStore
     assert before[2, 2].sd is not None
     assert like.sd < before[2, 2].sd
     assert "calibrated on 1 measurements" in like.provenance
-    now = {(r.gpus, r.pipeline_degree): r for r in cells_of(store, MOE)}
+    now = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, MOE)}
     assert (
         now[2, 1].iter_time_s > others[2, 1].iter_time_s
     )  # the type is slower than its data sheet
@@ -299,7 +299,7 @@ def test_a_measurement_on_a_shape_without_an_estimate_is_a_new_one(store: Postgr
     for done in range(1, 8):
         agents_report(store, iterations_done=float(done), iter_time_s=3.0)
     a_deriving(store).derive(C)
-    assert [(r.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
+    assert [(r.cell.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
 
 
 class HandClock:

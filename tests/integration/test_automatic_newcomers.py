@@ -66,4 +66,4 @@ def test_a_type_that_was_dropped_and_comes_back_is_estimated_for_again(
     do(store, lambda w: w.upsert_nodes(C, nodes))
     assert deriving.derive(C) == 1
     found, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
-    assert {e.gpu_type for e in found} == {"a100", "v100"}
+    assert {e.cell.gpu_type for e in found} == {"a100", "v100"}

@@ -452,7 +452,7 @@ def test_a_model_that_live_jobs_train_is_refused_and_goes_with_what_was_computed
     happen(store, "j", JobEvent.CANCEL)
     delete(("bert", "1B"))
     assert store.list_models(C) == []
-    assert [e.gpus for e in store.list_estimates(C, "", "", 0, 0, 100)[0]] == [4]
+    assert [e.cell.gpus for e in store.list_estimates(C, "", "", 0, 0, 100)[0]] == [4]
     with pytest.raises(NotFound, match="models/bert/1B does not exist"):
         delete(("bert", "1B"))
     delete(("bert", "1B"), allow_missing=True)

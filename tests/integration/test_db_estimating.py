@@ -94,7 +94,7 @@ def cells_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], 
     found, _ = store.list_estimates(
         C, workload.model, workload.params, workload.global_batch, 0, 100
     )
-    return {(e.gpus, e.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in found}
+    return {(e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in found}
 
 
 def test_models_are_kept_and_replaced_by_name(store: PostgresStore) -> None:
@@ -192,7 +192,7 @@ def test_a_cell_that_a_job_runs_on_stays(store: PostgresStore) -> None:
     run(store, j=[("a100-0", [0])])
     do(store, lambda w: w.upsert_estimates(C, [analytic(1, plan="mine", sd=None)]))
     found, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    assert sorted((e.plan, e.pipeline_degree) for e in found) == [("", 1), ("mine", 1)]
+    assert sorted((e.cell.plan, e.cell.pipeline_degree) for e in found) == [("", 1), ("mine", 1)]
 
 
 def test_derived_estimates_keep_no_gpu_type_in_the_cluster(store: PostgresStore) -> None:
@@ -254,7 +254,12 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
     assert store.estimation(C).measurements == ()
     reports(store, 1.9, start=10.0)
     (found,) = store.estimation(C).measurements
-    assert (found.gpu_type, found.gpus, found.nodes, found.pipeline_degree) == ("a100", 6, 2, 1)
+    assert (found.cell.gpu_type, found.cell.gpus, found.cell.nodes, found.cell.pipeline_degree) == (
+        "a100",
+        6,
+        2,
+        1,
+    )
     assert found.iter_time_s == 2.1  # the median of the last five
     reports(store, 50.0, 50.0, 50.0, start=20.0)
     assert store.estimation(C).measurements == (found,)
@@ -290,7 +295,7 @@ def test_each_generation_of_a_job_is_measured_by_itself(store: PostgresStore) ->
     agents_report(store)
     reports(store, *[1.0] * 7, start=20.0)
     found = store.estimation(C).measurements
-    assert [(m.gpus, m.iter_time_s) for m in found] == [(1, 2.0), (2, 1.0)]
+    assert [(m.cell.gpus, m.iter_time_s) for m in found] == [(1, 2.0), (2, 1.0)]
 
 
 def test_measurements_outlive_their_jobs_and_are_pruned_beyond_the_latest(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -18,12 +17,14 @@ MOE = Workload(model="moe", params="1.3B", global_batch=256)
 DERIVED = a_record(
     2, workload=MOE, nodes=1, pipeline_degree=2, source=Source.ANALYTIC, sd=0.4, iter_time_s=5.0
 )
-MINE = replace(DERIVED, pipeline_degree=1, plan="mine", source=Source.PROFILED, sd=None)
+MINE = a_record(
+    2, workload=MOE, nodes=1, plan="mine", source=Source.PROFILED, sd=None, iter_time_s=5.0
+)
 
 
 def rows(store: PostgresStore) -> set[tuple[str, int]]:
     found, _ = store.list_estimates(C, MOE.model, MOE.params, MOE.global_batch, 0, 100)
-    return {(e.plan, e.pipeline_degree) for e in found}
+    return {(e.cell.plan, e.cell.pipeline_degree) for e in found}
 
 
 def by_user(writer: PostgresWriter) -> object:

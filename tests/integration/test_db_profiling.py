@@ -141,7 +141,7 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
     assert (found.name, found.gpu_type, found.state) == (task.spec.name, "a100", JobState.QUEUED)
     assert [w.workload for w in store.estimation(C).wanted] == [BERT]
     (cell,) = cells_of(store, task.spec.workload)
-    assert (cell.gpu_type, cell.gpus) == ("a100", 1)
+    assert (cell.cell.gpu_type, cell.cell.gpus) == ("a100", 1)
     assert {task.spec.name, "j"} == set(store.snapshot(C).jobs.name)
     assert store.snapshot(C).profiling().tolist() == [False, True]
 
@@ -172,12 +172,12 @@ def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresSto
     submit(store, ASKS)
     a_deriving(store).derive(C)
     ran = replace(
-        next(c for c in cells_of(store) if c.pipeline_degree == 1), source=Source.MEASURED
+        next(c for c in cells_of(store) if c.cell.pipeline_degree == 1), source=Source.MEASURED
     )
     do(store, lambda w: w.derive(C, [ran], {}))
     add(store, a_row())
     assert a_deriving(store).derive(C) == 1
-    by_degree = {c.pipeline_degree: c for c in cells_of(store)}
+    by_degree = {c.cell.pipeline_degree: c for c in cells_of(store)}
     assert [by_degree[d].source for d in (1, 2)] == [Source.MEASURED, Source.PROFILED]
     assert by_degree[1].iter_time_s == ran.iter_time_s
     assert a_deriving(store).derive(C) == 0

@@ -139,7 +139,7 @@ def test_a_schedule_on_a_type_that_is_gone_is_not_read(
         database, "UPDATE jobs SET certificate = jsonb_set(certificate, '{0,gpu_type}', '\"k80\"')"
     )
     assert promised.snapshot(C).legs.gpus.tolist() == [1]
-    assert job(promised, "b").certificate[0].gpu_type == "k80"
+    assert job(promised, "b").certificate[0].cell.gpu_type == "k80"
 
 
 def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:

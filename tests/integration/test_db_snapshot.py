@@ -117,7 +117,14 @@ def test_estimates_are_sorted_whatever_order_they_came_in(store: PostgresStore) 
     types = {t.name: i for i, t in enumerate(found.gpu_types)}
     plans = {p: i for i, p in enumerate(found.plans)}
     assert {
-        (works[r.workload], types[r.gpu_type], r.gpus, r.pipeline_degree, plans[r.plan], r.nodes)
+        (
+            works[r.workload],
+            types[r.cell.gpu_type],
+            r.cell.gpus,
+            r.cell.pipeline_degree,
+            plans[r.cell.plan],
+            r.cell.nodes,
+        )
         for r in records
     } <= set(keys)
 

@@ -209,7 +209,10 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
         records = [replaced, a_record(1, workload=other)]
         do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=records))
     found, following = store.list_estimates(C, "x", "", 1, 0, 10)
-    assert [(e.gpus, e.nodes, e.iter_time_s) for e in found] == [(1, 1, 1.0), (6, 2, math.inf)]
+    assert [(e.cell.gpus, e.cell.nodes, e.iter_time_s) for e in found] == [
+        (1, 1, 1.0),
+        (6, 2, math.inf),
+    ]
     assert following == 0
     everything, _ = store.list_estimates(C, "", "", 0, 0, 100)
     assert len(everything) == 6
@@ -220,7 +223,7 @@ def test_pages_of_estimates_join_up(store: PostgresStore) -> None:
     found, after = [], 0
     while True:
         page, after = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, after, 3)
-        found += [e.gpus for e in page]
+        found += [e.cell.gpus for e in page]
         if not after:
             break
     assert found == [1, 2, 4, 8]

@@ -15,7 +15,7 @@ import pytest
 
 from tessera.estimator.profiling.tasks import Options, Step, task_of
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.formulation.values import Workload
+from tessera.formulation.values import Cell, Workload
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.profiler import ByName, ProfilerRuntime
 from tessera.service.agent.replay import ReplayRuntime
@@ -80,8 +80,8 @@ def a_task(
     )  # fmt: skip
     return Gang(
         job=spec.name, generation=generation, shares=(("n", (0,)),), leader="n", members=("n",),
-        gpu_type="my-cpu", gpus=1, iter_time_s=60.0, iterations_total=spec.iterations,
-        command=spec.command, runtime=spec.runtime,
+        cell=Cell(gpu_type="my-cpu", gpus=1, pipeline_degree=1), iter_time_s=60.0,
+        iterations_total=spec.iterations, command=spec.command, runtime=spec.runtime,
     )  # fmt: skip
 
 

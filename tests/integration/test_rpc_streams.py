@@ -20,7 +20,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import Desired, DesiredGang, Heartbeat, ObservedGang
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
 from tessera.formulation.records.store import Request
-from tessera.formulation.values import Workload
+from tessera.formulation.values import Cell, Workload
 from tessera.service.ports import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -40,7 +40,7 @@ JOB = JobRecord(
 GANG = DesiredGang(
     spec=JOB.spec, generation=1, iterations_done=0.0,
     allocation=AllocationRecord(
-        gpu_type="a100", gpus=1, pipeline_degree=1, plan="", rate=8.0, generation=1,
+        cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1), rate=8.0, generation=1,
         shares=(("n", (0,)),),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import Cell, GpuType, Source, Workload
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
@@ -39,7 +39,7 @@ JOB = JobSpec(
 
 
 CELL = EstimateRecord(
-    workload=JOB.workload, gpu_type="a100", gpus=1, nodes=1, pipeline_degree=1, plan="",
+    workload=JOB.workload, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
     iter_time_s=1.0, source=Source.MEASURED,
 )  # fmt: skip
 HELLO = agents_pb2.AgentMessage(

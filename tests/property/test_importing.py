@@ -53,7 +53,7 @@ def read_or_refused(parse: Callable[[bytes, str], list[T]], data: bytes) -> list
 @example(data=("\ufeff" + HEADS[3]).encode("utf-16"))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     records = read_or_refused(profiles.parse_profiles, data)
-    assert all(e.gpus >= e.nodes >= 1 and e.iter_time_s > 0 for e in records)
+    assert all(e.cell.gpus >= e.cell.nodes >= 1 and e.iter_time_s > 0 for e in records)
     arrivals = read_or_refused(trace.parse_trace, data)
     assert all(math.isfinite(a.arrival_s) and a.arrival_s >= 0 for a in arrivals)
     assert all(a.spec.iterations >= 1 and a.spec.deadline_s > 0 for a in arrivals)

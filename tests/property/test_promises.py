@@ -107,7 +107,9 @@ def test_no_job_is_placed_on_a_node_that_it_avoids_nor_a_pinned_one_on_another_t
         if d.gang is not None:
             assert not avoided & {(d.job, node) for node, _ in d.gang.members}
             wanted = int(snapshot.jobs.requested_type[d.job])
-            assert not (snapshot.jobs.pinned_type[d.job] and wanted >= 0) or d.gpu_type == wanted
+            assert (
+                not (snapshot.jobs.pinned_type[d.job] and wanted >= 0) or d.cell.gpu_type == wanted
+            )
 
 
 # objective
@@ -227,14 +229,14 @@ def charged(snapshot: Snapshot, found: Outcome, tenant: str, kind: int) -> int:
     cells, total = found.problem.cells, 0
     for d in found.decisions:
         mine = snapshot.jobs.guaranteed[d.job] and snapshot.jobs.tenant[d.job] == tenant
-        if d.gang is None or not mine or kind not in (-1, d.gpu_type):
+        if d.gang is None or not mine or kind not in (-1, d.cell.gpu_type):
             continue
         floor = requested_rate(snapshot, d.job) * (1 - 1e-9)
         least = [
             int(cells.gpus[c])
             for c in range(len(cells))
             if cells.workload[c] == snapshot.jobs.workload[d.job]
-            and cells.gpu_type[c] == d.gpu_type
+            and cells.gpu_type[c] == d.cell.gpu_type
             and cells.rate[c] >= floor
         ]
         total += min([int(snapshot.jobs.requested_gpus[d.job]), *least])
@@ -359,7 +361,7 @@ def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
         suspended = [d.job for d in found.decisions if d.kind is DecisionKind.SUSPEND]
         assert past[suspended].all()
         if gives[suspended].all():
-            room = 16 - sum(d.gpus for d in found.decisions if not gives[d.job])
+            room = 16 - sum(d.cell.gpus for d in found.decisions if not gives[d.job])
             for job, queue in waiting.items():
                 assert queue > first or 4 * (1 + int(snapshot.jobs.workload[job])) > room
         snapshot = the_next_round(snapshot, found, 100.0, some(100 * (round_number + 1), 2))

@@ -139,7 +139,7 @@ def test_wrong_estimates_change_decisions_and_not_what_is_true() -> None:
         simulated(scenario, POLICIES["ilp"], visible=visible) for visible in (told, None)
     )
     chosen = [
-        [(s.job, s.start_s, s.gpu_type, s.gpus) for s in result.segments]
+        [(s.job, s.start_s, s.cell.gpu_type, s.cell.gpus) for s in result.segments]
         for result in (blind, seeing)
     ]
     assert chosen[0] != chosen[1]
@@ -147,7 +147,7 @@ def test_wrong_estimates_change_decisions_and_not_what_is_true() -> None:
     for result in (blind, seeing):
         for s in result.segments:
             work = scenario.arrivals[s.job].spec.workload
-            cell = (work, s.gpu_type, s.gpus, s.pipeline_degree, len(s.members))
+            cell = (work, s.cell.gpu_type, s.cell.gpus, s.cell.pipeline_degree, len(s.members))
             if s.end_s - s.ready_s > 1.0:
                 rate = s.iterations / (s.end_s - s.ready_s)
                 rates.setdefault(cell, set()).add(round(rate, 6))

@@ -13,6 +13,7 @@ from tessera.simulator.overheads import Overheads
 from tessera.simulator.recorded import Hold, Replayed, replay, room_for
 from tessera.simulator.run import Result
 from tessera.simulator.scenario import Scenario
+from tests.support.cells import with_cell
 from tests.support.worlds import (
     COSTLY,
     FREE,
@@ -27,10 +28,9 @@ from tests.support.worlds import (
 
 def a_hold(job: int = 0, start_s: float = 0.0, end_s: float = math.inf, **overrides: Any) -> Hold:
     """Return a hold of one A100."""
-    fields: dict[str, Any] = {"gpu_type": "a100", "nodes": 1, "gpus_per_node": 1}
-    return Hold(
-        job=job, start_s=start_s, end_s=end_s, **fields | {"pipeline_degree": 1} | overrides
-    )
+    fields = {"job": job, "start_s": start_s, "end_s": end_s, "nodes": 1} | overrides
+    gpus = fields["nodes"] * fields.pop("gpus_per_node", 1)
+    return Hold(**with_cell(fields | {"gpus": gpus}))
 
 
 def replayed(*holds: Hold, costs: Overheads = FREE, arrivals: int = 1) -> Replayed:
@@ -104,14 +104,13 @@ def test_too_few_nodes_are_named() -> None:
 
 def holds_of(result: Result) -> list[Hold]:
     """Return what a run's jobs held; its gangs must be even."""
-    types = [kind.name for kind in result.scenario.gpu_types]
     holds = []
     for s in result.segments:
         assert len({len(gpus) for _, gpus in s.members}) == 1, "an uneven gang"
         holds.append(a_hold(
-            s.job, s.start_s, math.inf if s.ended_by == "finish" else s.end_s, gpu_type=types[s.gpu_type],
-            nodes=len(s.members), gpus_per_node=len(s.members[0][1]), plan=s.plan,
-            pipeline_degree=s.pipeline_degree,
+            s.job, s.start_s, math.inf if s.ended_by == "finish" else s.end_s,
+            gpu_type=s.cell.gpu_type, nodes=len(s.members), gpus_per_node=len(s.members[0][1]),
+            plan=s.cell.plan, pipeline_degree=s.cell.pipeline_degree,
         ))  # fmt: skip
     return holds
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tessera.service.agent.gangs import Gang
+from tests.support.cells import with_cell
 from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -18,10 +19,11 @@ T = TypeVar("T")
 def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
     """Return a gang of GPUs 0 and 1 of node n0, led there."""
     fields: dict[str, Any] = {
-        "shares": (("n0", (0, 1)),), "leader": "n0", "members": ("n0",), "gpus": 2,
+        "shares": (("n0", (0, 1)),), "leader": "n0", "members": ("n0",), "gpu_type": "",
+        "gpus": 2, "pipeline_degree": 0,
         "iter_time_s": 1.0, "iterations_total": 1000.0,
     }  # fmt: skip
-    return Gang(job=job, generation=generation, **(fields | overrides))
+    return Gang(job=job, generation=generation, **with_cell(fields | overrides))
 
 
 async def until(

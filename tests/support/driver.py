@@ -62,12 +62,11 @@ def the_next_round(
         if left <= 0:
             continue
         row |= {
-            "state": STATE_CODE[JobState.RUNNING], "current_type": decision.gpu_type,
-            "current_gpus": decision.gpus, "current_degree": decision.pipeline_degree,
-            "current_plan": decision.plan, "iterations_left": left,
+            "state": STATE_CODE[JobState.RUNNING], "iterations_left": left,
+            **dict(zip(Jobs.CELL, decision.cell, strict=True)),
             "opportunistic": decision.opportunistic, "generation": row["generation"] + changed,
             "since_s": snapshot.now_s if changed else row["since_s"],
-            "service_gpu_s": row["service_gpu_s"] + decision.gpus * after_s,
+            "service_gpu_s": row["service_gpu_s"] + decision.cell.gpus * after_s,
         }  # fmt: skip
         allocations += [
             {"job": len(rows), "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": 1}

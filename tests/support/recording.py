@@ -90,9 +90,9 @@ def describe(snapshot: Snapshot, outcome: Outcome) -> dict[str, Any]:
             {
                 "job": snapshot.jobs.name[d.job],
                 "kind": str(d.kind),
-                "gpu_type": snapshot.gpu_types[d.gpu_type].name if d.gpu_type >= 0 else "",
-                "gpus": d.gpus,
-                "pipeline_degree": d.pipeline_degree,
+                "gpu_type": snapshot.gpu_types[d.cell.gpu_type].name if d.cell.gpu_type >= 0 else "",
+                "gpus": d.cell.gpus,
+                "pipeline_degree": d.cell.pipeline_degree,
                 "rate": d.rate,
                 "restart_price": d.restart_price,
                 "gang": [] if d.gang is None else [

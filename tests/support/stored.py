@@ -25,7 +25,8 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import NO_LEGS, STATES, Legs, Snapshot
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import CellKey, GpuType, Source, Workload
+from tests.support.cells import kind_of, with_cell
 
 C = "lab"
 """The cluster of these tests."""
@@ -44,10 +45,9 @@ def a_spec(name: str, **overrides: Any) -> JobSpec:
 
 def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
     fields: dict[str, Any] = {
-        "workload": BERT, "gpu_type": "a100", "gpus": gpus, "nodes": 0, "pipeline_degree": 1,
-        "plan": "", "iter_time_s": 1.0 / gpus, "source": Source.MEASURED,
+        "workload": BERT, "gpus": gpus, "iter_time_s": 1.0 / gpus, "source": Source.MEASURED
     }  # fmt: skip
-    return EstimateRecord(**fields | overrides)
+    return EstimateRecord(**with_cell(fields | overrides))
 
 
 def hear(
@@ -108,8 +108,8 @@ def start(snapshot: Snapshot, job: str, members: Members,
     gang = Gang(members=tuple((nodes.index(n), tuple(gpus)) for n, gpus in members))
     return Decision(
         job=snapshot.jobs.name.index(job), kind=kind,
-        gpu_type=int(snapshot.nodes.gpu_type[gang.members[0][0]]), gpus=gang.gpus,
-        pipeline_degree=1, plan=0, rate=256.0 * gang.gpus, gang=gang,
+        cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=1, plan=0),
+        rate=256.0 * gang.gpus, gang=gang,
     )  # fmt: skip
 
 
@@ -137,25 +137,22 @@ def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
 
 
 def a_leg(**overrides: Any) -> LegRecord:
-    fields: dict[str, Any] = {
-        "start_s": 1e9, "end_s": 2e9, "gpu_type": "a100", "gpus": 1, "pipeline_degree": 1, "plan": "",
-    }  # fmt: skip
-    return LegRecord(**fields | overrides)
+    return LegRecord(**with_cell({"start_s": 1e9, "end_s": 2e9} | overrides))
 
 
 def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
     """Return the certificates of jobs by name."""
-    rows = [(snapshot.jobs.name.index(job), leg) for job, legs in jobs.items() for leg in legs]
-    types = [t.name for t in snapshot.gpu_types]
-    return Legs(
-        job=np.array([job for job, _ in rows], np.int64),
-        start_s=np.array([leg.start_s for _, leg in rows]),
-        end_s=np.array([leg.end_s for _, leg in rows]),
-        gpu_type=np.array([types.index(leg.gpu_type) for _, leg in rows], np.int64),
-        gpus=np.array([leg.gpus for _, leg in rows], np.int64),
-        pipeline_degree=np.array([leg.pipeline_degree for _, leg in rows], np.int64),
-        plan=np.array([snapshot.plans.index(leg.plan) for _, leg in rows], np.int64),
-    )
+    rows = [
+        {
+            "job": snapshot.jobs.name.index(job),
+            "start_s": leg.start_s,
+            "end_s": leg.end_s,
+            **snapshot.key(leg.cell)._asdict(),
+        }
+        for job, legs in jobs.items()
+        for leg in legs
+    ]
+    return Legs.from_rows(rows)
 
 
 def commit(

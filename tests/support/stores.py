@@ -274,7 +274,6 @@ def decided(record: RoundRecord) -> list[Row]:
     """Return what a round decided by names, in its order."""
     return [
         (d.job, d.kind, d.applied, d.admitted, d.opportunistic,
-         d.allocation and (d.allocation.gpu_type, d.allocation.gpus, d.allocation.pipeline_degree,
-                           d.allocation.generation, d.allocation.shares))
+         d.allocation and (d.allocation.cell, d.allocation.generation, d.allocation.shares))
         for d in record.decisions
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 from tessera.service.agent.process import Process
 from tessera.service.cli.demo.stack import OPTIONS, Stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
@@ -137,8 +137,9 @@ class Lab:
         cells = [
             estimate_to_proto(
                 EstimateRecord(
-                    workload=workload(gpus), gpu_type="a40", gpus=gpus, nodes=-(-gpus // 2),
-                    pipeline_degree=1, plan="", iter_time_s=1.0, source=Source.MEASURED,
+                    workload=workload(gpus),
+                    cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=1, nodes=-(-gpus // 2)),
+                    iter_time_s=1.0, source=Source.MEASURED,
                 )
             )
             for gpus in (1, 2, 4)

@@ -8,7 +8,7 @@ from typing import Any
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import Cell, GpuType, Source, Workload
 from tessera.simulator.traces.trace import Arrival, Asked
 
 
@@ -21,8 +21,9 @@ def a_record(
     work: Workload | None = None, plan: str = "",
 ) -> EstimateRecord:  # fmt: skip
     return EstimateRecord(
-        workload=work or a_workload(), gpu_type=gpu_type, gpus=gpus, nodes=nodes,
-        pipeline_degree=1, plan=plan, iter_time_s=iter_time_s, source=Source.MEASURED,
+        workload=work or a_workload(),
+        cell=Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=1, plan=plan, nodes=nodes),
+        iter_time_s=iter_time_s, source=Source.MEASURED,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import CellKey, GpuType, Source, Workload
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
@@ -22,6 +22,7 @@ from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import Failure, Straggler, World
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import Outcome
+from tests.support.cells import kind_of, with_cell
 
 BERT = Workload(model="bert", params="1B", global_batch=10)
 
@@ -52,10 +53,9 @@ def an_arrival(name: str, at_s: float = 0.0, **overrides: Any) -> Arrival:
 def a_profile(gpus: int = 1, iter_time_s: float = 1.0, **overrides: Any) -> EstimateRecord:
     """Return a profile of BERT on an A100, on the fewest nodes."""
     fields: dict[str, Any] = {
-        "workload": BERT, "gpu_type": "a100", "gpus": gpus, "nodes": 0, "pipeline_degree": 1,
-        "plan": "", "iter_time_s": iter_time_s, "source": Source.MEASURED,
+        "workload": BERT, "gpus": gpus, "iter_time_s": iter_time_s, "source": Source.MEASURED
     }  # fmt: skip
-    return EstimateRecord(**fields | overrides)
+    return EstimateRecord(**with_cell(fields | overrides))
 
 
 def some_specs(*groups: tuple[str, int, int]) -> list[NodeSpec]:
@@ -103,8 +103,8 @@ def runs(
     """Return the decision that ``job`` runs on ``members``."""
     gang = Gang(members=tuple((snapshot.nodes.name.index(n), tuple(gpus)) for n, gpus in members))
     return Decision(
-        job=snapshot.jobs.name.index(job), kind=kind, gpus=gang.gpus, pipeline_degree=degree,
-        gpu_type=int(snapshot.nodes.gpu_type[gang.members[0][0]]), gang=gang,
+        job=snapshot.jobs.name.index(job), kind=kind,
+        cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=degree, plan=0), gang=gang,
     )  # fmt: skip
 
 

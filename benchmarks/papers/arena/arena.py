@@ -163,9 +163,8 @@ class ArenaWorld:
     def _start(self, change: Change, gang: Gang, held: frozenset[tuple[int, int]]) -> None:
         job, store = change.job, self.store
         rate = self._truth.iterations_per_s(
-            int(store.workload[job]), change.gpu_type, change.gpus, change.pipeline_degree,
-            store.plans[change.plan], gang.nodes,
-        )  # fmt: skip
+            int(store.workload[job]), store.cell(change.cell).on(gang.nodes)
+        )
         if not rate > 0:
             raise InvariantBroken(
                 f"{store.specs[job].name} was given GPUs on which it does not run"
@@ -178,7 +177,7 @@ class ArenaWorld:
         gained = bool(_gpus(gang) - held)
         self.gains[job] += gained
         if gained or not self.oddities.free_release:
-            self._charge(run, change.gpus)
+            self._charge(run, change.cell.gpus)
         elif before is not None:
             run.ready_s, run.debt_s, run.recorded = before.ready_s, before.debt_s, before.recorded
         self._runs[job] = run

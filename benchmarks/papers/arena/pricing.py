@@ -14,7 +14,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import COUNTS
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import BEST_FOUND, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
 
 SIZE_FACTOR: Final = 1.8
 """Throughput gained for each step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""
@@ -50,8 +50,8 @@ def sizes_inferred(
     node = _node_sizes(nodes)
     at: dict[_Shape, float] = {}
     for e in profiles:
-        spread = e.nodes or math.ceil(e.gpus / node.get(e.gpu_type, 1))
-        key = (e.workload, e.gpu_type, e.gpus, spread)
+        spread = e.cell.nodes or math.ceil(e.cell.gpus / node.get(e.cell.gpu_type, 1))
+        key = (e.workload, e.cell.gpu_type, e.cell.gpus, spread)
         at[key] = min(e.iter_time_s, at.get(key, math.inf))  # over plans
     sizes = _sizes([*(e.workload for e in profiles), *workloads])
     found = list(profiles)
@@ -80,8 +80,9 @@ def _inferred(
             break
     gpu_type, gpus, nodes = shape
     return EstimateRecord(
-        workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=BEST_FOUND,
-        plan="", iter_time_s=time_s, source=Source.MEASURED, provenance="inferred from a larger size",
+        workload=workload,
+        cell=Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
+        iter_time_s=time_s, source=Source.MEASURED, provenance="inferred from a larger size",
     )  # fmt: skip
 
 

@@ -76,9 +76,10 @@ def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
             stays = only_starts and decision.kind is DecisionKind.MOVE
             found.append(Decision(job=decision.job, kind=DecisionKind.KEEP) if stays else decision)
             continue
-        gang = free.take(chosen.gpu_type, chosen.gpus) if chosen.gpu_type not in blocked else None
+        kind, gpus = chosen.cell.gpu_type, chosen.cell.gpus
+        gang = free.take(kind, gpus) if kind not in blocked else None
         if gang is None:
-            blocked.add(chosen.gpu_type)
+            blocked.add(kind)
             found.append(Decision(job=decision.job, kind=DecisionKind.WAIT, reason=decision.reason))
         else:
             found.append(chosen._replace(gang=gang))
@@ -92,12 +93,8 @@ def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:
     column = outcome.placed.wanted.get(decision.job)
     if decision.kind is not DecisionKind.WAIT or column is None:
         return None
-    cells, cell = outcome.problem.cells, int(outcome.problem.cell[column])
-    return Decision(
-        job=decision.job, kind=DecisionKind.START, gpu_type=int(cells.gpu_type[cell]),
-        gpus=int(cells.gpus[cell]), pipeline_degree=int(cells.pipeline_degree[cell]),
-        plan=int(cells.plan[cell]),
-    )  # fmt: skip
+    cell = outcome.problem.cells.key_at(int(outcome.problem.cell[column]))
+    return Decision(job=decision.job, kind=DecisionKind.START, cell=cell)
 
 
 def starts_of(decisions: Sequence[Decision]) -> set[int]:

@@ -15,7 +15,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
-from tessera.formulation.values import BEST_FOUND, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
 from tessera.simulator.clusters import preset
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
@@ -101,7 +101,7 @@ def campaign_of(
     holds = tuple(
         Hold(
             job=index, start_s=run.start_s, end_s=math.inf if run.last else run.end_s,
-            gpu_type=run.gpu_type, nodes=run.nodes, gpus_per_node=run.gpus_per_node,
+            cell=_cell(run),
         )
         for index, job in enumerate(jobs)
         for run in job.runs
@@ -115,13 +115,9 @@ def campaign_of(
 def speeds(campaign: Campaign) -> list[list[float]]:
     """Return the simulator's iterations/s of each run of each job; 0 where the profiles price none."""
     world = World(campaign.scenario, overheads=Overheads())
-    types = {kind.name: i for i, kind in enumerate(campaign.scenario.gpu_types)}
     of_run: list[list[float]] = [[] for _ in campaign.jobs]
     for hold in campaign.holds:
-        speed = world.truth.iterations_per_s(
-            int(world.store.workload[hold.job]), types[hold.gpu_type], hold.gpus,
-            hold.pipeline_degree, hold.plan, hold.nodes,
-        )  # fmt: skip
+        speed = world.truth.iterations_per_s(int(world.store.workload[hold.job]), hold.cell)
         of_run[hold.job].append(speed)
     return of_run
 
@@ -131,11 +127,19 @@ def priced(campaign: Campaign) -> list[Recorded]:
     return [j for j, s in zip(campaign.jobs, speeds(campaign), strict=True) if min(s) > 0]
 
 
-Key = tuple[Workload, str, int, int]
+Key = tuple[Workload, Cell]
+
+
+def _cell(run: Run) -> Cell:
+    return Cell(gpu_type=run.gpu_type, gpus=run.gpus, pipeline_degree=BEST_FOUND, nodes=run.nodes)
+
+
+def _whatever_plan(cell: Cell) -> Cell:
+    return replace(cell, pipeline_degree=BEST_FOUND, plan="")
 
 
 def _key(job: Recorded, run: Run) -> Key:
-    return job.workload, run.gpu_type, run.gpus, run.nodes
+    return job.workload, _cell(run)
 
 
 def refined(
@@ -147,7 +151,7 @@ def refined(
         for run in job.runs:
             if run.iterations:
                 times_s.setdefault(_key(job, run), []).append(run.iter_time_s)
-    kept = [e for e in profiles if (e.workload, e.gpu_type, e.gpus, e.nodes) not in times_s]
+    kept = [e for e in profiles if (e.workload, _whatever_plan(e.cell)) not in times_s]
     return kept + [_measured(key, median(found), "") for key, found in times_s.items()]
 
 
@@ -187,9 +191,8 @@ def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bo
     for job in campaign.jobs:
         for index, run in enumerate(job.runs):
             name = _plan(job, index, of_run)
-            runs.append(
-                replace(next(holds), plan=name if (name, _key(job, run)) in times_s else "")
-            )
+            plan = name if (name, _key(job, run)) in times_s else ""
+            runs.append(replace(next(holds), cell=replace(_cell(run), plan=plan)))
     own = [_measured(key, time_s, plan) for (plan, key), time_s in times_s.items()]
     profiles = [*campaign.scenario.profiles, *own]
     return replace(
@@ -198,10 +201,10 @@ def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bo
 
 
 def _measured(key: Key, iter_time_s: float, plan: str) -> EstimateRecord:
-    workload, gpu_type, gpus, nodes = key
+    workload, cell = key
     return EstimateRecord(
-        workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=BEST_FOUND,
-        plan=plan, iter_time_s=iter_time_s, source=Source.MEASURED,
+        workload=workload, cell=replace(cell, plan=plan), iter_time_s=iter_time_s,
+        source=Source.MEASURED,
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ def _notes(
 ) -> list[str]:  # fmt: skip
     notes = [f"dropped {line}" for line in bad_lines(dropped)]
     notes += [f"{line}; put in order" for line in order_lines(reordered)]
-    profiled = {one.gpu_type for one in scenario.profiles if math.isfinite(one.iter_time_s)}
+    profiled = {one.cell.gpu_type for one in scenario.profiles if math.isfinite(one.iter_time_s)}
     if idle := sorted({node.gpu_type for node in scenario.nodes} - profiled):
         notes.append(f"nothing is known to run on {', '.join(idle)}: these GPUs stay idle")
     return notes

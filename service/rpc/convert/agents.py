@@ -106,23 +106,24 @@ def _of_part(
 
 
 def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.DesiredGang:
-    spec, cell = gang.spec, gang.allocation
+    spec, cell = gang.spec, gang.allocation.cell
+    shares, rate = gang.allocation.shares, gang.allocation.rate
     return pb.DesiredGang(
         job=spec.name, generation=gang.generation, job_number=gang.job_number, leader=gang.leader,
         shares=[
             pb.AgentShare(node=node, gpu_indices=gpus)
-            for node, gpus in cell.shares
+            for node, gpus in shares
             if node in nodes
         ],
-        members=[node for node, _ in cell.shares],
+        members=[node for node, _ in shares],
         model=spec.workload.model, params=spec.workload.params,
         global_batch=spec.workload.global_batch, gpu_type=cell.gpu_type, gpus=cell.gpus,
         pipeline_degree=cell.pipeline_degree, plan=cell.plan,
-        iter_time_s=spec.workload.global_batch / cell.rate if cell.rate > 0 else 0.0,
+        iter_time_s=spec.workload.global_batch / rate if rate > 0 else 0.0,
         iterations_total=spec.iterations, iterations_done=gang.iterations_done,
         restart_s=spec.restart_s, command=spec.command, runtime=spec.runtime,
         network=_of_part(
-            gang.network, levels, {node for node, _ in cell.shares if node not in nodes}
+            gang.network, levels, {node for node, _ in shares if node not in nodes}
         ),
     )  # fmt: skip
 

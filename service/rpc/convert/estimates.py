@@ -8,7 +8,7 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
@@ -65,6 +65,13 @@ def of_workload(workload: Workload) -> pb.Workload:
     )
 
 
+def of_cell(cell: Cell) -> pb.Cell:
+    """Return the message of a Cell, which does not say on how many nodes."""
+    return pb.Cell(
+        gpu_type=cell.gpu_type, gpus=cell.gpus, pipeline_degree=cell.pipeline_degree, plan=cell.plan
+    )
+
+
 def to_estimate(
     field: str, message: pb.CellEstimate, workload_of_job: Callable[[str, str], Workload]
 ) -> EstimateRecord:
@@ -80,11 +87,13 @@ def to_estimate(
     gpus = fields.whole(f"{of}.gpus", cell.gpus, 1, MAX_GPUS)
     return EstimateRecord(
         workload=workload,
-        gpu_type=names.gpu_type(f"{of}.gpu_type", cell.gpu_type),
-        gpus=gpus,
-        nodes=fields.whole(f"{field}.nodes", message.nodes, 0, gpus),
-        pipeline_degree=fields.whole(f"{of}.pipeline_degree", cell.pipeline_degree, 0, gpus),
-        plan=fields.text(f"{of}.plan", cell.plan, 200),
+        cell=Cell(
+            gpu_type=names.gpu_type(f"{of}.gpu_type", cell.gpu_type),
+            gpus=gpus,
+            nodes=fields.whole(f"{field}.nodes", message.nodes, 0, gpus),
+            pipeline_degree=fields.whole(f"{of}.pipeline_degree", cell.pipeline_degree, 0, gpus),
+            plan=fields.text(f"{of}.plan", cell.plan, 200),
+        ),
         iter_time_s=_iter_time_s(field, message),
         source=_source(f"{field}.source", message.source),
         provenance=fields.text(f"{field}.provenance", message.provenance, 1000),
@@ -100,11 +109,8 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
     runs = math.isfinite(record.iter_time_s)
     return pb.CellEstimate(
         workload=of_workload(record.workload),
-        cell=pb.Cell(
-            gpu_type=record.gpu_type, gpus=record.gpus, pipeline_degree=record.pipeline_degree,
-            plan=record.plan,
-        ),
-        nodes=record.nodes, iter_time_s=record.iter_time_s if runs else 0.0, infeasible=not runs,
+        cell=of_cell(record.cell), nodes=record.cell.nodes,
+        iter_time_s=record.iter_time_s if runs else 0.0, infeasible=not runs,
         source=_SOURCE_OF[record.source], provenance=record.provenance, sd=record.sd,
         traffic=of_traffic(record.traffic),
     )  # fmt: skip

@@ -20,8 +20,7 @@ from tessera.formulation.runtimes import REPLAY, RUNTIMES
 from tessera.formulation.values import PROFILING
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import to_node_id
-from tessera.service.rpc.convert.estimates import MAX_GPUS, of_workload, to_workload
-from tessera.v1 import estimates_pb2
+from tessera.service.rpc.convert.estimates import MAX_GPUS, of_cell, of_workload, to_workload
 from tessera.v1 import jobs_pb2 as pb
 
 MAX_ITERATIONS: Final = 10**12
@@ -193,11 +192,7 @@ def of_event(record: JobEventRecord) -> pb.JobEvent:
 def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
     """Return the message of an allocation."""
     return pb.Allocation(
-        cell=estimates_pb2.Cell(
-            gpu_type=allocation.gpu_type, gpus=allocation.gpus,
-            pipeline_degree=allocation.pipeline_degree, plan=allocation.plan,
-        ),
-        rate=allocation.rate, generation=allocation.generation,
+        cell=of_cell(allocation.cell), rate=allocation.rate, generation=allocation.generation,
         shares=[
             pb.NodeShare(node=names.node_name(cluster, node), gpu_indices=gpus)
             for node, gpus in allocation.shares
@@ -216,9 +211,7 @@ def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
 def _of_leg(leg: LegRecord) -> pb.Leg:
     return pb.Leg(
         start_time=fields.timestamp_of(leg.start_s), end_time=fields.timestamp_of(leg.end_s),
-        cell=estimates_pb2.Cell(
-            gpu_type=leg.gpu_type, gpus=leg.gpus, pipeline_degree=leg.pipeline_degree, plan=leg.plan
-        ),
+        cell=of_cell(leg.cell),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def of_size(params: str, batch: int = 10) -> Workload:
 
 
 def iter_time_s(profiles: list[EstimateRecord], params: str, gpus: int, batch: int = 10) -> float:
-    [found] = [e for e in profiles if e.workload == of_size(params, batch) and e.gpus == gpus]
+    [found] = [e for e in profiles if e.workload == of_size(params, batch) and e.cell.gpus == gpus]
     return found.iter_time_s
 
 
@@ -58,8 +58,8 @@ def test_other_batches_and_other_shapes_say_nothing() -> None:
 
 def test_what_is_measured_at_a_worse_shape_alone_does_not_run_at_the_best_one() -> None:
     known = [a_profile(4, 9.0, nodes=2, workload=of_size("1.3B"))]
-    found = [e for e in sizes_inferred(known, NODES, []) if e.gpus == 4]
-    assert sorted((e.nodes, e.iter_time_s) for e in found) == [(1, math.inf), (2, 9.0)]
+    found = [e for e in sizes_inferred(known, NODES, []) if e.cell.gpus == 4]
+    assert sorted((e.cell.nodes, e.iter_time_s) for e in found) == [(1, math.inf), (2, 9.0)]
 
 
 def test_slow_iterations_are_left_out_and_infer_nothing() -> None:
@@ -87,7 +87,7 @@ def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> No
     jobs = [a.spec.workload for a in read_trace(data("trace_philly.csv"))]
     found = sizes_inferred(slow_left_out(measured), nodes, jobs)
     size = {n.gpu_type: n.gpus for n in nodes}
-    best = [e for e in found if e.nodes == math.ceil(e.gpus / size[e.gpu_type])]
+    best = [e for e in found if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])]
     inferred = [e.provenance != "alpa_optimal.csv" for e in best]
     runs = [math.isfinite(e.iter_time_s) for e in best]
     assert len(best) == 900
@@ -99,9 +99,9 @@ def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() ->
     scenario = priced(philly(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ARENA)
     size = {n.gpu_type: n.gpus for n in scenario.nodes}
     at = {
-        (e.workload, e.gpu_type, e.gpus): e
+        (e.workload, e.cell.gpu_type, e.cell.gpus): e
         for e in scenario.profiles
-        if e.nodes == math.ceil(e.gpus / size[e.gpu_type])
+        if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])
     }
     asked = [
         at[a.spec.workload, a.spec.requested_type, a.spec.requested_gpus] for a in scenario.arrivals

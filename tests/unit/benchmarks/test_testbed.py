@@ -24,7 +24,7 @@ from tessera.benchmarks.papers.testbed.replay import (
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import BEST_FOUND, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
 from tessera.simulator.data import MissingData
 from tessera.simulator.overheads import Overheads
 
@@ -75,7 +75,7 @@ def a_recorded(*runs: Run, left: int = 0, **overrides: Any) -> Recorded:
 def a_time(iter_time_s: float, gpus: int = 2, nodes: int = 1) -> EstimateRecord:
     """Return a profile of the job on A40."""
     return EstimateRecord(
-        workload=MOE, gpu_type="a40", gpus=gpus, nodes=nodes, pipeline_degree=BEST_FOUND, plan="",
+        workload=MOE, cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
         iter_time_s=iter_time_s, source=Source.MEASURED,
     )  # fmt: skip
 
@@ -214,7 +214,7 @@ def test_speeds_of_other_policies_stand_for_those_of_profiles() -> None:
     ]
     profiles = [a_time(10.0), a_time(4.0, gpus=4, nodes=2)]
 
-    found = {(e.gpus, e.nodes): e.iter_time_s for e in refined(profiles, seen)}
+    found = {(e.cell.gpus, e.cell.nodes): e.iter_time_s for e in refined(profiles, seen)}
 
     assert found == {(2, 1): 12.0, (4, 2): 4.0}
 

@@ -112,7 +112,7 @@ def test_jobs_are_told_of_the_count_that_they_request_and_of_no_other() -> None:
     found, told = only_as_requested(scenario)
     for before, after in zip(scenario.arrivals, found.arrivals, strict=True):
         of_it = [e for e in told if e.workload == after.spec.workload]
-        assert {e.gpus for e in of_it} == {before.spec.requested_gpus}
+        assert {e.cell.gpus for e in of_it} == {before.spec.requested_gpus}
         true = [e for e in found.profiles if e.workload == after.spec.workload]
         assert [replace(e, workload=before.spec.workload) for e in true] == [
             e for e in scenario.profiles if e.workload == before.spec.workload
@@ -163,7 +163,7 @@ def test_fewer_types_have_as_many_gpus_and_the_jobs_that_the_first_runs() -> Non
 def test_jobs_that_the_first_type_does_not_run_are_left_out_of_all_counts() -> None:
     scenario = two_types()
     profiles = [
-        *(e for e in scenario.profiles if e.gpu_type == "a100" and e.workload == BERT),
+        *(e for e in scenario.profiles if e.cell.gpu_type == "a100" and e.workload == BERT),
         a_profile(2, 2.0, gpu_type="v100"),
         a_profile(2, 3.0, gpu_type="v100", workload=MOE),
     ]

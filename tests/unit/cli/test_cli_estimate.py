@@ -104,7 +104,7 @@ def test_what_is_written_is_read_as_profiles(tmp_path: Path) -> None:
     assert estimate(*BERT, "--gpu", "a10", "--count", "2", "--write", str(to)).exit_code == 0
     cells = answered(*BERT, "--gpu", "a10", "--count", "2")["cells"]
     records = profiles_of(to)
-    assert [(r.workload.key, r.gpu_type, r.gpus, r.nodes) for r in records] == [
+    assert [(r.workload.key, r.cell.gpu_type, r.cell.gpus, r.cell.nodes) for r in records] == [
         ("bert/1.3B/256", "a10", 2, 1)
     ] * 2
     assert [r.iter_time_s for r in records] == [cell["iter_time_s"] for cell in cells]

@@ -23,7 +23,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.topologies.document import read
 from tessera.formulation.topologies.topology import Topology
-from tessera.formulation.values import BEST_FOUND, Workload
+from tessera.formulation.values import BEST_FOUND, CellKey, Workload
 from tessera.service.cli.main import app
 from tessera.service.cli.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
 from tessera.simulator.executor import replay
@@ -111,8 +111,8 @@ def replays(result: Result) -> bool:
 
 def a_start(gang: Gang, plan: int = 0, degree: int = 1) -> Change:
     return Change(
-        job=0, kind=DecisionKind.START, gpu_type=0, gpus=gang.gpus, pipeline_degree=degree,
-        plan=plan, gang=gang,
+        job=0, kind=DecisionKind.START,
+        cell=CellKey(gpu_type=0, gpus=gang.gpus, pipeline_degree=degree, plan=plan), gang=gang,
     )  # fmt: skip
 
 
@@ -211,7 +211,9 @@ def test_planning_is_timed_by_the_clock_that_is_given(tmp_path: Path) -> None:
 def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) -> None:
     rng, scenario = np.random.default_rng(seed), a_random_scenario(seed)
     profiles = [
-        replace(e, traffic=sent(e.gpus, float(rng.uniform(0, 2e9)))) if rng.random() < 0.8 else e
+        replace(e, traffic=sent(e.cell.gpus, float(rng.uniform(0, 2e9))))
+        if rng.random() < 0.8
+        else e
         for e in scenario.profiles
     ]
     scenario = replace(scenario, profiles=profiles)
@@ -252,11 +254,12 @@ def test_what_a_published_model_sends_is_derived_and_lasts_as_long_as_profiled()
 
 
 def test_where_the_degree_is_not_recorded_the_best_plan_is_taken() -> None:
-    profile = a_profile(8, 5.0, workload=KNOWN)
-    degrees = {
-        d: derived(replace(profile, pipeline_degree=d), d).fixed_bytes.sum() for d in (1, 2, 4, 8)
-    }
-    best = derived(replace(profile, pipeline_degree=BEST_FOUND), BEST_FOUND).fixed_bytes.sum()
+    def sent_at(d: int) -> float:
+        profile = a_profile(8, 5.0, workload=KNOWN, pipeline_degree=d)
+        return float(derived(profile, d).fixed_bytes.sum())
+
+    degrees = {d: sent_at(d) for d in (1, 2, 4, 8)}
+    best = sent_at(BEST_FOUND)
     assert best in degrees.values()
 
 

@@ -32,6 +32,7 @@ from tessera.service.config import Config
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import to_model
 from tessera.v1 import estimates_pb2 as pb
+from tests.support.cells import with_cell
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 MINE = ModelSpec(
@@ -47,23 +48,20 @@ def an_estimator(*measurements: MeasurementRecord) -> Estimator:
 
 
 def a_measurement(iter_time_s: float, **changes: Any) -> MeasurementRecord:
-    record = MeasurementRecord(
-        workload=BERT, gpu_type="a100", gpus=4, nodes=1, pipeline_degree=1, plan="",
-        iter_time_s=iter_time_s,
-    )  # fmt: skip
-    return replace(record, **changes)
+    fields = {"workload": BERT, "gpus": 4, "nodes": 1, "iter_time_s": iter_time_s}
+    return MeasurementRecord(**with_cell(fields | changes))
 
 
 def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() -> None:
     found = an_estimator().cells(BERT, "a100", 4)
-    assert [c.record.pipeline_degree for c in found] == [1, 2, 4]
+    assert [c.record.cell.pipeline_degree for c in found] == [1, 2, 4]
     for cell in found:
         assert cell.plan is not None
-        assert len(cell.plan.stages) == cell.record.pipeline_degree
+        assert len(cell.plan.stages) == cell.record.cell.pipeline_degree
         assert cell.record.iter_time_s == pytest.approx(cell.plan.iter_time_s, rel=1e-6)
         assert cell.record.sd is not None
         assert 0.1 < cell.record.sd < 1.0
-        assert (cell.record.source, cell.record.nodes) == (Source.ANALYTIC, 1)
+        assert (cell.record.source, cell.record.cell.nodes) == (Source.ANALYTIC, 1)
 
 
 def test_what_fits_nowhere_is_infeasible_and_no_error() -> None:
@@ -76,7 +74,7 @@ def test_what_fits_nowhere_is_infeasible_and_no_error() -> None:
 
 def test_degrees_above_the_gpus_are_left_out() -> None:
     found = an_estimator().cells(BERT, "a100", 2, [1, 2, 4])
-    assert [c.record.pipeline_degree for c in found] == [1, 2]
+    assert [c.record.cell.pipeline_degree for c in found] == [1, 2]
 
 
 def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
@@ -110,7 +108,7 @@ def test_measurements_that_the_model_cannot_speak_of_are_left_out() -> None:
 
 def test_runs_of_one_cell_count_as_one_by_their_median() -> None:
     runs = [a_measurement(s) for s in (2.0, 9.0, 3.0)] + [a_measurement(7.0, gpus=8, nodes=2)]
-    assert [(r.gpus, r.iter_time_s) for r in measured_cells(runs)] == [(4, 3.0), (8, 7.0)]
+    assert [(r.cell.gpus, r.iter_time_s) for r in measured_cells(runs)] == [(4, 3.0), (8, 7.0)]
     first, second = measured_estimates(runs)
     assert (first.source, first.provenance) == (Source.MEASURED, "median of 3 runs here")
     assert first.sd is not None
@@ -120,7 +118,7 @@ def test_runs_of_one_cell_count_as_one_by_their_median() -> None:
 
 def test_the_latest_run_of_a_cell_moves_it_to_the_end() -> None:
     runs = [a_measurement(1.0), a_measurement(2.0, gpus=8), a_measurement(1.0)]
-    assert [r.gpus for r in measured_cells(runs)] == [8, 4]
+    assert [r.cell.gpus for r in measured_cells(runs)] == [8, 4]
 
 
 @pytest.mark.parametrize(

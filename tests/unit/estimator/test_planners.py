@@ -198,7 +198,7 @@ def test_the_command_plans_as_it_is_told_and_writes_whose_plans_they_are(tmp_pat
     assert found.exit_code == 0, found.stderr
     document = json.loads(found.stdout)
     assert all(1 in (s["dp"], s["tp"]) for cell in document["cells"] for s in cell["stages"])
-    assert [r.pipeline_degree for r in profiles_of(to)] == [2, 4, 8, 16]
+    assert [r.cell.pipeline_degree for r in profiles_of(to)] == [2, 4, 8, 16]
     assert {r.provenance for r in profiles_of(to)} == {"analytic v2, plan by crius"}
 
 

@@ -44,7 +44,7 @@ from tessera.formulation.records.estimates import (
     ProfilingJob,
     Wanted,
 )
-from tessera.formulation.values import PROFILING, GpuType, Source, Workload
+from tessera.formulation.values import PROFILING, Cell, GpuType, Source, Workload
 from tessera.service.cli.jobview import profiled
 from tessera.service.config import Config
 from tessera.service.rpc.convert.models import to_model
@@ -303,7 +303,7 @@ def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught(
     (plain,) = Estimator(hardware, known_models([other], ())).cells(other, "a100", 1, [1])
     taught = [
         MeasurementRecord(
-            workload=other, gpu_type="a100", gpus=1, nodes=1, pipeline_degree=1, plan="",
+            workload=other, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
             iter_time_s=2 * plain.record.iter_time_s,
         )
     ]  # fmt: skip

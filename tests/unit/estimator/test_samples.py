@@ -39,7 +39,7 @@ def best_rates(estimates: list[EstimateRecord]) -> dict[tuple[str, str, int], fl
     """Return samples/s by (workload, type, GPUs) of the best degree and shape; 0: none runs."""
     found: dict[tuple[str, str, int], float] = defaultdict(float)
     for e in estimates:
-        key = (e.workload.key, e.gpu_type, e.gpus)
+        key = (e.workload.key, e.cell.gpu_type, e.cell.gpus)
         found[key] = max(found[key], e.workload.global_batch / e.iter_time_s)
     return found
 
@@ -70,8 +70,11 @@ def test_samples_are_of_the_papers_sizes_and_batches(estimates: list[EstimateRec
 
 def test_every_estimate_says_that_it_is_analytic(estimates: list[EstimateRecord]) -> None:
     assert {(e.source, e.provenance) for e in estimates} == {(Source.ANALYTIC, "analytic v2")}
-    assert {e.gpu_type for e in estimates} == set(NAMES)
-    keys = {(e.workload, e.gpu_type, e.gpus, e.nodes, e.pipeline_degree) for e in estimates}
+    assert {e.cell.gpu_type for e in estimates} == set(NAMES)
+    keys = {
+        (e.workload, e.cell.gpu_type, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree)
+        for e in estimates
+    }
     assert len(keys) == len(estimates)
     assert all(e.iter_time_s > 0 for e in estimates)
 
@@ -82,13 +85,18 @@ def test_every_cell_up_to_the_models_layers_is_there(estimates: list[EstimateRec
         for kind in ALL for n in GPU_COUNTS for shape in shapes(kind, n) for d in degrees(n)
     ]  # fmt: skip
     mine = [e for e in estimates if e.workload.key == "bert/1.3B/256"]
-    assert [(e.gpu_type, e.gpus, e.nodes, e.pipeline_degree) for e in mine] == asked
+    assert [
+        (e.cell.gpu_type, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree) for e in mine
+    ] == asked
 
 
 def test_counts_that_are_priced_together_cost_what_they_cost_alone() -> None:
-    together = {(e.workload, e.gpus, e.nodes, e.pipeline_degree): e for e in sample_profiles([A40])}
+    together = {
+        (e.workload, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree): e
+        for e in sample_profiles([A40])
+    }
     for alone in sample_profiles([A40], gpu_counts=[8]):
-        key = (alone.workload, alone.gpus, alone.nodes, alone.pipeline_degree)
+        key = (alone.workload, alone.cell.gpus, alone.cell.nodes, alone.cell.pipeline_degree)
         assert together[key].iter_time_s == pytest.approx(alone.iter_time_s, rel=1e-12)
 
 
@@ -101,9 +109,9 @@ def test_an_even_plan_never_beats_the_search_and_comes_near_it(
         shape = shapes(kind, gpus)[0]
         searched = cells(a_setting(model, params, kind, shape), degrees(gpus))
         mine = {
-            e.pipeline_degree: e.iter_time_s
+            e.cell.pipeline_degree: e.iter_time_s
             for e in estimates
-            if (e.gpu_type, e.gpus, e.nodes) == (kind.name, gpus, shape.nodes)
+            if (e.cell.gpu_type, e.cell.gpus, e.cell.nodes) == (kind.name, gpus, shape.nodes)
             and e.workload.key == f"{model}/{params}/{find(model, params).batches[0]}"
         }
         assert {d for d, seconds in mine.items() if math.isfinite(seconds)} <= set(searched)
@@ -143,16 +151,16 @@ def test_more_memory_never_makes_a_cell_slower() -> None:
 def test_no_plan_beats_the_peak_of_its_gpus(estimates: list[EstimateRecord]) -> None:
     for e in estimates:
         graph = find(e.workload.model, e.workload.params).graph
-        peak = NAMES[e.gpu_type].flops(graph.dtype)
+        peak = NAMES[e.cell.gpu_type].flops(graph.dtype)
         work = 4 * e.workload.global_batch * float(graph.flops.sum())  # forward twice
-        assert e.iter_time_s > work / (e.gpus * peak)
+        assert e.iter_time_s > work / (e.cell.gpus * peak)
 
 
 def test_spreading_over_more_nodes_never_helps(estimates: list[EstimateRecord]) -> None:
     by_cell: dict[tuple[str, str, int, int], list[EstimateRecord]] = defaultdict(list)
     for e in estimates:
-        by_cell[e.workload.key, e.gpu_type, e.gpus, e.pipeline_degree].append(e)
-    pairs = [sorted(es, key=lambda e: e.nodes) for es in by_cell.values() if len(es) == 2]
+        by_cell[e.workload.key, e.cell.gpu_type, e.cell.gpus, e.cell.pipeline_degree].append(e)
+    pairs = [sorted(es, key=lambda e: e.cell.nodes) for es in by_cell.values() if len(es) == 2]
     assert len(pairs) > 1000
     assert all(b.iter_time_s >= a.iter_time_s * (1 - 1e-9) for a, b in pairs)
     slower = [b for a, b in pairs if a.iter_time_s < b.iter_time_s < math.inf]
@@ -193,7 +201,7 @@ def test_samples_rank_published_measurements(estimates: list[EstimateRecord]) ->
         pytest.skip("alpa_optimal.csv is not there; set TESSERA_DATA to the folder that has arena/")
     ours: dict[tuple[str, str, int, int], float] = defaultdict(lambda: math.inf)
     for e in estimates:
-        key = (e.workload.key, e.gpu_type, e.gpus, e.nodes)
+        key = (e.workload.key, e.cell.gpu_type, e.cell.gpus, e.cell.nodes)
         ours[key] = min(ours[key], e.iter_time_s)
     with (folder / "arena" / "alpa_optimal.csv").open(newline="") as file:
         rows = [r for r in csv.DictReader(file) if r["status"] == "ok"]

@@ -52,7 +52,7 @@ def decided(snapshot: Snapshot, policy: Policy = PLANNED) -> Outcome:
 
 
 def gpus_of(outcome: Outcome) -> list[int]:
-    return [decision.gpus for decision in outcome.decisions]
+    return [decision.cell.gpus for decision in outcome.decisions]
 
 
 def test_nobody_is_promised_anything_and_what_is_planned_runs() -> None:

@@ -202,7 +202,7 @@ def test_a_launched_job_below_its_guarantee_moves_up_and_stays_where_nothing_is_
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)), estimates=LINEAR, jobs=[slow], gangs={0: gang(0, 0, 1)}
     )
-    assert decided(snapshot, Policy()).decisions[0].gpus == 4
+    assert decided(snapshot, Policy()).decisions[0].cell.gpus == 4
     smaller = replace(snapshot, nodes=replace(snapshot.nodes, gpus=np.array([3])))
     assert decided(smaller, Policy()).decisions[0].kind is KEEP
 
@@ -241,7 +241,7 @@ def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> N
     found = decided(snapshot, Policy())
     assert list(kinds(snapshot, found).values()) == [START, START, WAIT, WAIT]
     assert reason(found, 2).code is ReasonCode.QUOTA_SPENT
-    assert found.decisions[0].gpus >= 2
+    assert found.decisions[0].cell.gpus >= 2
     assert "quota of t for guaranteed jobs is 4 GPUs; 0 are left" in reason(found, 2).message
 
 
@@ -254,7 +254,7 @@ def test_best_effort_jobs_and_other_tenants_are_not_charged() -> None:
 def test_a_quota_of_one_type_leaves_the_others_free() -> None:
     job = guaranteed(requested_type=0)
     found = decided(with_quotas(two_types(job), {"t": {0: 1}}), Policy())
-    assert found.decisions[0].gpu_type == 1
+    assert found.decisions[0].cell.gpu_type == 1
 
 
 def test_a_quota_larger_than_the_cluster_limits_nothing() -> None:
@@ -279,9 +279,9 @@ def test_a_tenant_borrows_no_more_than_it_may() -> None:
     jobs = [a_job(f"j{k}") for k in range(3)]
     snapshot = with_quotas(two_types(*jobs), {"t": {-1: 2}}, borrow={"t": 3})
     found = decided(snapshot, Policy(), "portfolio")
-    assert sum(d.gpus for d in found.decisions) == 5
+    assert sum(d.cell.gpus for d in found.decisions) == 5
     far = with_quotas(two_types(*jobs), {"t": {-1: 2}})
-    assert sum(d.gpus for d in decided(far, Policy()).decisions) > 5
+    assert sum(d.cell.gpus for d in decided(far, Policy()).decisions) > 5
 
 
 def test_a_tenant_that_has_spent_what_it_may_borrow_is_told() -> None:
@@ -301,9 +301,9 @@ def test_a_quota_that_is_not_lent_stays_free() -> None:
     jobs = [a_job(f"j{k}", tenant="u") for k in range(5)]
     snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), estimates=LINEAR, jobs=jobs)
     kept = with_quotas(snapshot, {"t": {-1: 3}}, keeps=["t"])
-    assert sum(d.gpus for d in decided(kept, Policy()).decisions) == 5
+    assert sum(d.cell.gpus for d in decided(kept, Policy()).decisions) == 5
     lent = with_quotas(snapshot, {"t": {-1: 3}})
-    assert sum(d.gpus for d in decided(lent, Policy()).decisions) == 8
+    assert sum(d.cell.gpus for d in decided(lent, Policy()).decisions) == 8
 
 
 def test_guaranteed_jobs_within_quota_start_before_dearer_best_effort_ones() -> None:

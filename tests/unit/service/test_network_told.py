@@ -11,7 +11,7 @@ from tessera.formulation.network.tags import SHOWN, Fabric, assigned
 from tessera.formulation.network.telling import MEETS, met_by
 from tessera.formulation.records.agents import Desired, DesiredGang
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec
-from tessera.formulation.values import Workload
+from tessera.formulation.values import Cell, Workload
 from tessera.service.rpc.convert import agents
 from tests.support.networks import FluidJob, a_demand
 
@@ -26,7 +26,7 @@ def _gang(*sources: str) -> DesiredGang:
                      iterations=10, requested_gpus=4),
         generation=3, iterations_done=2.0, network=part,
         allocation=AllocationRecord(
-            gpu_type="a100", gpus=4, pipeline_degree=1, plan="", rate=32.0, generation=3,
+            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1), rate=32.0, generation=3,
             shares=(("n1", (0, 1)), ("n2", (2, 3))),
         ),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, Node
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, LegRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.values import Cell, GpuType, Source, Workload
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
 from tessera.solvers.rounds.plan import RoundOptions
@@ -65,8 +65,11 @@ def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
 
 @given(
     st.builds(
-        EstimateRecord, workload=workloads, gpu_type=words, gpus=st.integers(8, 65_536),
-        nodes=st.integers(0, 8), pipeline_degree=st.integers(0, 8), plan=words,
+        EstimateRecord, workload=workloads,
+        cell=st.builds(
+            Cell, gpu_type=words, gpus=st.integers(8, 65_536), nodes=st.integers(0, 8),
+            pipeline_degree=st.integers(0, 8), plan=words,
+        ),
         iter_time_s=st.floats(1e-6, 1e7) | st.just(math.inf), source=st.sampled_from(Source),
         provenance=words,
     )
@@ -265,7 +268,9 @@ def test_a_cluster_shows_what_its_gpus_cost() -> None:
 
 def test_a_stored_job_shows_its_promise_its_schedule_and_its_service() -> None:
     leg = LegRecord(
-        start_s=1e9, end_s=1e9 + 600, gpu_type="a100", gpus=8, pipeline_degree=2, plan="p"
+        start_s=1e9,
+        end_s=1e9 + 600,
+        cell=Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p"),
     )
     record = JobRecord(
         cluster="c", spec=JobSpec(name="j", workload=a_workload("", ""), iterations=1,
@@ -480,7 +485,7 @@ def test_an_agent_is_told_its_own_shares_but_all_members() -> None:
                      iterations=10, requested_gpus=4),
         generation=3, iterations_done=2.0,
         allocation=AllocationRecord(
-            gpu_type="a100", gpus=4, pipeline_degree=1, plan="", rate=32.0, generation=3,
+            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1), rate=32.0, generation=3,
             shares=(("n1", (0, 1)), ("n2", (2, 3))),
         ),
     )  # fmt: skip

@@ -57,7 +57,7 @@ def test_newer_gpus_run_the_same_cells_faster_in_sample_profiles() -> None:
     pair = sample_profiles([kinds["h100"], kinds["a100"]], gpu_counts=[8])
     best: dict[tuple[str, str], float] = {}
     for e in pair:
-        key = (e.workload.key, e.gpu_type)
+        key = (e.workload.key, e.cell.gpu_type)
         best[key] = min(best.get(key, float("inf")), e.iter_time_s)
     works = {work for work, _ in best}
     assert works

@@ -59,7 +59,7 @@ def published(name: str) -> Path:
 def test_a_profile_row_becomes_an_estimate() -> None:
     (e,) = parse_profiles(a_file(PROFILE, a_profile()), "p.csv")
     assert e.workload == Workload(model="bert", params="1.3B", global_batch=256)
-    assert (e.gpu_type, e.gpus, e.nodes, e.pipeline_degree, e.plan) == (
+    assert (e.cell.gpu_type, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree, e.cell.plan) == (
         "a100",
         8,
         2,
@@ -79,7 +79,7 @@ def test_optional_columns_are_read_in_any_place() -> None:
     header = "plan,source,provenance,pipeline_degree," + PROFILE
     data = a_file(header, 'p7,analytic,"host a, b",4,' + a_profile())
     (e,) = parse_profiles(data, "p.csv")
-    assert (e.plan, e.source, e.provenance, e.pipeline_degree) == (
+    assert (e.cell.plan, e.source, e.provenance, e.cell.pipeline_degree) == (
         "p7", Source.ANALYTIC, "host a, b", 4,
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_a_configuration_given_twice_names_both_lines() -> None:
 
 def test_the_same_gpus_on_other_nodes_are_another_configuration() -> None:
     rows = (a_profile(), a_profile(num_nodes="4", gpus_per_node="2"))
-    assert [e.nodes for e in parse_profiles(a_file(PROFILE, *rows), "p.csv")] == [2, 4]
+    assert [e.cell.nodes for e in parse_profiles(a_file(PROFILE, *rows), "p.csv")] == [2, 4]
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
@@ -266,7 +266,7 @@ def test_the_published_profiles_are_read_as_they_are() -> None:
     found = read_profiles(published("alpa_optimal.csv"))
     assert len(found) == 329
     assert sum(math.isinf(e.iter_time_s) for e in found) == 11
-    assert {e.pipeline_degree for e in found} == {BEST_FOUND}
+    assert {e.cell.pipeline_degree for e in found} == {BEST_FOUND}
 
 
 def test_the_published_trace_is_read_as_it_is() -> None:

@@ -109,7 +109,7 @@ def test_the_header_says_which_form_a_file_has(tmp_path: Path) -> None:
     assert kinds(DURATIONS, "a,0,9,8,") == {Asked}
     assert kinds(WORKLOAD, "a,0,vit,2,ga,5,0") == {Arrival}
     (tmp_path / "p.csv").write_bytes(a_file(MEASURED, "vit,ga,1,1,1,1,64,1,0.15"))
-    assert profiles_of(tmp_path / "p.csv")[0].gpu_type == "a800"
+    assert profiles_of(tmp_path / "p.csv")[0].cell.gpu_type == "a800"
 
 
 def test_of_placements_with_equal_gpus_and_nodes_the_most_even_counts() -> None:
@@ -118,7 +118,7 @@ def test_of_placements_with_equal_gpus_and_nodes_the_most_even_counts() -> None:
         f"vit,ga,1,{p},2,8,64,1,{s}" for p, s in zip(rows, (0.4, 0.07, 0.05), strict=True)
     ))  # fmt: skip
     (found,) = parse_measured(data, "m.csv")
-    assert (found.gpus, found.nodes, found.iter_time_s) == (8, 2, 0.07)
+    assert (found.cell.gpus, found.cell.nodes, found.iter_time_s) == (8, 2, 0.07)
 
 
 def test_of_one_placement_measured_twice_the_fastest_counts_and_what_failed_is_inf() -> None:
@@ -127,7 +127,7 @@ def test_of_one_placement_measured_twice_the_fastest_counts_and_what_failed_is_i
         "llama7,111,1,1,1,1,8,0,",
     )  # fmt: skip
     found = parse_measured(data, "m.csv")
-    assert [(e.plan, e.iter_time_s) for e in found] == [
+    assert [(e.cell.plan, e.iter_time_s) for e in found] == [
         ("zero-offload-gc", 46.0),
         ("111", math.inf),
     ]
@@ -147,9 +147,17 @@ def test_the_published_measurements_are_read() -> None:
     found = read_measured(published("measured.csv"))
     assert len(found) == 405  # of 539 rows, with one of several placements for each shape
     assert sum(math.isinf(e.iter_time_s) for e in found) == 3
-    assert len({(e.workload, e.plan, e.gpus, e.nodes, e.pipeline_degree) for e in found}) == 405
-    vit = [e for e in found if (e.workload.model, e.plan, e.gpus) == ("vit", "ga", 8)]
-    assert {e.nodes: round(e.iter_time_s, 3) for e in vit}[2] == 0.066
+    assert (
+        len(
+            {
+                (e.workload, e.cell.plan, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree)
+                for e in found
+            }
+        )
+        == 405
+    )
+    vit = [e for e in found if (e.workload.model, e.cell.plan, e.cell.gpus) == ("vit", "ga", 8)]
+    assert {e.cell.nodes: round(e.iter_time_s, 3) for e in vit}[2] == 0.066
 
 
 @pytest.mark.parametrize("name", ["workload_base.csv", "workload_bp.csv"])

@@ -9,7 +9,7 @@ import pytest
 
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import Cell, Source, Workload
 from tessera.simulator.clusters import NODES_PER_RACK, arena_table1, tiny
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.trace import Arrival
@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_jobs(
 
 def test_every_job_asks_for_what_runs(profiles: list[EstimateRecord], jobs: list[Arrival]) -> None:
     runs = {
-        (e.workload, e.gpu_type, e.gpus) for e in profiles if math.isfinite(e.iter_time_s)
+        (e.workload, e.cell.gpu_type, e.cell.gpus) for e in profiles if math.isfinite(e.iter_time_s)
     }  # fmt: skip
     assert all((s.workload, s.requested_type, s.requested_gpus) in runs for _, s in jobs)
     assert len({s.name for _, s in jobs}) == len(jobs)
@@ -84,8 +84,9 @@ def test_a_workload_without_jobs_is_empty(profiles: list[EstimateRecord]) -> Non
 
 def test_counts_that_nothing_runs_on_are_not_asked_for() -> None:
     only = EstimateRecord(
-        workload=Workload(model="m", params="1B", global_batch=8), gpu_type="a40", gpus=4, nodes=2,
-        pipeline_degree=1, plan="", iter_time_s=2.0, source=Source.ANALYTIC,
+        workload=Workload(model="m", params="1B", global_batch=8),
+        cell=Cell(gpu_type="a40", gpus=4, pipeline_degree=1, nodes=2), iter_time_s=2.0,
+        source=Source.ANALYTIC,
     )  # fmt: skip
     found = philly_like(20, seed=1, profiles=[only])
     assert {(s.requested_gpus, s.requested_type) for _, s in found} == {(4, "a40")}

@@ -324,7 +324,7 @@ def test_the_reason_of_a_refused_job_names_the_deadline_that_would_be_met() -> N
 def test_an_admitted_job_that_starts_later_waits_for_a_reason_that_says_when() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
     first, second = planned(snapshot).decisions
-    assert (first.gpus, first.admitted) == (4, True)
+    assert (first.cell.gpus, first.admitted) == (4, True)
     assert second.admitted
     assert second.reason is not None
     assert second.reason.code is ReasonCode.DEADLINE_PLANNED
@@ -334,14 +334,14 @@ def test_an_admitted_job_that_starts_later_waits_for_a_reason_that_says_when() -
 def test_free_gpus_serve_an_admitted_job_before_its_schedule_does() -> None:
     snapshot = a_cluster(a_dated_job("a", 300, 300), a_dated_job("b", 1200, 3000))
     first, second = planned(snapshot).decisions
-    assert first.gpus >= 1
-    assert second.gpus >= 1
+    assert first.cell.gpus >= 1
+    assert second.cell.gpus >= 1
 
 
 def test_a_best_effort_job_runs_only_beside_what_the_certificates_need_now() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_job("b", weight=50.0))
     first, second = planned(snapshot).decisions
-    assert (first.gpus, second.gpus) == (4, 0)
+    assert (first.cell.gpus, second.cell.gpus) == (4, 0)
 
 
 def beside_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
@@ -353,7 +353,7 @@ def beside_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
     outcome = planned(held)
     assert outcome.admission is not None
     assert told(outcome.admission.legs) == [(0, 300.0, 600.0, 4)]
-    return outcome.decisions[1].gpus
+    return outcome.decisions[1].cell.gpus
 
 
 def test_a_guaranteed_job_starts_only_on_what_no_certificate_will_need() -> None:

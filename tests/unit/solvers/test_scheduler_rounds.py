@@ -134,7 +134,7 @@ def test_a_job_whose_blocks_are_not_free_waits_rather_than_runs_on_another_count
     )
     own = plan_round(snapshot, Policy(), Greedy(), FOREVER).decisions[2]
     waits = decided(Fcfs(), snapshot).decisions[2]
-    assert own.gpus == 4
+    assert own.cell.gpus == 4
     assert waits.gang is None
     assert waits.reason is not None
     assert waits.reason.code is ReasonCode.FRAGMENTED
@@ -255,7 +255,7 @@ def test_every_objective_measures_what_a_policy_chose_and_changes_nothing(object
 
     plain, found = by(Policy()), by(Policy(objective=objective))
     assert found.violations == ()
-    assert [(d.kind, d.gpus) for d in found.decisions] == [
-        (d.kind, d.gpus) for d in plain.decisions
+    assert [(d.kind, d.cell.gpus) for d in found.decisions] == [
+        (d.kind, d.cell.gpus) for d in plain.decisions
     ]
     assert len(found.goals) == len(Policy(objective=objective).stages)

@@ -1,0 +1,82 @@
+"""Cells in rows, columns and documents: the only place that maps one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Cell, Workload
+
+
+def cell_on(row: sa.Row[Any]) -> Cell:
+    """Map a row of ``estimates`` or ``measurements`` with the names of its type and plan."""
+    return Cell(
+        gpu_type=row.gpu_type,
+        gpus=row.gpus,
+        pipeline_degree=row.pipeline_degree,
+        plan=row.plan,
+        nodes=row.nodes,
+    )
+
+
+def cell_of_job(row: sa.RowMapping) -> Cell | None:
+    """Map the Cell of a row of ``jobs`` with the names of its type and plan; None: it runs on none."""
+    if row["cell_gpus"] is None:
+        return None
+    return Cell(
+        gpu_type=row["cell_type"],
+        gpus=row["cell_gpus"],
+        pipeline_degree=row["cell_degree"],
+        plan=row["cell_plan"],
+    )
+
+
+def cell_plain(cell: Cell) -> dict[str, Any]:
+    """Return a Cell on any nodes as JSON's plain values."""
+    return {
+        "gpu_type": cell.gpu_type,
+        "gpus": cell.gpus,
+        "pipeline_degree": cell.pipeline_degree,
+        "plan": cell.plan,
+    }
+
+
+def cell_from(plain: Mapping[str, Any]) -> Cell:
+    """Return the Cell that ``cell_plain`` wrote, among whatever else is there."""
+    return Cell(
+        gpu_type=plain["gpu_type"],
+        gpus=plain["gpus"],
+        pipeline_degree=plain["pipeline_degree"],
+        plan=plain["plan"],
+    )
+
+
+def estimate_rows(
+    estimates: Iterable[EstimateRecord],
+    workloads: Mapping[Workload, int],
+    types: Mapping[str, int],
+    plans: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Return rows of ``estimates`` as the statements that write them read JSON, in one order everywhere.
+
+    By the keys of workloads, types and plans; of two of one Cell and shape the later counts.
+    """
+    rows: dict[tuple[int, ...], EstimateRecord] = {}
+    for e in estimates:
+        c = e.cell
+        key = workloads[e.workload], types[c.gpu_type], c.gpus, c.nodes, c.pipeline_degree
+        rows[*key, plans[c.plan]] = e
+    return [
+        dict(zip("wtgndp", key, strict=True))
+        | {
+            "s": str(e.iter_time_s),
+            "k": int(e.source),
+            "v": e.provenance,
+            "u": e.sd,
+            "x": e.traffic,
+        }
+        for key, e in sorted(rows.items(), key=lambda row: row[0])
+    ]

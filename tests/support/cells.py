@@ -1,0 +1,25 @@
+"""Cells of records that tests ask for by their parts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tessera.formulation.placement import Gang
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import Cell
+
+_PARTS = {f.name for f in fields(Cell)}
+
+
+def with_cell(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record, where ``given`` has the parts of its Cell among them."""
+    cell: dict[str, Any] = {"gpu_type": "a100", "gpus": 1, "pipeline_degree": 1}
+    parts = {name: value for name, value in given.items() if name in _PARTS}
+    rest = {name: value for name, value in given.items() if name not in _PARTS}
+    return rest | {"cell": Cell(**cell | parts)}
+
+
+def kind_of(snapshot: Snapshot, gang: Gang) -> int:
+    """Return the index of the type of the GPUs that a gang has."""
+    return int(snapshot.nodes.gpu_type[gang.members[0][0]])
