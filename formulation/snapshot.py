@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -200,15 +200,11 @@ class Prices(Table):
     price: Floats  # of one unit of the row, in units of that round's last goal
 
 
-_NO_INTS, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
-NO_TENANTS = Tenants(name=(), weight=_NO_FLOATS, borrow_gpus=_NO_INTS, lends=np.zeros(0, np.bool_))
-NO_QUOTAS = Quotas(tenant=_NO_INTS, gpu_type=_NO_INTS, gpus=_NO_INTS)
-NO_AVOIDS = Avoids(job=_NO_INTS, node=_NO_INTS)
-NO_LEGS = Legs(
-    job=_NO_INTS, start_s=_NO_FLOATS, end_s=_NO_FLOATS, gpu_type=_NO_INTS, gpus=_NO_INTS,
-    pipeline_degree=_NO_INTS, plan=_NO_INTS,
-)  # fmt: skip
-NO_PRICES = Prices(name=(), price=_NO_FLOATS)
+NO_TENANTS: Final = Tenants.from_rows([])
+NO_QUOTAS: Final = Quotas.from_rows([])
+NO_AVOIDS: Final = Avoids.from_rows([])
+NO_LEGS: Final = Legs.from_rows([])
+NO_PRICES: Final = Prices.from_rows([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
+from typing import ClassVar, Final
 
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
@@ -51,12 +49,6 @@ class Measured(Table):
     )
 
 
-_NONE = np.zeros(0, np.int64)
-NO_TRAFFIC = Traffics(
-    workload=_NONE, gpu_type=_NONE, gpus=_NONE, nodes=_NONE, pipeline_degree=_NONE, plan=_NONE, document=()
-)  # fmt: skip
-NO_STANDING = Standing(job=_NONE, generation=_NONE, rank=_NONE, level=_NONE, tag=_NONE)
-NO_MEASURED = Measured(
-    job=_NONE, generation=_NONE, node=_NONE, period_s=np.zeros(0), sent_bytes=np.zeros(0),
-    unhindered=np.zeros(0, np.bool_),
-)  # fmt: skip
+NO_TRAFFIC: Final = Traffics.from_rows([])
+NO_STANDING: Final = Standing.from_rows([])
+NO_MEASURED: Final = Measured.from_rows([])
