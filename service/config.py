@@ -6,15 +6,17 @@ import ipaddress
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
+
+from pydantic import Field
 
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.tasks import Options
+from tessera.estimator.schemas import check, check_fields, entry_of, hint, number, said, whole
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Limits, Retention
@@ -57,12 +59,28 @@ OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "T
 """Variables of the command line and the benchmarks. Any other unknown TESSERA_ variable is an error: a
 mistyped TESSERA_DATABASE_URL must not start an empty database."""
 
-NEAR: Final = 0.75
-"""How like a setting a mistyped one must be for the setting to be suggested; 1: the same."""
-
-_INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{0,100}")
-
 _Value = str | int | float | bool
+
+_Threads = Annotated[int, whole(1, 1000)]
+_Many = Annotated[int, whole(1, 10**6)]
+_Count = Annotated[int, whole(0, 2**31 - 1)]
+_Limit = Annotated[int, whole(1, 2**31 - 1)]
+_Seconds = Annotated[
+    float, Field(ge=0, lt=1e6), said("must be a number of seconds from 0 and below 1,000,000")
+]
+_Positive = Annotated[
+    float, Field(gt=0, lt=1e6), said("must be a positive number of seconds, below 1,000,000")
+]
+_Period = Annotated[
+    float, Field(ge=1, lt=1e6), said("must be a number of seconds from 1 and below 1,000,000")
+]
+_Factor = Annotated[float, Field(gt=0, le=1e6), said("must be above 0, and at most 1,000,000")]
+_Days = Annotated[float, number(0.0, MAX_RETAINED_DAYS)]
+_Instance = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9._-]{0,100}$"),
+    said("must be at most 100 letters, digits, '-', '_' or '.'"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,39 +95,39 @@ class Config:
     """postgresql://...; empty: the embedded database."""
     database_directory: str = ""
     """Where the embedded database lives; empty: where it likes to."""
-    store_threads: int = 6
+    store_threads: _Threads = 6
     """Short calls that use the database at once. Agents, leases and heavy calls have threads of their own."""
-    agent_threads: int = 5
+    agent_threads: _Threads = 5
     """Calls of agents that use the database at once, at least 2: more than half of them may change what is
     stored, one of each cluster at most. Heartbeats have a thread of their own."""
-    round_threads: int = 2
+    round_threads: _Threads = 2
     """Rounds that callers commit and that are decided at once, one for each cluster at most. As many periodic
     rounds are decided at once, in threads that nobody else has."""
-    trial_threads: int = 3
+    trial_threads: _Threads = 3
     """Dry runs, replays and previews that are decided at once. Of three or more threads one client or
     cluster holds all but one at most."""
-    round_queue: int = 64
+    round_queue: _Many = 64
     """Calls that wait for one of these threads, at most: half of them of one client."""
-    solve_process_from_jobs: int = 0
+    solve_process_from_jobs: _Count = 0
     """Rounds of at least so many jobs are decided in a process of their own, so that other calls stay
     quick beside a long solve; 0: none are. Up to ``round_threads`` processes, each with its own memory."""
-    period_s: float = 300.0
+    period_s: _Seconds = 300.0
     """A round for each cluster so often; 0: only when asked."""
     policy: str = ""
     """The standing policy of rounds: YAML or JSON with RoundOptions' names of the API, for example
     ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic rounds follow it,
     and so does whatever a Schedule call does not say; empty: RoundOptions' defaults."""
-    default_deadline_s: float = 60.0
+    default_deadline_s: _Positive = 60.0
     """Deadline of a round for a call that brings none."""
-    max_deadline_s: float = 600.0
+    max_deadline_s: _Positive = 600.0
     """Longest deadline of a round. A call that brings a longer one gets the best answer by then."""
-    grace_s: float = 10.0
+    grace_s: _Seconds = 10.0
     """How long a stopping server lets calls finish."""
     estimate_cells: bool = True
     """Jobs whose workload has no estimates get analytic Cells, on all GPU types of their cluster."""
     estimate_counts: str = "0.5, 1, 2"
     """At how many GPUs, times what the job requests; those that are whole numbers count."""
-    estimate_period_s: float = 60.0
+    estimate_period_s: _Period = 60.0
     """How often what is estimated is looked at again, beside whenever a job without estimates comes."""
     learn: bool = True
     """What jobs report of their iteration times corrects the estimates of like Cells."""
@@ -122,42 +140,42 @@ class Config:
     """At which tensor degrees; beyond 1 only steps that take ``tp`` can be measured."""
     hardware: str = ""
     """A YAML file with GPU types beside the catalogue's (``estimator.hardware.files``); empty: none."""
-    retain_requests_days: float = 1.0
+    retain_requests_days: _Days = 1.0
     """Days for which a repeated request is answered as before. These five: 0 keeps everything for ever."""
-    retain_rounds_days: float = 30.0
+    retain_rounds_days: _Days = 30.0
     """Days for which rounds with their decisions, and network plans, are kept. The last 100 always are."""
-    retain_rounds: int = 10_000
+    retain_rounds: _Count = 10_000
     """Latest rounds of each cluster that are kept, however young the others are."""
-    retain_snapshots: int = 2_000
+    retain_snapshots: _Count = 2_000
     """Latest rounds of each cluster that can be replayed: only they keep their snapshots."""
-    retain_jobs_days: float = 30.0
+    retain_jobs_days: _Days = 30.0
     """Days for which a job is kept after its end, and old entries of a live job's history."""
-    max_clusters: int = 1000
+    max_clusters: _Limit = 1000
     """Clusters that can be created."""
-    max_nodes: int = 20_000
+    max_nodes: _Limit = 20_000
     """Nodes that a cluster can have, and agents."""
-    max_models: int = 1000
+    max_models: _Limit = 1000
     """Models that users can describe in a cluster."""
-    max_tenants: int = 10_000
+    max_tenants: _Limit = 10_000
     """Tenants that can have settings in a cluster."""
-    health_period_s: float = 5.0
+    health_period_s: _Positive = 5.0
     """How often the database is asked whether it is ready."""
-    agent_streams: int = 10_000
+    agent_streams: _Many = 10_000
     """Streams of agents at once, at most."""
-    agent_streams_per_client: int = 5_000
+    agent_streams_per_client: _Many = 5_000
     """Of these, those from one host."""
-    watches: int = 2_000
+    watches: _Many = 2_000
     """Streams that watch jobs at once, at most."""
-    watches_per_client: int = 200
+    watches_per_client: _Many = 200
     """Of these, those from one host."""
-    unread_s: float = 60.0
+    unread_s: _Positive = 60.0
     """A stream ends when its client has not taken a message for this long."""
-    poll_s: float = 1.0
+    poll_s: _Positive = 1.0
     """How often a watched job is read again: only changes of what should run are notified."""
-    clock_factor: float = 1.0
+    clock_factor: _Factor = 1.0
     """Seconds of training that agents replay in a second (their ``--clock-factor``): rounds take jobs to be
     this many times faster than their estimates. Periods, deadlines and waiting times are real time."""
-    instance: str = ""
+    instance: _Instance = ""
     """A name of this one server, which health checks report as ``tessera-instance`` in their initial
     metadata. Whoever starts a server recognises it by this. Empty: none is reported."""
     lease_s: float = 30.0
@@ -168,38 +186,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning or would open the server by accident."""
-        for name in ("store_threads", "agent_threads", "round_threads", "trial_threads"):
-            if not 1 <= getattr(self, name) <= 1000:
-                raise InvalidInput(name, "must lie in 1 to 1,000")
-        for name in ("round_queue", "agent_streams", "agent_streams_per_client", "watches",
-                     "watches_per_client"):  # fmt: skip
-            if not 1 <= getattr(self, name) <= 10**6:
-                raise InvalidInput(name, "must lie in 1 to 1,000,000")
-        if not 0 <= self.solve_process_from_jobs < 2**31:
-            raise InvalidInput("solve_process_from_jobs", "must be 0 or a number of jobs")
-        for name in (
-            "default_deadline_s", "max_deadline_s", "health_period_s", "poll_s", "unread_s",
-        ):  # fmt: skip
-            if not 0 < getattr(self, name) < 1e6:
-                raise InvalidInput(name, "must be a positive number of seconds")
-        for name in ("grace_s", "period_s"):
-            if not 0 <= getattr(self, name) < 1e6:
-                raise InvalidInput(name, "must be 0 s or more")
-        if not 1 <= self.estimate_period_s < 1e6:
-            raise InvalidInput("estimate_period_s", "must be 1 s or more")
-        if not 0 < self.clock_factor <= 1e6:
-            raise InvalidInput("clock_factor", "must be above 0, and at most 1,000,000")
-        if not _INSTANCE.fullmatch(self.instance):
-            raise InvalidInput("instance", "must be at most 100 letters, digits, '-', '_' or '.'")
-        for name in ("retain_requests_days", "retain_rounds_days", "retain_jobs_days"):
-            if not 0 <= getattr(self, name) <= MAX_RETAINED_DAYS:
-                raise InvalidInput(name, f"must lie in 0 to {MAX_RETAINED_DAYS:,} days")
-        for name in ("retain_rounds", "retain_snapshots"):
-            if not 0 <= getattr(self, name) < 2**31:
-                raise InvalidInput(name, "must be 0 or a number of rounds")
-        for name in ("max_clusters", "max_nodes", "max_models", "max_tenants"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise InvalidInput(name, "must be 1 or more")
+        check(entry_of(Config), "", {f.name: getattr(self, f.name) for f in fields(self)})
         self.agent_timing()
         self.round_options()
         self.estimate_multiples()
@@ -303,24 +290,20 @@ def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
         InvalidInput: unreadable, an unknown key, or a value of the wrong type or range.
     """
     values = _from_file(file) if file is not None else {}
-    return Config(**(values | _from_environment(environment)))  # type: ignore[arg-type] # checked
+    return Config(**(values | _from_environment(environment)))
 
 
 _TYPES: Final[dict[str, type[_Value]]] = get_type_hints(Config)
 
 
-def _from_file(file: Path) -> dict[str, _Value]:
+def _from_file(file: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(str(file), f"is not TOML: {error}") from error
-    for key, value in found.items():
-        kind = _type_of(f"{file}: {key}", key)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise InvalidInput(f"{file}: {key}", f"must be {_said(kind)}")
-    return {key: float(value) if _TYPES[key] is float else value for key, value in found.items()}
+    return check_fields(Config, str(file), found)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
@@ -329,28 +312,11 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
         if variable.startswith(PREFIX) and variable not in OTHERS:
             key = variable.removeprefix(PREFIX).lower()
             if key not in _TYPES:
-                raise InvalidInput(
-                    variable, _unknown(variable, [*map(_variable, _TYPES), *sorted(OTHERS)])
-                )
+                known = [*(PREFIX + setting.upper() for setting in _TYPES), *sorted(OTHERS)]
+                meant = hint(variable, known) or ";"
+                raise InvalidInput(variable, f"is no setting{meant} There are {', '.join(known)}")
             found[key] = _parsed(variable, text, _TYPES[key])
     return found
-
-
-def _type_of(place: str, key: str) -> type[_Value]:
-    if key not in _TYPES:
-        raise InvalidInput(place, _unknown(key, list(_TYPES)))
-    return _TYPES[key]
-
-
-def _variable(key: str) -> str:
-    return PREFIX + key.upper()
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    """Return what is wrong with an unknown name, with the one that was probably meant."""
-    near = get_close_matches(name, known, n=1, cutoff=NEAR)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"is no setting; {hint}There are {', '.join(known)}"
 
 
 def _parsed(place: str, text: str, kind: type[_Value]) -> _Value:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+from pydantic import Field, TypeAdapter
+
+from tessera.estimator.schemas import STRICT, check_fields, check_type
 from tessera.formulation.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -15,8 +16,14 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
-_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+Scalar = TypeVar("Scalar", int, float, bool, str)
 
+_SCALARS: Final[Mapping[type, TypeAdapter[Any]]] = {
+    int: TypeAdapter(Annotated[int, Field(gt=-(2**53), lt=2**53)], config=STRICT),
+    float: TypeAdapter(float, config=STRICT),
+    bool: TypeAdapter(bool, config=STRICT),
+    str: TypeAdapter(str, config=STRICT),
+}
 
 MOST: Final[Mapping[str, int]] = {
     "hidden": 2**20, "heads": 2**16, "kv_heads": 2**16, "head_dim": 2**16, "intermediate": 2**24,
@@ -51,44 +58,10 @@ def build(config: type[Config], values: Mapping[str, Any]) -> Config:
     Raises:
         InvalidInput: a field is unknown, missing, of another type or out of range; names the field.
     """
-    hints = get_type_hints(config)
-    known = {f.name: f.default is MISSING for f in fields(config)}
-    for name, value in values.items():
-        if name not in known:
-            raise InvalidInput(name, f"unknown; fields are {', '.join(known)}")
-        check_type(name, value, hints[name])
-    for name, required in known.items():
-        if required and name not in values:
-            raise InvalidInput(name, f"is missing; it must be {wanted(hints[name])}")
-    return config(**values)
+    return config(**check_fields(config, "", values))
 
 
-def check_type(name: str, value: object, hint: object) -> None:
-    """Raise InvalidInput if the value is not of the type that the field's annotation names."""
-    if not _fits(value, hint):
-        raise InvalidInput(name, f"must be {wanted(hint)}, not {repr(value)[:200]}")
-
-
-def _fits(value: object, hint: object) -> bool:
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if isinstance(hint, UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
-    if hint is NoneType:
-        return value is None
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-    if hint is float:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
-    return isinstance(hint, type) and isinstance(value, hint)
-
-
-def wanted(hint: object) -> str:
-    """Return the type in words."""
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(get_args(hint))
-    if isinstance(hint, UnionType):
-        return " or ".join(wanted(part) for part in get_args(hint) if part is not NoneType)
-    return next((words for t, words in _NAMES.items() if t is hint), "valid")
+def read_scalar(name: str, value: object, kind: type[Scalar]) -> Scalar:
+    """Return one value of a mapping whose other keys may be anything. Raises InvalidInput."""
+    found: Scalar = check_type(_SCALARS[kind], name, value)
+    return found

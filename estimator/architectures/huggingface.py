@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from tessera.estimator.architectures.fields import build, check_type
+from tessera.estimator.architectures.fields import Scalar, build, read_scalar
 from tessera.estimator.architectures.moe import MixtureOfExperts
 from tessera.estimator.architectures.parts import Activation
 from tessera.estimator.architectures.transformer import Transformer
 from tessera.formulation.errors import InvalidInput
-
-Scalar = TypeVar("Scalar", int, float, bool, str)
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -33,8 +31,7 @@ class _Source:
         value = self.values.get(field)
         if value is None:
             return default
-        check_type(field, value, type(default))
-        return type(default)(value)
+        return read_scalar(field, value, type(default))
 
     def need(self, field: str) -> int:
         """Return a positive integer that must be there."""

@@ -18,27 +18,73 @@ text, so texts that are numbers are taken.
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, Strict
 
 from tessera.estimator.documents import read_document
 from tessera.estimator.hardware.catalogue import CATALOGUE
 from tessera.estimator.hardware.types import GIB, Hardware, Link
+from tessera.estimator.schemas import Entry, check, hint, number, said, whole
 from tessera.formulation.documents import HARDWARE
 from tessera.formulation.errors import InvalidInput
 
-_LIMITS: Final = {
-    "memory_gib": (1.0, 4096.0),
-    "memory_bytes_per_s": (1e9, 1e15),
-    "gpus_per_node": (1.0, 1024.0),
-    "link_bytes_per_s": (1e8, 1e14),
-    "network_bytes_per_s": (1e7, 1e14),
-}
-"""Outside of these a number is taken for a slip of units; today's hardware is a hundredfold inside."""
+
+def _from_text(value: object) -> object:
+    """Return the number that a text is; whatever else there is as it stands."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _whole_from_text(value: object) -> object:
+    found = _from_text(value)
+    return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
+_Number = Annotated[float, BeforeValidator(_from_text)]
+_Flops = Annotated[_Number, number(1e11, 1e17)]
+
+
+class FlopsEntry(Entry):
+    """FLOP/s by the type of numbers; 0: not given."""
+
+    f32: _Flops = 0.0
+    tf32: _Flops = 0.0
+    bf16: _Flops = 0.0
+    f16: _Flops = 0.0
+
+
+class HardwareEntry(Entry):
+    """A GPU type; 0: not given. A number outside of its limits is taken for a slip of units: today's hardware
+    is a hundredfold inside."""
+
+    name: Annotated[str, Field(min_length=1), said("must be a name such as h100-lab")]
+    like: str = ""
+    flops: FlopsEntry = FlopsEntry()
+    link: Annotated[Link, Strict(False)] = Link.NVLINK
+    memory_gib: Annotated[_Number, number(1.0, 4096.0)] = 0.0
+    memory_bytes_per_s: Annotated[_Number, number(1e9, 1e15)] = 0.0
+    gpus_per_node: Annotated[int, whole(1, 1024), BeforeValidator(_whole_from_text)] = 0
+    link_bytes_per_s: Annotated[_Number, number(1e8, 1e14)] = 0.0
+    network_bytes_per_s: Annotated[_Number, number(1e7, 1e14)] = 0.0
+
+
+class HardwareFile(Entry):
+    """The one document of a file."""
+
+    hardware: Annotated[
+        list[HardwareEntry],
+        Field(min_length=1),
+        said("must be a list of GPU types, at least one"),
+    ]
+
 
 _FLOPS: Final = {
     "f32": "fp32_flops",
@@ -46,8 +92,6 @@ _FLOPS: Final = {
     "bf16": "bf16_flops",
     "f16": "fp16_flops",
 }
-_FLOPS_LIMITS: Final = (1e11, 1e17)
-_KEYS: Final = ("name", "like", "flops", "link", *_LIMITS)
 
 
 def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Hardware, ...]:
@@ -56,101 +100,45 @@ def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Ha
     Raises:
         InvalidInput: the file, a field or a number is wrong; the message says where and what is allowed.
     """
-    entries = _entries(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(path.name, f"cannot be read: {error}") from error
+    entries = check(HardwareFile, path.name, read_document(path.name, text, HARDWARE)).hardware
     found = {kind.name: kind for kind in known}
     own: set[str] = set()
     for index, entry in enumerate(entries):
-        kind = _hardware(f"{path.name}: hardware[{index}]", entry, found)
+        where = f"{path.name}: hardware[{index}]"
+        kind = _hardware(where, entry, found)
         if kind.name in own:
-            raise InvalidInput(f"{path.name}: hardware[{index}]", f"{kind.name!r} is given twice")
+            raise InvalidInput(where, f"{kind.name!r} is given twice")
         own.add(kind.name)
         found[kind.name] = kind
     return tuple(found.values())
 
 
-def _entries(path: Path) -> list[Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(path.name, f"cannot be read: {error}") from error
-    document = read_document(path.name, text, HARDWARE)
-    _check_mapping(path.name, document, ("hardware",))
-    entries = document.get("hardware")
-    if not isinstance(entries, list) or not entries:
-        raise InvalidInput(f"{path.name}: hardware", "must be a list of GPU types, at least one")
-    return entries
+def _hardware(where: str, entry: HardwareEntry, known: Mapping[str, Hardware]) -> Hardware:
+    given: dict[str, Any] = entry.model_dump(exclude_unset=True, exclude={"like", "flops"})
+    given |= {_FLOPS[k]: v for k, v in entry.flops.model_dump(exclude_unset=True).items()}
+    if "memory_gib" in given:
+        given["memory_bytes"] = round(given.pop("memory_gib") * GIB)
+    if "like" not in entry.model_fields_set:
+        _check_complete(where, entry)
+        return Hardware(**given)
+    if entry.like not in known:
+        raise InvalidInput(
+            f"{where}: like",
+            f"must be one of {', '.join(known)}{hint(entry.like, known)}, not {entry.like!r}",
+        )
+    return replace(known[entry.like], **given)
 
 
-def _hardware(where: str, entry: Any, known: Mapping[str, Hardware]) -> Hardware:
-    _check_mapping(where, entry, _KEYS)
-    name = entry.get("name")
-    if not isinstance(name, str) or not name:
-        raise InvalidInput(f"{where}: name", f"must be a name such as h100-lab, not {name!r}")
-    values = _flops(where, entry.get("flops", {}))
-    for key, (low, high) in _LIMITS.items():
-        if key in entry:
-            values[key] = _number(f"{where}: {key}", entry[key], low, high)
-    fields: dict[str, Any] = dict(values)
-    if "memory_gib" in fields:
-        fields["memory_bytes"] = round(fields.pop("memory_gib") * GIB)
-    if "gpus_per_node" in fields:
-        if fields["gpus_per_node"] % 1:
-            raise InvalidInput(f"{where}: gpus_per_node", "must be a whole number")
-        fields["gpus_per_node"] = int(fields["gpus_per_node"])
-    if "link" in entry:
-        fields["link"] = _one_of(f"{where}: link", entry["link"], [link.value for link in Link])
-        fields["link"] = Link(fields["link"])
-    if "like" in entry:
-        base = known[_one_of(f"{where}: like", entry["like"], known)]
-        return replace(base, name=name, **fields)
-    _check_complete(where, entry)
-    return Hardware(name=name, **fields)
-
-
-def _flops(where: str, value: Any) -> dict[str, float]:
-    _check_mapping(f"{where}: flops", value, tuple(_FLOPS))
-    low, high = _FLOPS_LIMITS
-    return {_FLOPS[k]: _number(f"{where}: flops.{k}", v, low, high) for k, v in value.items()}
-
-
-def _check_complete(where: str, entry: Mapping[str, Any]) -> None:
-    missing = [key for key in ("link", "flops", *_LIMITS) if key not in entry]
-    missing += [f"flops.{key}" for key in ("f32", "f16") if key not in entry.get("flops", {})]
+def _check_complete(where: str, entry: HardwareEntry) -> None:
+    required = [key for key in HardwareEntry.model_fields if key not in ("name", "like")]
+    missing = [key for key in required if key not in entry.model_fields_set]
+    missing += [f"flops.{key}" for key in ("f32", "f16") if key not in entry.flops.model_fields_set]
     if missing:
         raise InvalidInput(
             where,
             f"lacks {', '.join(missing)}; give them, or name a type to take them from by like",
         )
-
-
-def _check_mapping(where: str, value: Any, allowed: Collection[str]) -> None:
-    if not isinstance(value, dict):
-        raise InvalidInput(where, f"must be a mapping with {', '.join(allowed)}, not {value!r}")
-    for key in value:
-        if key not in allowed:
-            raise InvalidInput(
-                where, f"unknown key {key!r}{_hint(key, allowed)} (allowed: {', '.join(allowed)})"
-            )
-
-
-def _one_of(where: str, value: Any, allowed: Collection[str]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise InvalidInput(
-            where, f"must be one of {', '.join(allowed)}{_hint(value, allowed)}, not {value!r}"
-        )
-    return value
-
-
-def _hint(value: object, allowed: Collection[str]) -> str:
-    near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _number(where: str, value: Any, low: float, high: float) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not low <= number <= high:
-        raise InvalidInput(where, f"must be a number from {low:g} to {high:g}, not {value!r}")
-    return number

@@ -4,30 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from tessera.estimator.schemas import check, check_type, number, whole
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
-from tessera.service.cli.names import short
-from tessera.service.cli.yamlfile import Mapping, documents
+from tessera.service.cli.entries import FileEntry, Real, Size, Text
+from tessera.service.cli.names import ANY, short
+from tessera.service.cli.yamlfile import documents
 from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 
-KEYS: Final = ("name", "gpu_types", "nodes", "tenants")
-SHOWN_KEYS: Final = (
-    "etag", "create_time", "gpus", "last_round", "next_round_time", "round_period",
-)  # fmt: skip
-"""Keys that `tessera cluster get -o yaml` prints besides; but for the etag they are not read."""
-
-GPU_TYPE_KEYS: Final = ("memory", "dollars_per_hour", "watts")
-SHOWN_GPU_TYPE_KEYS: Final = ("name", "memory_bytes", "dollars_per_hour", "watts", "node_gpus")
 MAX_NODES: Final = 100_000
-NODE_KEYS: Final = ("name", "count", "gpu_type", "gpus", "rack", "nodes_per_rack")
-SHOWN_NODE_KEYS: Final = (
-    "etag", "state", "free_gpus", "jobs", "silent_s", "network_remarks", "drain_reason", "drained_by",
-    "drain_time", "drained",
-)  # fmt: skip
-"""Keys that `tessera nodes -o yaml` prints besides; but for the etag they are not read."""
+
+
+class GpuTypeEntry(FileEntry):
+    """What a cluster file may say of a GPU type beside its name."""
+
+    memory: Size
+    dollars_per_hour: Annotated[Real, number(0.0, limits.MAX_DOLLARS_PER_HOUR)] = 0.0
+    watts: Annotated[Real, number(0.0, limits.MAX_WATTS)] = 0.0
+
+
+class ShownGpuType(FileEntry):
+    """A GPU type as `tessera cluster get -o yaml` prints it; the number of its GPUs is not read."""
+
+    name: Text
+    memory_bytes: Size
+    dollars_per_hour: Annotated[Real, number(0.0, limits.MAX_DOLLARS_PER_HOUR)] = 0.0
+    watts: Annotated[Real, number(0.0, limits.MAX_WATTS)] = 0.0
+    node_gpus: object = None
+
+
+_SHOWN: Final = TypeAdapter(list[ShownGpuType])
+
+
+class NodeEntry(FileEntry):
+    """A node, or ``count`` of them: ``{}`` in the name or rack stands for the number from 0."""
+
+    shown: ClassVar = (
+        "etag", "state", "free_gpus", "jobs", "silent_s", "network_remarks", "drain_reason",
+        "drained_by", "drain_time", "drained",
+    )  # fmt: skip
+    """What `tessera nodes -o yaml` prints besides; but for the etag they are not read."""
+
+    name: Text
+    count: Annotated[int, whole(1, MAX_NODES)] = 1
+    gpu_type: Text
+    gpus: Annotated[int, whole(1, limits.MAX_GPUS_A_NODE)]
+    rack: Text = ""
+    nodes_per_rack: Annotated[int, whole(1, MAX_NODES)] = 1
+    etag: Text = ""
+
+
+def _without_count(nodes: object) -> object:
+    """Leave out the number of nodes that `cluster get` prints: proto JSON has it as a text."""
+    return [] if isinstance(nodes, str) and nodes.isdecimal() else nodes
+
+
+class ClusterEntry(FileEntry):
+    """The one document of a cluster file."""
+
+    shown: ClassVar = (
+        "etag", "create_time", "gpus", "last_round", "next_round_time", "round_period",
+    )  # fmt: skip
+    """What `tessera cluster get -o yaml` prints besides; but for the etag they are not read."""
+
+    name: Text = ""
+    gpu_types: object = None
+    nodes: Annotated[list[NodeEntry], BeforeValidator(_without_count)] = Field(default_factory=list)
+    tenants: object = None
+    etag: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,94 +114,70 @@ def read_cluster(text: str, source: str) -> ClusterFile:
     found = documents(text, source)
     if len(found) != 1:
         raise InvalidInput(source, f"must hold one cluster, not {len(found)}")
-    top = Mapping(source, found[0], KEYS, SHOWN_KEYS)
-    types = tuple(_gpu_types(top))
+    top = check(ClusterEntry, source, found[0])
+    types = tuple(_gpu_types(f"{source}: gpu_types", top.gpu_types))
     if not types:
-        raise InvalidInput(top.at("gpu_types"), "name at least one, e.g. {a100: 40GiB}")
+        raise InvalidInput(f"{source}: gpu_types", "name at least one, e.g. {a100: 40GiB}")
     known = [kind.name for kind in types]
-    listed = [] if _is_count(top.raw("nodes")) else top.items("nodes")
-    nodes = tuple(node for at, item in listed for node in _nodes(at, item, known))
-    seen: set[str] = set()
-    for node in nodes:
-        if short(node.name) in seen:
-            raise InvalidInput(top.at("nodes"), f"the node {short(node.name)} occurs twice")
-        seen.add(short(node.name))
-    tenants = tuple(tenantfile.tenants_of(top))
+    nodes: dict[str, Node] = {}
+    for index, entry in enumerate(top.nodes):
+        for node in _nodes(f"{source}: nodes[{index}]", entry, known):
+            if short(node.name) in nodes:
+                raise InvalidInput(f"{source}: nodes", f"the node {short(node.name)} occurs twice")
+            nodes[short(node.name)] = node
+    tenants = tuple(tenantfile.tenants_of(f"{source}: tenants", top.tenants))
     for tenant in tenants:
         for kind in tenant.quotas:
             if kind not in ("", *known):
-                where = f"{top.at('tenants')}: {tenant.name}: quotas"
-                choices = ", ".join((*known, tenantfile.ANY))
-                raise InvalidInput(where, f"{kind!r} is not among {choices}")
+                where = f"{source}: tenants: {tenant.name}: quotas"
+                raise InvalidInput(where, f"{kind!r} is not among {', '.join((*known, ANY))}")
     return ClusterFile(
-        name=top.text("name"), gpu_types=types, nodes=nodes,
-        tenants=tenants, etag=top.text("etag"),
-    )  # fmt: skip
+        name=top.name, gpu_types=types, nodes=tuple(nodes.values()), tenants=tenants, etag=top.etag
+    )
 
 
-def _is_count(nodes: object) -> bool:
-    """Return whether it is the number of nodes that `cluster get` prints: proto JSON has it as a text."""
-    return isinstance(nodes, str) and nodes.isdecimal()
-
-
-def _gpu_types(top: Mapping) -> Iterator[GpuType]:
-    value = top.raw("gpu_types")
+def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        yield from _shown_gpu_types(top)
+        yield from _shown_gpu_types(where, value)
         return
     if not isinstance(value, dict):
-        raise InvalidInput(top.at("gpu_types"), "must map types to memory, e.g. {a100: 40GiB}")
+        raise InvalidInput(where, "must map types to memory, e.g. {a100: 40GiB}")
     for name, said in value.items():
-        where = f"{top.at('gpu_types')}: {name}"
+        at = f"{where}: {name}"
         if not isinstance(said, dict):
-            yield GpuType(name=str(name), memory_bytes=options.size_bytes(where, str(said)))
+            yield GpuType(name=str(name), memory_bytes=options.size_bytes(at, str(said)))
             continue
-        kind = Mapping(where, said, GPU_TYPE_KEYS)
-        if "memory" not in kind:
-            raise InvalidInput(where, "needs 'memory', e.g. 40GiB")
+        kind = check(GpuTypeEntry, at, said)
         yield GpuType(
-            name=str(name), memory_bytes=options.size_bytes(kind.at("memory"), kind.text("memory")),
-            dollars_per_hour=kind.real("dollars_per_hour", 0.0, limits.MAX_DOLLARS_PER_HOUR),
-            watts=kind.real("watts", 0.0, limits.MAX_WATTS),
+            name=str(name), memory_bytes=kind.memory, dollars_per_hour=kind.dollars_per_hour,
+            watts=kind.watts,
         )  # fmt: skip
 
 
-def _shown_gpu_types(top: Mapping) -> Iterator[GpuType]:
+def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
     """Yield GPU types as `cluster get -o yaml` prints them: a list, with their memory in bytes."""
     seen: set[str] = set()
-    for where, item in top.items("gpu_types"):
-        kind = Mapping(where, item, SHOWN_GPU_TYPE_KEYS)
-        for key in ("name", "memory_bytes"):
-            if key not in kind:
-                raise InvalidInput(where, f"needs {key!r}")
-        name = kind.text("name")
-        if name in seen:
-            raise InvalidInput(kind.at("name"), f"the type {name} occurs twice")
-        seen.add(name)
+    found: list[ShownGpuType] = check_type(_SHOWN, where, items)
+    for index, kind in enumerate(found):
+        if kind.name in seen:
+            raise InvalidInput(f"{where}[{index}]: name", f"the type {kind.name} occurs twice")
+        seen.add(kind.name)
         yield GpuType(
-            name=name,
-            memory_bytes=options.size_bytes(kind.at("memory_bytes"), kind.text("memory_bytes")),
-            dollars_per_hour=kind.real("dollars_per_hour", 0.0, limits.MAX_DOLLARS_PER_HOUR),
-            watts=kind.real("watts", 0.0, limits.MAX_WATTS),
-        )
+            name=kind.name, memory_bytes=kind.memory_bytes, dollars_per_hour=kind.dollars_per_hour,
+            watts=kind.watts,
+        )  # fmt: skip
 
 
-def _nodes(where: str, item: object, known: list[str]) -> Iterator[Node]:
-    """Yield the nodes of one entry; ``{}`` in a name or rack stands for the number from 0."""
-    entry = Mapping(where, item, NODE_KEYS, SHOWN_NODE_KEYS)
-    name, gpu_type, rack = entry.text("name"), entry.text("gpu_type"), entry.text("rack")
-    count = entry.whole("count", 1, MAX_NODES) if "count" in entry else 1
-    per_rack = entry.whole("nodes_per_rack", 1, MAX_NODES) if "nodes_per_rack" in entry else 1
-    for key in ("name", "gpu_type", "gpus"):
-        if key not in entry:
-            raise InvalidInput(where, f"needs {key!r}")
-    if gpu_type not in known:
-        raise InvalidInput(entry.at("gpu_type"), f"{gpu_type!r} is not among {', '.join(known)}")
-    if count > 1 and "{}" not in name:
-        raise InvalidInput(entry.at("name"), f"must hold {{}} for the number, e.g. '{name}-{{}}'")
-    gpus = entry.whole("gpus", 1, limits.MAX_GPUS_A_NODE)
-    for i in range(count):
+def _nodes(where: str, entry: NodeEntry, known: list[str]) -> Iterator[Node]:
+    """Yield the nodes of one entry."""
+    if entry.gpu_type not in known:
+        problem = f"{entry.gpu_type!r} is not among {', '.join(known)}"
+        raise InvalidInput(f"{where}: gpu_type", problem)
+    if entry.count > 1 and "{}" not in entry.name:
+        problem = f"must hold {{}} for the number, e.g. '{entry.name}-{{}}'"
+        raise InvalidInput(f"{where}: name", problem)
+    for i in range(entry.count):
         yield Node(
-            name=name.replace("{}", str(i)), gpu_type=gpu_type, gpus=gpus,
-            rack=rack.replace("{}", str(i // per_rack)), etag=entry.text("etag"),
+            name=entry.name.replace("{}", str(i)), gpu_type=entry.gpu_type, gpus=entry.gpus,
+            rack=entry.rack.replace("{}", str(i // entry.nodes_per_rack)), etag=entry.etag,
         )  # fmt: skip

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from tessera.service.cli import yamlfile
 from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from tessera.service.cli.clusterfile import ClusterFile, read_cluster
 from tessera.service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
 from tessera.service.cli.names import full_name, parent, short
 from tessera.service.cli.options import (
@@ -36,6 +36,9 @@ from tessera.service.cli.render import (
 )
 from tessera.service.cli.tenants import apply_tenants
 from tessera.v1 import clusters_pb2
+
+if TYPE_CHECKING:
+    from tessera.service.cli.clusterfile import ClusterFile
 
 GIB: Final = 2**30
 
@@ -86,7 +89,10 @@ def apply(
     output: OutputOption = Output.TABLE,
 ) -> None:  # fmt: skip
     """Create a cluster or change it: its GPU types, its nodes, its tenants (all or none of each)."""
-    described = read_cluster(yamlfile.read(file), file)
+    clusterfile = importlib.import_module(
+        "tessera.service.cli.clusterfile"
+    )  # pydantic starts slowly
+    described: ClusterFile = clusterfile.read_cluster(yamlfile.read(file), file)
     name = parent(cluster or described.name or DEFAULT_CLUSTER)
     with connect(server) as client:
         found = apply_cluster(client, name, described, validate_only=validate_only)

@@ -2,27 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import Field, create_model
 
+from tessera.estimator.schemas import check, number, whole
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
+from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
 from tessera.service.cli.names import full_name
-from tessera.service.cli.yamlfile import Mapping, documents
+from tessera.service.cli.yamlfile import documents
 from tessera.v1 import estimates_pb2, jobs_pb2
 
-KEYS: Final = (
-    "name", "model", "params", "global_batch", "iterations", "gpus", "gpu_type", "tenant",
-    "priority", "weight", "guaranteed", "restart", "deadline", "pinned", "labels", "command",
-    "max_retries", "pin_type", "avoid_nodes", "profile", "min_gpus", "max_gpus",
-)  # fmt: skip
-"""What a job in a file may say."""
 
-REQUIRED: Final = ("model", "global_batch", "iterations", "gpus")
+class JobEntry(FileEntry):
+    """What a job in a file may say. What is absent is 0 or empty in the API too, or unset."""
 
-MAX_JOBS: Final = 10_000
-"""Jobs that one SubmitJobs call takes."""
+    name: Text = ""
+    model: Text
+    params: Text = ""
+    global_batch: Annotated[int, whole(1, limits.MAX_BATCH)]
+    iterations: Annotated[int, whole(1, limits.MAX_ITERATIONS)]
+    gpus: Annotated[int, whole(1, limits.MAX_GPUS)]
+    gpu_type: Text = ""
+    tenant: Text = ""
+    priority: Annotated[int, whole(1, limits.MAX_PRIORITY)] = 0
+    weight: Annotated[Real, number(limits.MIN_WEIGHT, limits.MAX_WEIGHT)] = 0.0
+    guaranteed: bool = False
+    restart: Seconds | None = None
+    deadline: object = None
+    """A time with its time zone, or a duration from now."""
+    pinned: bool = False
+    labels: Labels = Field(default_factory=dict)
+    command: Texts = Field(default_factory=list)
+    max_retries: Annotated[int, whole(0, limits.MAX_RETRIES)] | None = None
+    pin_type: bool = False
+    avoid_nodes: Texts = Field(default_factory=list)
+    profile: bool = False
+    min_gpus: Annotated[int, whole(0, limits.MAX_GPUS)] = 0
+    max_gpus: Annotated[int, whole(0, limits.MAX_GPUS)] = 0
+
+
+class JobsEntry(FileEntry):
+    """Many jobs; what they do not say themselves, ``defaults`` says."""
+
+    defaults: dict[Any, Any] = Field(default_factory=dict)
+    jobs: list[Any] = Field(default_factory=list)
+
+
+_KEYS: Final[dict[str, Any]] = {
+    key: (object, None) for key in JobEntry.model_fields if key != "name"
+}
+_Defaults: Final = create_model("_Defaults", __base__=FileEntry, **_KEYS)
+"""Its keys alone are checked: its values are where jobs have them."""
 
 
 def read_jobs(
@@ -37,59 +72,62 @@ def read_jobs(
     """
     found = documents(text, source)
     jobs = []
-    for number, document in enumerate(found):
-        where = source if len(found) == 1 else f"{source}: document {number + 1}"
-        jobs += [_job(job, now, cluster) for job in _document(where, document)]
+    for nth, document in enumerate(found):
+        where = source if len(found) == 1 else f"{source}: document {nth + 1}"
+        jobs += [_request(at, job, now, cluster) for at, job in _jobs(where, document)]
     if not jobs:
         raise InvalidInput(source, "holds no jobs")
     return jobs
 
 
-def _document(where: str, document: object) -> list[Mapping]:
+def _jobs(where: str, document: object) -> Iterator[tuple[str, JobEntry]]:
+    """Yield the jobs of a document, each with its place."""
     if isinstance(document, list):
         document = {"jobs": document}
     if not isinstance(document, dict) or not {"jobs", "defaults"} & document.keys():
-        return [Mapping(where, document, KEYS)]
-    top = Mapping(where, document, ("defaults", "jobs"))
-    defaults = document.get("defaults") or {}
-    Mapping(top.at("defaults"), defaults, [key for key in KEYS if key != "name"])
-    found = []
-    for at, item in top.items("jobs"):
-        Mapping(at, item, KEYS)
-        merged = {**defaults, **item} if isinstance(item, dict) else item
-        found.append(Mapping(at, merged, KEYS))
-    return found
+        yield where, check(JobEntry, where, document)
+        return
+    top = check(JobsEntry, where, document)
+    check(_Defaults, f"{where}: defaults", top.defaults)
+    for index, item in enumerate(top.jobs):
+        at = f"{where}: jobs[{index}]"
+        yield at, check(JobEntry, at, top.defaults | item if isinstance(item, dict) else item)
 
 
-def _job(job: Mapping, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
-    for key in REQUIRED:
-        if key not in job:
-            raise InvalidInput(job.where, f"needs {key!r}; every job has {', '.join(REQUIRED)}")
-    if job.flag("pin_type") and "gpu_type" not in job:
-        raise InvalidInput(job.at("pin_type"), "pins the type that 'gpu_type' names: give both")
-    avoided = job.texts("avoid_nodes")
-    if len(avoided) > limits.MAX_AVOIDED:
-        raise InvalidInput(job.at("avoid_nodes"), f"must be at most {limits.MAX_AVOIDED} nodes")
+def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
+    if job.pin_type and "gpu_type" not in job.model_fields_set:
+        raise InvalidInput(f"{where}: pin_type", "pins the type that 'gpu_type' names: give both")
+    if len(job.avoid_nodes) > limits.MAX_AVOIDED:
+        raise InvalidInput(f"{where}: avoid_nodes", f"must be at most {limits.MAX_AVOIDED} nodes")
     found = jobs_pb2.Job(
         workload=estimates_pb2.Workload(
-            model=job.text("model"), params=job.text("params"),
-            global_batch=job.whole("global_batch", 1, limits.MAX_BATCH),
+            model=job.model, params=job.params, global_batch=job.global_batch
         ),
-        iterations=job.whole("iterations", 1, limits.MAX_ITERATIONS),
-        requested_gpus=job.whole("gpus", 1, limits.MAX_GPUS),
-        requested_gpu_type=job.text("gpu_type"), tenant=job.text("tenant"),
-        priority=job.whole("priority", 1, limits.MAX_PRIORITY),
-        weight=job.real("weight", limits.MIN_WEIGHT, limits.MAX_WEIGHT),
-        guaranteed=job.flag("guaranteed"), pinned=job.flag("pinned"), labels=job.labels("labels"),
-        command=job.texts("command"), pinned_gpu_type=job.flag("pin_type"), profile=job.flag("profile"),
-        avoid_nodes=[full_name(cluster, "nodes", node) for node in avoided],
-        min_gpus=job.whole("min_gpus", 0, limits.MAX_GPUS),
-        max_gpus=job.whole("max_gpus", 0, limits.MAX_GPUS),
-    )  # fmt: skip
-    if "restart" in job:
-        found.restart.CopyFrom(options.duration(job.seconds("restart")))
-    if "deadline" in job:
-        found.deadline.CopyFrom(job.moment("deadline", now))
-    if "max_retries" in job:
-        found.max_retries = job.whole("max_retries", 0, limits.MAX_RETRIES)
-    return jobs_pb2.SubmitJobRequest(job_id=job.text("name"), job=found)
+        iterations=job.iterations,
+        requested_gpus=job.gpus,
+        requested_gpu_type=job.gpu_type,
+        tenant=job.tenant,
+        priority=job.priority,
+        weight=job.weight,
+        guaranteed=job.guaranteed,
+        pinned=job.pinned,
+        labels=job.labels,
+        command=job.command,
+        pinned_gpu_type=job.pin_type,
+        profile=job.profile,
+        avoid_nodes=[full_name(cluster, "nodes", node) for node in job.avoid_nodes],
+        min_gpus=job.min_gpus,
+        max_gpus=job.max_gpus,
+        max_retries=job.max_retries,
+    )
+    if job.restart is not None:
+        found.restart.CopyFrom(options.duration(job.restart))
+    if job.deadline is not None:
+        found.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
+    return jobs_pb2.SubmitJobRequest(job_id=job.name, job=found)
+
+
+def _moment(where: str, value: object, now: Timestamp) -> Timestamp:
+    if isinstance(value, datetime):
+        return options.instant(where, value)
+    return options.moment(where, str(value), now)

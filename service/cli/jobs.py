@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from itertools import chain
 from typing import Annotated, Final
@@ -9,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import jobfile, limits, options, yamlfile
+from tessera.service.cli import limits, options, yamlfile
 from tessera.service.cli.client import Client, connect, new_request_id, now
 from tessera.service.cli.jobview import JobDetails, show_job, show_jobs, warn
 from tessera.service.cli.names import full_name, parent, short
@@ -241,15 +242,16 @@ def _requests(
         return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
     if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
         raise InvalidInput("submit", "takes a job from options or jobs from --file, not both")
-    found = [
+    jobfile = importlib.import_module("tessera.service.cli.jobfile")  # pydantic starts slowly
+    found: list[jobs_pb2.SubmitJobRequest] = [
         request
         for file in files
         for request in jobfile.read_jobs(yamlfile.read(file), file, now(), cluster)
     ]
-    if len(found) > jobfile.MAX_JOBS:
+    if len(found) > limits.MAX_JOBS:
         raise InvalidInput(
             "submit",
-            f"{len(found):,} jobs; one submission takes {jobfile.MAX_JOBS:,}: split the files",
+            f"{len(found):,} jobs; one submission takes {limits.MAX_JOBS:,}: split the files",
         )
     return found
 

@@ -17,6 +17,8 @@ MAX_PRIORITY: Final = 100
 MIN_WEIGHT: Final = 1e-6
 MAX_WEIGHT: Final = 1e6
 MAX_RETRIES: Final = 1000
+MAX_JOBS: Final = 10_000
+"""Jobs that one SubmitJobs call takes."""
 MAX_SEED: Final = 2**31 - 1
 MAX_DEFRAGMENT_EVERY: Final = 10**6
 MAX_CHANGES: Final = 10**6

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tessera.formulation.errors import InvalidInput
+
+ANY: Final = "any"
+"""In a tenant's quotas: GPUs of any type."""
 
 
 def parent(cluster: str) -> str:

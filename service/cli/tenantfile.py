@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Any, ClassVar, Final
 
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from tessera.estimator.schemas import check, check_type, number, said, whole
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
-from tessera.service.cli.yamlfile import Mapping, documents
+from tessera.service.cli.entries import FileEntry, Real, Text
+from tessera.service.cli.names import ANY
+from tessera.service.cli.yamlfile import documents
 from tessera.v1.tenants_pb2 import Tenant
 
-KEYS: Final = ("weight", "quotas", "borrow_gpus", "keeps_idle_quota")
-SHOWN_KEYS: Final = ("next_page_token",)
-"""Keys that `tessera tenants list -o yaml` prints besides; they are not read."""
+_Gpus = Annotated[
+    int, whole(0, limits.MAX_QUOTA), BeforeValidator(lambda value: 0 if value is None else value)
+]
 
-ANY: Final = "any"
-"""In ``quotas``: GPUs of any type."""
+
+class TenantEntry(FileEntry):
+    """The settings of a tenant."""
+
+    weight: Annotated[Real, number(0.0, limits.MAX_TENANT_WEIGHT)] | None = None
+    quotas: Annotated[
+        dict[Any, _Gpus], said(f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY}: 16}}")
+    ] = Field(default_factory=dict)
+    borrow_gpus: Annotated[int, whole(0, limits.MAX_QUOTA)] | None = None
+    keeps_idle_quota: bool = False
+
+
+class ShownTenant(TenantEntry):
+    """A tenant as `tenants list -o yaml` prints it."""
+
+    name: Text
+
+
+_SHOWN: Final = TypeAdapter(list[ShownTenant])
+
+
+class TenantsFile(FileEntry):
+    """A file of tenants."""
+
+    shown: ClassVar = ("next_page_token",)  # of `tessera tenants list -o yaml`; it is not read
+
+    tenants: object = None
 
 
 def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
@@ -27,56 +57,46 @@ def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
     found = documents(text, source)
     if len(found) != 1:
         raise InvalidInput(source, f"must hold one document with tenants, not {len(found)}")
-    tenants = tuple(tenants_of(Mapping(source, found[0], ("tenants",), SHOWN_KEYS)))
+    top = check(TenantsFile, source, found[0])
+    tenants = tuple(tenants_of(f"{source}: tenants", top.tenants))
     if not tenants:
         raise InvalidInput(source, "holds no tenants; name them, e.g. tenants: {nlp: {weight: 2}}")
     return tenants
 
 
-def tenants_of(top: Mapping) -> Iterator[Tenant]:
+def tenants_of(where: str, value: object) -> Iterator[Tenant]:
     """Yield the tenants under the key ``tenants``; none where it is absent."""
-    value = top.raw("tenants")
     if value is None:
         return
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        yield from _shown_tenants(top)
+        yield from _shown_tenants(where, value)
         return
     if not isinstance(value, dict):
-        raise InvalidInput(
-            top.at("tenants"), "must map tenants to settings, e.g. {nlp: {weight: 2}}"
-        )
+        raise InvalidInput(where, "must map tenants to settings, e.g. {nlp: {weight: 2}}")
     for name, settings in value.items():
-        yield _tenant(str(name), Mapping(f"{top.at('tenants')}: {name}", settings or {}, KEYS))
+        yield _tenant(str(name), check(TenantEntry, f"{where}: {name}", settings or {}))
 
 
-def _shown_tenants(top: Mapping) -> Iterator[Tenant]:
+def _shown_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
     """Yield tenants as `tenants list -o yaml` prints them: a list of mappings with names."""
     seen: set[str] = set()
-    for where, item in top.items("tenants"):
-        settings = Mapping(where, item, ("name", *KEYS))
-        name = settings.text("name")
-        if not name:
-            raise InvalidInput(where, "needs 'name'")
-        if name in seen:
-            raise InvalidInput(settings.at("name"), f"the tenant {name} occurs twice")
-        seen.add(name)
-        yield _tenant(name, settings)
+    found: list[ShownTenant] = check_type(_SHOWN, where, items)
+    for index, tenant in enumerate(found):
+        if not tenant.name:
+            raise InvalidInput(f"{where}[{index}]", "needs 'name'")
+        if tenant.name in seen:
+            raise InvalidInput(f"{where}[{index}]: name", f"the tenant {tenant.name} occurs twice")
+        seen.add(tenant.name)
+        yield _tenant(tenant.name, tenant)
 
 
-def _tenant(name: str, settings: Mapping) -> Tenant:
-    found = Tenant(name=name, keeps_idle_quota=settings.flag("keeps_idle_quota"))
-    if "weight" in settings:
-        found.weight = settings.real("weight", 0.0, limits.MAX_TENANT_WEIGHT)
-    if "borrow_gpus" in settings:
-        found.borrow_gpus = settings.whole("borrow_gpus", 0, limits.MAX_QUOTA)
-    quotas = settings.raw("quotas")
-    if quotas is not None and not isinstance(quotas, dict):
-        raise InvalidInput(
-            settings.at("quotas"), f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY}: 16}}"
-        )
-    if quotas:
-        entry = Mapping(settings.at("quotas"), quotas, list(quotas))
-        for kind in quotas:
-            gpus = entry.whole(kind, 0, limits.MAX_QUOTA)
-            found.quotas["" if kind in (ANY, "") else str(kind)] = gpus
-    return found
+def _tenant(name: str, settings: TenantEntry) -> Tenant:
+    return Tenant(
+        name=name,
+        weight=settings.weight,
+        quotas={
+            "" if kind in (ANY, "") else str(kind): gpus for kind, gpus in settings.quotas.items()
+        },
+        borrow_gpus=settings.borrow_gpus,
+        keeps_idle_quota=settings.keeps_idle_quota,
+    )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
-from tessera.service.cli import tenantfile, yamlfile
+from tessera.service.cli import yamlfile
 from tessera.service.cli.client import Client, connect, new_request_id
 from tessera.service.cli.deletion import AllowMissing
-from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.names import ANY, full_name, parent, short
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -50,7 +51,8 @@ def apply(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create tenants, or replace all settings of those that there are; all or none."""
-    described = tenantfile.read_tenants(yamlfile.read(file), file)
+    tenantfile = importlib.import_module("tessera.service.cli.tenantfile")  # pydantic starts slowly
+    described: tuple[tenants_pb2.Tenant, ...] = tenantfile.read_tenants(yamlfile.read(file), file)
     with connect(server) as client:
         found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
     _show(found.tenants, output)
@@ -111,12 +113,12 @@ def _show(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
     response = tenants_pb2.ListTenantsResponse(tenants=tenants)
     for tenant in response.tenants:
         if "" in tenant.quotas:
-            tenant.quotas[tenantfile.ANY] = tenant.quotas.pop("")
+            tenant.quotas[ANY] = tenant.quotas.pop("")
     show_list(response, response.tenants, TENANTS, output)
 
 
 def _quotas(tenant: tenants_pb2.Tenant) -> str:
     return ", ".join(
-        f"{gpus} of {'any type' if kind in ('', tenantfile.ANY) else kind}"
+        f"{gpus} of {'any type' if kind in ('', ANY) else kind}"
         for kind, gpus in sorted(tenant.quotas.items())
     )

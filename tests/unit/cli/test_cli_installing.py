@@ -69,12 +69,12 @@ def test_no_text_names_an_extra_of_another_projects_distribution() -> None:
     [
         (
             [f"tessera.service.cli.{name}" for name in ("main", *CLIENT)],
-            (*HEAVY, "numpy", "tessera.estimator.cells"),
+            (*HEAVY, "numpy", "pydantic", "tessera.estimator.cells"),
         ),
         ([f"tessera.service.cli.{name}" for name in ESTIMATES], READS_TRACES),
         (
             ["tessera.service.agent.main"],
-            (*HEAVY, "numpy", "typer", "rich", "yaml", "tessera.estimator"),
+            (*HEAVY, "numpy", "pydantic", "typer", "rich", "yaml", "tessera.estimator"),
         ),
     ],
 )

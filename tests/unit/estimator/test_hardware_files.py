@@ -69,13 +69,13 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("memory_gib", "-1", "memory_gib: must be a number from 1 to 4096"),
+        ("memory_gib", "-1", "memory_gib: must be a number from 1 to 4,096"),
         ("memory_gib", ".nan", "memory_gib: must be a finite number"),
         ("memory_bytes_per_s", "864", "memory_bytes_per_s: must be a number from 1e"),
         ("memory_bytes_per_s", "true", "memory_bytes_per_s: must be a number"),
         ("gpus_per_node", "2.5", "gpus_per_node: must be a whole number"),
         ("link", "nvlnk", "did you mean 'nvlink'"),
-        ("flops", "{f32: 60, f16: 120e12}", "flops.f32: must be a number"),
+        ("flops", "{f32: 60, f16: 120e12}", "flops: f32: must be a number"),
         ("flops", "{f32: 60e12}", "lacks flops.f16"),
         ("flops", "{f32: 60e12, f16: 1e14, f8: 1e14}", "unknown key 'f8'"),
         ("like", "h1000", "like: must be one of"),

@@ -1,0 +1,223 @@
+"""Untyped values, checked by pydantic against types; what is wrong is an InvalidInput that says where.
+
+Documents come from :mod:`estimator.documents`, which has refused double keys and what is too large or deep.
+Nothing is converted: ``"3"`` is no number, 1 is not true, and numbers are finite. Only a whole number may
+stand where any number may.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from tessera.formulation.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Checked = TypeVar("Checked")
+AnEntry = TypeVar("AnEntry", bound="Entry")
+
+NEAR: Final = 0.75
+"""How like a known name an unknown one must be for the known one to be suggested; 1: the same."""
+
+STRICT: Final = ConfigDict(
+    strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+)
+"""Inputs are hidden in pydantic's own texts, which a log may show: settings hold passwords."""
+
+_KINDS: Final = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_type": "a mapping of keys to values",
+    "string_type": "a text",
+}
+"""pydantic's types of errors, by what the value must be."""
+
+
+_QUOTED: Final = re.compile(r"'([^']*)'")
+
+
+class Entry(BaseModel):
+    """A mapping whose every key and type is known."""
+
+    model_config = STRICT
+
+    null_is_absent: ClassVar[bool] = False
+    """A key without a value counts as absent."""
+    shown: ClassVar[Collection[str]] = ()
+    """Keys that are taken but not advertised: what commands print and files may hold."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        allowed = [key for key in cls.model_fields if key not in cls.shown]
+        for key in value:
+            if key not in allowed and key not in cls.shown:
+                problem = f"unknown key {key!r}{hint(key, allowed)} (allowed: {', '.join(allowed)})"
+                raise _wrong(problem)
+        if not cls.null_is_absent:
+            return value
+        return {key: given for key, given in value.items() if given is not None}
+
+
+def check(kind: type[AnEntry], where: str, value: object) -> AnEntry:
+    """Return ``value`` as a ``kind``; ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
+
+    Raises:
+        InvalidInput: names the place, and says what is allowed there.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _told(where, error) from error
+
+
+def check_type(kind: TypeAdapter[Checked], where: str, value: object) -> Checked:
+    """Return ``value`` as what ``kind`` adapts, e.g. a list of entries. Raises InvalidInput."""
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        raise _told(where, error) from error
+
+
+def check_fields(kind: type[DataclassInstance], where: str, value: object) -> dict[str, Any]:
+    """Return the fields of a dataclass that a mapping gives, by the annotations. Raises InvalidInput."""
+    return check(entry_of(kind), where, value).model_dump(exclude_unset=True)
+
+
+@cache
+def entry_of(kind: type[DataclassInstance]) -> type[Entry]:
+    """Return the entry with the fields of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    found: dict[str, Any] = {
+        f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)
+    }
+    return create_model(kind.__name__, __base__=Entry, **found)
+
+
+def whole(low: int, high: int) -> WrapValidator:
+    """Return what annotates whole numbers in [low, high]."""
+    return _within(low, high, f"a whole number from {low:,} to {high:,}")
+
+
+def number(low: float, high: float) -> WrapValidator:
+    """Return what annotates numbers in [low, high]."""
+    return _within(low, high, f"a number from {low:g} to {high:,g}")
+
+
+def said(words: str) -> WrapValidator:
+    """Return what annotates a value of another kind of which these words tell: ``must be ...``."""
+
+    def checked(value: object, inner: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return inner(value)
+        except ValidationError as error:
+            if any(inside["loc"] for inside in error.errors(include_url=False)):
+                raise
+            raise _wrong(f"{words}, not {described(value)}") from error
+
+    return WrapValidator(checked)
+
+
+def parsed(read: Callable[[str, Any], object]) -> BeforeValidator:
+    """Return what annotates values that ``read(place, value)`` converts; its InvalidInput is told."""
+
+    def converted(value: object) -> object:
+        try:
+            return read("", value)
+        except InvalidInput as error:
+            raise _wrong(error.problem) from error
+
+    return BeforeValidator(converted)
+
+
+def hint(name: object, known: Collection[str]) -> str:
+    """Return a hint at the name that was meant, if one is alike."""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=NEAR)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def described(value: object) -> str:
+    """Return a value for a message."""
+    match value:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list" if value else "an empty list"
+        case None:
+            return "nothing"
+    return repr(value)[:200]
+
+
+def _within(low: float, high: float, wanted: str) -> WrapValidator:
+    def checked(value: object, inner: ValidatorFunctionWrapHandler) -> object:
+        try:
+            found = inner(value)
+        except ValidationError:
+            found = math.nan
+        if not low <= found <= high:
+            raise _wrong(f"must be {wanted}, not {described(value)}")
+        return found
+
+    return WrapValidator(checked)
+
+
+def _wrong(problem: str) -> PydanticCustomError:
+    return PydanticCustomError("wrong", "{problem}", {"problem": problem})
+
+
+def _told(where: str, error: ValidationError) -> InvalidInput:
+    """Return the first error; with it, whatever else is missing in the same mapping."""
+    found = error.errors(include_url=False)
+    first = found[0]
+    if first["type"] != "missing":
+        return InvalidInput(_place(where, first["loc"]), _problem(first))
+    inside = first["loc"][:-1]
+    missing = [
+        repr(e["loc"][-1]) for e in found if e["type"] == "missing" and e["loc"][:-1] == inside
+    ]
+    return InvalidInput(_place(where, inside), f"needs {', '.join(missing)}")
+
+
+def _problem(error: ErrorDetails) -> str:
+    if error["type"] == "wrong":
+        return error["msg"]
+    given = error["input"]
+    if error["type"] in ("enum", "literal_error"):
+        known = _QUOTED.findall(error["ctx"]["expected"])
+        return f"must be one of {', '.join(known)}{hint(given, known)}, not {described(given)}"
+    wanted = _KINDS.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+    return f"must be {wanted}, not {described(given)}"
+
+
+def _place(where: str, inside: tuple[int | str, ...]) -> str:
+    for part in inside:
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part != "[key]":
+            where = f"{where}: {part}" if where else part
+    return where

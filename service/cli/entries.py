@@ -1,0 +1,62 @@
+"""What values in the command line's files are: texts, numbers, durations and sizes as people write them.
+
+Imports pydantic, which takes as long as some commands: only what reads a file imports this.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Final
+
+from pydantic import BeforeValidator
+
+from tessera.estimator.schemas import Entry, described, number, parsed, said
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import limits, options
+
+
+class FileEntry(Entry):
+    """A mapping in a file; a key without a value counts as absent."""
+
+    null_is_absent: ClassVar = True
+
+
+_EXPONENT: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+")
+"""A number such as 1e-06: YAML takes it for a text, JSON writes numbers so."""
+
+
+def _text(place: str, value: object) -> object:
+    if isinstance(value, float):
+        raise InvalidInput(place, f"must be a text; put {value!r} in quotes")
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _real(value: object) -> object:
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def _seconds(place: str, value: object) -> object:
+    return options.seconds(place, value) if isinstance(value, str) else value
+
+
+def _size(place: str, value: object) -> object:
+    text = _text(place, value)
+    if not isinstance(text, str):
+        raise InvalidInput(place, f"must be a text, not {described(value)}")
+    return options.size_bytes(place, text)
+
+
+Text = Annotated[str, parsed(_text)]
+"""A whole number is taken as its digits; any other must be in quotes."""
+
+Real = Annotated[float, BeforeValidator(_real)]
+
+Seconds = Annotated[float, number(0.0, limits.MAX_DURATION_S), parsed(_seconds)]
+"""Written as a number, or as e.g. ``5m``."""
+
+Size = Annotated[int, parsed(_size)]
+"""Bytes, written as e.g. ``40GiB``."""
+
+Texts = Annotated[list[Text], said("must be a list of texts, e.g. [python, train.py]")]
+
+Labels = Annotated[dict[Text, Text], said("must map texts to texts, e.g. {team: vision}")]
