@@ -39,9 +39,7 @@ AnEntry = TypeVar("AnEntry", bound="Entry")
 NEAR: Final = 0.75
 """How like a known name an unknown one must be for the known one to be suggested; 1: the same."""
 
-STRICT: Final = ConfigDict(
-    strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True
-)
+STRICT: Final = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 """Inputs are hidden in pydantic's own texts, which a log may show: settings hold passwords."""
 
 _KINDS: Final = {
