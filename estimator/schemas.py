@@ -19,7 +19,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -33,8 +32,7 @@ from tessera.formulation.errors import InvalidInput
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Checked = TypeVar("Checked")
-AnEntry = TypeVar("AnEntry", bound="Entry")
+Checked = TypeVar("Checked", bound=BaseModel)
 
 NEAR: Final = 0.75
 """How like a known name an unknown one must be for the known one to be suggested; 1: the same."""
@@ -52,7 +50,6 @@ _KINDS: Final = {
     "string_type": "a text",
 }
 """pydantic's types of errors, by what the value must be."""
-
 
 _QUOTED: Final = re.compile(r"'([^']*)'")
 
@@ -82,7 +79,7 @@ class Entry(BaseModel):
         return {key: given for key, given in value.items() if given is not None}
 
 
-def check(kind: type[AnEntry], where: str, value: object) -> AnEntry:
+def check(kind: type[Checked], where: str, value: object) -> Checked:
     """Return ``value`` as a ``kind``; ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
 
     Raises:
@@ -90,14 +87,6 @@ def check(kind: type[AnEntry], where: str, value: object) -> AnEntry:
     """
     try:
         return kind.model_validate(value)
-    except ValidationError as error:
-        raise _told(where, error) from error
-
-
-def check_type(kind: TypeAdapter[Checked], where: str, value: object) -> Checked:
-    """Return ``value`` as what ``kind`` adapts, e.g. a list of entries. Raises InvalidInput."""
-    try:
-        return kind.validate_python(value)
     except ValidationError as error:
         raise _told(where, error) from error
 

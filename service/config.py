@@ -65,16 +65,10 @@ _Threads = Annotated[int, whole(1, 1000)]
 _Many = Annotated[int, whole(1, 10**6)]
 _Count = Annotated[int, whole(0, 2**31 - 1)]
 _Limit = Annotated[int, whole(1, 2**31 - 1)]
-_Seconds = Annotated[
-    float, Field(ge=0, lt=1e6), said("must be a number of seconds from 0 and below 1,000,000")
-]
-_Positive = Annotated[
-    float, Field(gt=0, lt=1e6), said("must be a positive number of seconds, below 1,000,000")
-]
-_Period = Annotated[
-    float, Field(ge=1, lt=1e6), said("must be a number of seconds from 1 and below 1,000,000")
-]
-_Factor = Annotated[float, Field(gt=0, le=1e6), said("must be above 0, and at most 1,000,000")]
+_Seconds = Annotated[float, Field(ge=0, lt=1e6)]
+_Positive = Annotated[float, Field(gt=0, lt=1e6)]
+_Period = Annotated[float, Field(ge=1, lt=1e6)]
+_Factor = Annotated[float, Field(gt=0, le=1e6)]
 _Days = Annotated[float, number(0.0, MAX_RETAINED_DAYS)]
 _Instance = Annotated[
     str,

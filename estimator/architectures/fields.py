@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, RootModel
 
-from tessera.estimator.schemas import STRICT, check_fields, check_type
+from tessera.estimator.schemas import STRICT, check, check_fields
 from tessera.formulation.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -18,11 +18,16 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 Scalar = TypeVar("Scalar", int, float, bool, str)
 
-_SCALARS: Final[Mapping[type, TypeAdapter[Any]]] = {
-    int: TypeAdapter(Annotated[int, Field(gt=-(2**53), lt=2**53)], config=STRICT),
-    float: TypeAdapter(float, config=STRICT),
-    bool: TypeAdapter(bool, config=STRICT),
-    str: TypeAdapter(str, config=STRICT),
+
+class _Root(RootModel[Scalar]):
+    model_config = STRICT
+
+
+_SCALARS: Final[Mapping[type, type[RootModel[Any]]]] = {
+    int: _Root[Annotated[int, Field(gt=-(2**53), lt=2**53)]],
+    float: _Root[float],
+    bool: _Root[bool],
+    str: _Root[str],
 }
 
 MOST: Final[Mapping[str, int]] = {
@@ -63,5 +68,5 @@ def build(config: type[Config], values: Mapping[str, Any]) -> Config:
 
 def read_scalar(name: str, value: object, kind: type[Scalar]) -> Scalar:
     """Return one value of a mapping whose other keys may be anything. Raises InvalidInput."""
-    found: Scalar = check_type(_SCALARS[kind], name, value)
+    found: Scalar = check(_SCALARS[kind], name, value).root
     return found

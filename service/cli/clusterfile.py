@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.schemas import check, check_type, number, whole
+from tessera.estimator.schemas import STRICT, check, number, whole
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
 from tessera.service.cli.entries import FileEntry, Real, Size, Text
@@ -20,12 +20,16 @@ from tessera.v1.tenants_pb2 import Tenant
 MAX_NODES: Final = 100_000
 
 
+_Dollars = Annotated[Real, number(0.0, limits.MAX_DOLLARS_PER_HOUR)]
+_Watts = Annotated[Real, number(0.0, limits.MAX_WATTS)]
+
+
 class GpuTypeEntry(FileEntry):
     """What a cluster file may say of a GPU type beside its name."""
 
     memory: Size
-    dollars_per_hour: Annotated[Real, number(0.0, limits.MAX_DOLLARS_PER_HOUR)] = 0.0
-    watts: Annotated[Real, number(0.0, limits.MAX_WATTS)] = 0.0
+    dollars_per_hour: _Dollars = 0.0
+    watts: _Watts = 0.0
 
 
 class ShownGpuType(FileEntry):
@@ -33,12 +37,13 @@ class ShownGpuType(FileEntry):
 
     name: Text
     memory_bytes: Size
-    dollars_per_hour: Annotated[Real, number(0.0, limits.MAX_DOLLARS_PER_HOUR)] = 0.0
-    watts: Annotated[Real, number(0.0, limits.MAX_WATTS)] = 0.0
+    dollars_per_hour: _Dollars = 0.0
+    watts: _Watts = 0.0
     node_gpus: object = None
 
 
-_SHOWN: Final = TypeAdapter(list[ShownGpuType])
+class _ShownGpuTypes(RootModel[list[ShownGpuType]]):
+    model_config = STRICT
 
 
 class NodeEntry(FileEntry):
@@ -157,8 +162,7 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
 def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
     """Yield GPU types as `cluster get -o yaml` prints them: a list, with their memory in bytes."""
     seen: set[str] = set()
-    found: list[ShownGpuType] = check_type(_SHOWN, where, items)
-    for index, kind in enumerate(found):
+    for index, kind in enumerate(check(_ShownGpuTypes, where, items).root):
         if kind.name in seen:
             raise InvalidInput(f"{where}[{index}]: name", f"the type {kind.name} occurs twice")
         seen.add(kind.name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.schemas import check, check_type, number, said, whole
+from tessera.estimator.schemas import STRICT, check, number, said, whole
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
 from tessera.service.cli.entries import FileEntry, Real, Text
@@ -37,7 +37,8 @@ class ShownTenant(TenantEntry):
     name: Text
 
 
-_SHOWN: Final = TypeAdapter(list[ShownTenant])
+class _ShownTenants(RootModel[list[ShownTenant]]):
+    model_config = STRICT
 
 
 class TenantsFile(FileEntry):
@@ -80,8 +81,7 @@ def tenants_of(where: str, value: object) -> Iterator[Tenant]:
 def _shown_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
     """Yield tenants as `tenants list -o yaml` prints them: a list of mappings with names."""
     seen: set[str] = set()
-    found: list[ShownTenant] = check_type(_SHOWN, where, items)
-    for index, tenant in enumerate(found):
+    for index, tenant in enumerate(check(_ShownTenants, where, items).root):
         if not tenant.name:
             raise InvalidInput(f"{where}[{index}]", "needs 'name'")
         if tenant.name in seen:

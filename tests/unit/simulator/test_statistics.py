@@ -102,6 +102,14 @@ def test_a_total_is_inside_its_interval_and_the_seed_decides() -> None:
     assert high - low == pytest.approx(2 * spread, rel=0.05)
 
 
+def test_the_interval_of_a_total_is_that_of_scipy() -> None:
+    values = np.random.default_rng(8).exponential(size=25)
+    found = stats.bootstrap(
+        (values,), np.sum, n_resamples=10_000, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
+    assert total_interval(values, 2) == pytest.approx((found.low, found.high), rel=1e-12)
+
+
 def test_runs_that_are_not_paired_and_no_runs_are_refused() -> None:
     with pytest.raises(InvalidInput, match="2 and 3 runs"):
         ratio_interval([1.0, 2.0], [1.0, 2.0, 3.0])
