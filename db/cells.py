@@ -76,7 +76,7 @@ def estimate_rows(
             "k": int(e.source),
             "v": e.provenance,
             "u": e.sd,
-            "x": e.traffic,
+            "x": "" if e.traffic is None else e.traffic.to_json(),
         }
         for key, e in sorted(rows.items(), key=lambda row: row[0])
     ]

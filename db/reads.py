@@ -21,6 +21,7 @@ from tessera.db.rows import (
 )
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.traffic import cell_traffic
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
@@ -120,7 +121,7 @@ def list_estimates(
         EstimateRecord(
             workload=Workload(model=r.model, params=r.params, global_batch=r.global_batch),
             cell=cell_on(r), iter_time_s=r.iter_time_s, source=Source(r.source),
-            provenance=r.provenance, sd=r.sd, traffic=r.traffic,
+            provenance=r.provenance, sd=r.sd, traffic=cell_traffic(r.traffic) if r.traffic else None,
         )
         for r in rows[:limit]
     ]  # fmt: skip

@@ -244,7 +244,7 @@ class Estimator:
                 iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
                 sd=time.sd if time is not None and fits else None,
                 provenance=self._provenance(plan if fits else None, profile),
-                traffic=traffic_of(setting, plan).to_json() if plan is not None and fits else "",
+                traffic=traffic_of(setting, plan) if plan is not None and fits else None,
             )  # fmt: skip
             estimates.append(CellEstimate(record=record, plan=plan if fits else None))
         return estimates

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.traffic import CellTraffic
 from tessera.formulation.values import Cell, GpuType, Source, Workload
 
 
@@ -18,7 +19,7 @@ class EstimateRecord:
     source: Source
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None: not known
-    traffic: str = ""  # of its plan, CellTraffic (``network.traffic``) as JSON; "": not known
+    traffic: CellTraffic | None = None  # of its plan; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
 from tessera.formulation.network.flows import NetworkJob, contention
 from tessera.formulation.network.measured import with_times
-from tessera.formulation.network.traffic import Traffic, cell_traffic
+from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
@@ -114,11 +114,11 @@ class Sending:
         degrees = None if cell.pipeline_degree == BEST_FOUND else [cell.pipeline_degree]
         each = self._estimator.cells(workload, cell.gpu_type, cell.gpus, degrees)
         found = [one.record for one in each]
-        fits = [record for record in found if record.traffic]
+        fits = [(r.iter_time_s, r.cell.nodes, r.traffic) for r in found if r.traffic is not None]
         if not fits:
             return _Known({}, f"no plan of {workload.model} {workload.params} is known to fit")
-        best = min(fits, key=lambda record: record.iter_time_s)
-        return _Known({best.cell.nodes: cell_traffic(best.traffic).traffic()})
+        _, nodes, sent = min(fits, key=lambda fit: fit[0])
+        return _Known({nodes: sent.traffic()})
 
 
 def _hardware(scenario: Scenario) -> dict[str, Hardware]:
@@ -141,9 +141,9 @@ def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:
     found: defaultdict[tuple[Workload, Cell], dict[int, Traffic]] = defaultdict(dict)
     types = {kind.name for kind in scenario.gpu_types}
     for e in scenario.profiles:
-        if not e.traffic or e.cell.gpu_type not in types:
+        sent, name = e.traffic, f"traffic of {e.workload.model} {e.workload.params}"
+        if sent is None or e.cell.gpu_type not in types:
             continue
-        sent, name = cell_traffic(e.traffic), f"traffic of {e.workload.model} {e.workload.params}"
         if sent.gpus != e.cell.gpus:
             raise InvalidInput(name, f"is of {sent.gpus} GPUs, and its profile of {e.cell.gpus}")
         found[e.workload, e.cell.on(0)][e.cell.nodes] = sent.traffic()

@@ -52,7 +52,7 @@ def sending(store: PostgresStore) -> PostgresStore:
     a_cluster(store, nodes=4)
     described(store)
     stage = StageTraffic(dp=8, tp=1, data=(5e9, 14))
-    cell = CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,)).to_json()
+    cell = CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,))
     do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=cell)]))
     submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
     run(store, one=BOTH[0], two=BOTH[1])

@@ -50,10 +50,10 @@ CLOS: dict[str, Any] = {
 BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))
 
 
-def sends(data_bytes: float) -> str:
+def sends(data_bytes: float) -> CellTraffic:
     """Return the traffic of eight replicas."""
     stage = StageTraffic(dp=8, tp=1, data=(data_bytes, 14))
-    return CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,)).to_json()
+    return CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,))
 
 
 def a_network(store: PostgresStore, **changes: object) -> None:

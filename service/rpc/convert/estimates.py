@@ -100,7 +100,7 @@ def to_estimate(
         sd=_sd(f"{field}.sd", message),
         traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
-        else "",
+        else None,
     )
 
 

@@ -11,7 +11,7 @@ from tessera.formulation.cancelling import never
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
-from tessera.formulation.network.traffic import CellTraffic, StageTraffic, cell_traffic
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.topologies import document
 from tessera.formulation.topologies.measures import apart
 from tessera.formulation.topologies.topology import NOWHERE, Topology
@@ -105,8 +105,8 @@ def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
     )  # fmt: skip
 
 
-def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> str:
-    """Return what the plan of a Cell of so many GPUs sends, as it is kept."""
+def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> CellTraffic:
+    """Return what the plan of a Cell of so many GPUs sends."""
     fields.batch(f"{field}.stages", len(message.stages), MAX_STAGES)
     stages = [_to_stage(f"{field}.stages[{i}]", stage) for i, stage in enumerate(message.stages)]
     try:
@@ -118,7 +118,7 @@ def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> str
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
     if found.gpus != gpus:
         raise InvalidInput(f"{field}.stages", f"have {found.gpus} GPUs; the Cell has {gpus}")
-    return found.to_json()
+    return found
 
 
 def _to_stage(field: str, message: estimates_pb2.StageTraffic) -> StageTraffic:
@@ -136,11 +136,10 @@ def _to_stage(field: str, message: estimates_pb2.StageTraffic) -> StageTraffic:
     return StageTraffic(dp=degree("data_parallel"), tp=degree("tensor_parallel"), ep=ep, **sent)
 
 
-def of_traffic(text: str) -> estimates_pb2.CellTraffic | None:
-    """Return the message of what ``to_traffic`` kept; None: nothing is known."""
-    if not text:
+def of_traffic(found: CellTraffic | None) -> estimates_pb2.CellTraffic | None:
+    """Return the message of what a plan sends; None: nothing is known."""
+    if found is None:
         return None
-    found = cell_traffic(text)
     return estimates_pb2.CellTraffic(
         work_flop=found.work_flop, compute_s=found.compute_s, start_s=found.start_s,
         stages=[

@@ -68,15 +68,17 @@ links:
 CLOS = "{kind: clos, host: a100, hosts_per_tor: 1, aggregations: 1, tor_bytes_per_s: 8e8}\n"
 
 
-def sent(gpus: int, ring_bytes: float, compute_s: float = 1.0) -> str:
+def sent(gpus: int, ring_bytes: float, compute_s: float = 1.0) -> CellTraffic:
     """Return replicas that send ``ring_bytes`` to the next one once they have computed."""
     stage = StageTraffic(dp=gpus, tp=1, data=(ring_bytes, 1))
-    return CellTraffic(
-        work_flop=1e12, compute_s=compute_s, start_s=compute_s, stages=(stage,)
-    ).to_json()
+    return CellTraffic(work_flop=1e12, compute_s=compute_s, start_s=compute_s, stages=(stage,))
 
 
-def two_jobs(traffic: str = sent(8, 2e9), iter_time_s: float = 3.0) -> Scenario:
+TWO_SECONDS = sent(8, 2e9)
+"""On the cable."""
+
+
+def two_jobs(traffic: CellTraffic | None = TWO_SECONDS, iter_time_s: float = 3.0) -> Scenario:
     """Return two jobs of 1,000 iterations, each alone on two nodes: 1 s of computing, 2 s on the cable."""
     profile = a_profile(8, iter_time_s, traffic=traffic)
     jobs = [an_arrival(name, requested_gpus=8) for name in "ab"]
@@ -235,7 +237,7 @@ def clos_of(scenario: Scenario) -> Topology:
 
 
 def test_jobs_of_unknown_traffic_run_bit_for_bit_as_on_no_network(tmp_path: Path) -> None:
-    scenario = two_jobs(traffic="")
+    scenario = two_jobs(traffic=None)
     network = a_network(tmp_path, scenario)
     with_it = simulated(scenario, FCFS, slowdowns=contended(network))
     without = simulated(scenario, FCFS)
