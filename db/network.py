@@ -20,6 +20,7 @@ from tessera.formulation.network.outcome import (
 )
 from tessera.formulation.records.clusters import TopologyRecord
 from tessera.formulation.records.rounds import NetworkCommit
+from tessera.formulation.topologies.described import DescribedTopology
 
 _NETWORK = sa.text("SELECT topology, version, last_plan FROM networks WHERE cluster_id = :cluster")
 
@@ -84,13 +85,13 @@ WHERE j.cluster_id = :cluster AND (:job = '' OR j.name = :job) ORDER BY s.rank, 
 """)
 
 
-def topology(connection: sa.Connection, cluster: str) -> TopologyRecord:
-    """Return the cluster's network. Raises NotFound."""
+def topology(connection: sa.Connection, cluster: str) -> tuple[str, int]:
+    """Return the document of the cluster's network as stored, and its version. Raises NotFound."""
     found = connection.execute(_NETWORK, {"cluster": cluster_id(connection, cluster)})
     row = found.one_or_none()
     if row is None:
         raise NotFound(f"clusters/{cluster}/topology")
-    return TopologyRecord(document=row.topology, version=row.version)
+    return row.topology, row.version
 
 
 def has_topology(connection: sa.Connection, cluster: str) -> bool:
@@ -100,7 +101,7 @@ def has_topology(connection: sa.Connection, cluster: str) -> bool:
 
 
 def set_topology(
-    connection: sa.Connection, cluster: str, document: str, version: int | None
+    connection: sa.Connection, cluster: str, described: DescribedTopology, version: int | None
 ) -> TopologyRecord:
     """Describe the cluster's network; the version rises only if it changed. Raises NotFound, StaleEtag."""
     turn = Turn.take(connection, cluster)
@@ -110,12 +111,12 @@ def set_topology(
         raise StaleEtag(
             f"the topology of {cluster} {now}, not at etag {version}; read it again and retry"
         )
-    if stored is not None and stored.topology == document:
-        return TopologyRecord(document=document, version=stored.version)
-    put = connection.execute(_PUT, {"cluster": turn.cluster, "topology": document})
+    if stored is not None and stored.topology == described.document:
+        return TopologyRecord(described=described, version=stored.version)
+    put = connection.execute(_PUT, {"cluster": turn.cluster, "topology": described.document})
     turn.changed = True
     turn.end()
-    return TopologyRecord(document=document, version=put.scalar_one())
+    return TopologyRecord(described=described, version=put.scalar_one())
 
 
 def drop_topology(
@@ -157,16 +158,18 @@ def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord 
     if now.epoch != plan.snapshot.epoch:
         raise RoundSuperseded(f"clusters/{turn.name}/rounds/{now.last_round}")
     if not is_for(turn, plan.snapshot.topology):
-        version = topology(connection, turn.name).version
+        _, version = topology(connection, turn.name)
         raise StaleEtag(f"the topology of {turn.name} is another one, at {version}; plan again")
     number = record(turn, plan.outcome, plan.cause, plan.seconds)
     turn.end()
     return None if number is None else plans(connection, turn.name, number + 1, 1)[0]
 
 
-def is_for(turn: Turn, document: str) -> bool:
+def is_for(turn: Turn, described: DescribedTopology | None) -> bool:
     """Return whether the cluster's network is still described so."""
-    values = {"cluster": turn.cluster, "topology": document}
+    if described is None:
+        return False
+    values = {"cluster": turn.cluster, "topology": described.document}
     return bool(turn.connection.execute(_SAME, values).scalar())
 
 

@@ -13,6 +13,7 @@ from tessera.db.rows import SERVICE_GPU_S, json_rows, named
 from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import Measured, Standing, Traffics
+from tessera.formulation.network.traffic import intern_traffic
 from tessera.formulation.snapshot import (
     STATES,
     Allocations,
@@ -27,6 +28,7 @@ from tessera.formulation.snapshot import (
     Tenants,
 )
 from tessera.formulation.tables import Ints
+from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Hold, Workload
 
 _TABLES = {
@@ -240,7 +242,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
 
 
 class _Network(TypedDict, total=False):
-    topology: str
+    topology: DescribedTopology
     traffic: Traffics
     standing: Standing
     measured: Measured
@@ -267,10 +269,10 @@ def _network(
     m = read_columns(connection, _MEASURED.format(cluster=cluster), _MEASURED_COLUMNS)
     m |= {"job": job_at.of(m["job"]), "node": node_at.of(m["node"])}
     return {
-        "topology": row.topology,
+        "topology": decode_topology(row.topology),
         "traffic": Traffics(
             workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=degree,
-            plan=plan, document=tuple(columns[-1][k] for k in order.tolist()),
+            plan=plan, document=tuple(intern_traffic(columns[-1][k]) for k in order.tolist()),
         ),
         "standing": Standing(
             job=job_at.of(s["job"]), generation=s["generation"], rank=s["rank"], level=s["level"],

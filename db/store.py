@@ -29,6 +29,7 @@ from tessera.db.limits import require_few
 from tessera.db.observe import observe
 from tessera.db.tables import LIVE
 from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
+from tessera.formulation.cancelling import never
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
@@ -44,6 +45,7 @@ from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Limits, Request, Retention
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload
 
 log = logging.getLogger(__name__)
@@ -225,10 +227,11 @@ class PostgresStore:
         with self._database.read() as connection:
             return network.has_topology(connection, cluster)
 
-    def get_topology(self, cluster: str) -> TopologyRecord:
+    def get_topology(self, cluster: str, cancelled: Callable[[], bool] = never) -> TopologyRecord:
         """Return the cluster's network."""
         with self._database.read() as connection:
-            return network.topology(connection, cluster)
+            document, version = network.topology(connection, cluster)
+        return TopologyRecord(described=decode_topology(document, cancelled), version=version)
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
         """Put a plan made between rounds in force."""

@@ -28,6 +28,7 @@ from tessera.formulation.records.clusters import (
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec, ProfileRow
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Limits
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 
 UPDATABLE = frozenset(
@@ -253,9 +254,11 @@ class PostgresWriter:
         estimating.notify(self._connection, cluster)
         return added
 
-    def set_topology(self, cluster: str, document: str, version: int | None) -> TopologyRecord:
+    def set_topology(
+        self, cluster: str, described: DescribedTopology, version: int | None
+    ) -> TopologyRecord:
         """Describe the cluster's network."""
-        return network.set_topology(self._connection, cluster, document, version)
+        return network.set_topology(self._connection, cluster, described, version)
 
     def drop_topology(
         self, cluster: str, version: int | None = None, *, allow_missing: bool = False

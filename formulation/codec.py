@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,6 +21,7 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.facts import Measured, Standing, Traffics
+from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
 from tessera.formulation.problem import Problem, Row
 from tessera.formulation.snapshot import (
     Allocations,
@@ -34,6 +36,7 @@ from tessera.formulation.snapshot import (
     Tenants,
 )
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Workload
 
 FORMAT = 2
@@ -49,6 +52,21 @@ _CLASSES: dict[str, type[Any]] = {
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
 
 
+def _topology(text: Any) -> DescribedTopology | None:
+    return decode_topology(text) if text else None
+
+
+def _traffics(texts: Any) -> tuple[DescribedTraffic, ...]:
+    return tuple(map(intern_traffic, texts))
+
+
+_READERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    (Snapshot, "topology"): _topology,
+    (Traffics, "document"): _traffics,
+}
+"""Of fields that are written as the texts that describe them."""
+
+
 def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
@@ -61,9 +79,11 @@ def _unknown(value: Any) -> frozenset[str]:
         columns = ("min_gpus", "max_gpus", "failures", "retry_s")
         return frozenset(name for name in columns if not getattr(value, name).any())
     if isinstance(value, Snapshot):
-        network = ("topology", "traffic", "standing", "measured")
-        real_time = {"clock_factor"} if value.clock_factor == 1.0 else set()
-        return frozenset(real_time.union(n for n in network if not len(getattr(value, n))))
+        network = ("traffic", "standing", "measured")
+        silent = {n for n in network if not len(getattr(value, n))}
+        silent |= {"topology"} if value.topology is None else set()
+        silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()
+        return frozenset(silent)
     return frozenset()
 
 
@@ -74,6 +94,8 @@ def _plain(value: Any) -> Any:
         return {value.dtype.kind: value.tolist()}
     if isinstance(value, Row):
         return {"is": "Row", "name": value.name, "capacity": value.capacity}
+    if isinstance(value, DescribedTopology | DescribedTraffic):
+        return value.document
     if is_dataclass(value):
         left_out = _unknown(value)
         body = {
@@ -109,7 +131,8 @@ def _value(plain: Any) -> Any:
             raise InvalidInput("is", f"unknown kind {plain['is']!r}")
         if kind is Row:
             return Row.from_name(plain["name"], plain["capacity"])
-        return kind(**{k: _value(v) for k, v in plain.items() if k != "is"})
+        rest = {k: v for k, v in plain.items() if k != "is"}
+        return kind(**{k: _READERS.get((kind, k), _value)(v) for k, v in rest.items()})
     ((kind_code, values),) = plain.items()
     if kind_code == "f":
         values = [float(v) for v in values]
@@ -137,6 +160,8 @@ def digest_of(encoded: bytes) -> str:
 
 def decode(text: bytes) -> Snapshot | Problem | Solution:
     """Return the snapshot, problem or solution that ``encode`` wrote.
+
+    What Cells send is read when it is asked for; ``Traffics.require_readable`` reads all of it.
 
     Raises:
         InvalidInput: not JSON, another format, or a body that breaks its type's rules.

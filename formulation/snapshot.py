@@ -19,6 +19,7 @@ from tessera.formulation.network.facts import (
     Traffics,
 )
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
 STATES: tuple[JobState, ...] = tuple(JobState)
@@ -229,8 +230,8 @@ class Snapshot:
     avoids: Avoids = NO_AVOIDS
     legs: Legs = NO_LEGS
     prices: Prices = NO_PRICES
-    topology: str = ""
-    """The cluster's network, tessera.formulation.topologies.document as canonical JSON; "": not described."""
+    topology: DescribedTopology | None = None
+    """The cluster's network; None: not described."""
     traffic: Traffics = NO_TRAFFIC
     standing: Standing = NO_STANDING
     measured: Measured = NO_MEASURED

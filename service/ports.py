@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from tessera.formulation.cancelling import never
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.reasons import Reason
@@ -27,6 +28,7 @@ from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 
 
@@ -186,8 +188,10 @@ class Writer(Protocol):
         """
         ...
 
-    def set_topology(self, cluster: str, document: str, version: int | None) -> TopologyRecord:
-        """Describe the cluster's network (canonical JSON); a version of 0 means that there is none yet.
+    def set_topology(
+        self, cluster: str, described: DescribedTopology, version: int | None
+    ) -> TopologyRecord:
+        """Describe the cluster's network; a version of 0 means that there is none yet.
 
         Raises:
             NotFound: the cluster. StaleEtag.
@@ -324,8 +328,12 @@ class Store(Rounds, Protocol):
         """Return whether the cluster's network is described. Raises NotFound: the cluster."""
         ...
 
-    def get_topology(self, cluster: str) -> TopologyRecord:
-        """Return the cluster's network. Raises NotFound: the cluster, or its network."""
+    def get_topology(self, cluster: str, cancelled: Callable[[], bool] = never) -> TopologyRecord:
+        """Return the cluster's network.
+
+        Raises:
+            NotFound: the cluster, or its network. DeadlineTooShort: it was cancelled.
+        """
         ...
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:

@@ -32,7 +32,7 @@ LATE_S: Final = 0.1
 class Basis:
     """What a network plan rests on beside who runs where."""
 
-    topology: str
+    document: str  # of the topology, which is large and not to be kept alive by this
     measured: frozenset[tuple[str, int, str]]  # job, generation and node
     unmeasured: frozenset[str]  # jobs that go first until they are
 
@@ -61,7 +61,7 @@ class Replanning:
             self.forget(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
-        if not snapshot.topology:  # it was deleted meanwhile
+        if snapshot.topology is None:  # it was deleted meanwhile
             self.forget(cluster)
             return None
         running = running_now(snapshot)
@@ -149,7 +149,7 @@ class Replanning:
         if planned - now:
             return "end"
         before = self._planned.get(snapshot.cluster)
-        if before is None or before.topology != basis.topology:
+        if before is None or before.document != basis.document:
             return "topology"
         return "" if before == basis else "measured"
 
@@ -158,7 +158,7 @@ def _basis(snapshot: Snapshot, seen: Observed) -> Basis:
     m, jobs, nodes = snapshot.measured, snapshot.jobs.name, snapshot.nodes.name
     rows = zip(m.job.tolist(), m.generation.tolist(), m.node.tolist(), strict=True)
     return Basis(
-        topology=snapshot.topology,
+        document="" if snapshot.topology is None else snapshot.topology.document,
         measured=frozenset((jobs[job], of, nodes[node]) for job, of, node in rows),
         unmeasured=frozenset(jobs[job] for _, job in seen.unmeasured),
     )

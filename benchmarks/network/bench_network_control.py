@@ -21,12 +21,13 @@ from tessera.formulation.network.facts import Traffics
 from tessera.formulation.network.flows import NetworkJob, contention
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.running import Running, running_now
-from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.network.traffic import CellTraffic, intern_traffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.agents import Desired, DesiredGang
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.topologies import document
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.topologies.topology import Tier, Topology
 from tessera.formulation.values import Cell, GpuType, Hold
 from tessera.formulation.values import Workload as Trained
@@ -122,11 +123,13 @@ def snapshot_of(
             for job, gang in enumerate(gangs.values()) for node, held in gang.members for gpu in held
         ]),
         jobs=Jobs.from_rows([_row(name, k, gang) for k, (name, gang) in enumerate(gangs.items())]),
-        topology=json.dumps(document.write(topology)),
+        topology=DescribedTopology(
+            document=json.dumps(document.write(topology)), topology=topology,
+        ),
         traffic=Traffics(
             workload=numbers, gpu_type=zeros, gpus=gpus, pipeline_degree=ones, plan=zeros,
             nodes=np.array([gang.nodes for gang in gangs.values()], dtype=np.int64),
-            document=tuple(sends[name].to_json() for name in names),
+            document=tuple(intern_traffic(sends[name].to_json()) for name in names),
         ),
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from tessera.formulation.network.traffic import DescribedTraffic
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 
@@ -19,7 +20,12 @@ class Traffics(CellTable):
     nodes: Ints
     pipeline_degree: Ints
     plan: Ints  # index into Snapshot.plans
-    document: tuple[str, ...]  # of tessera.formulation.network.traffic.CellTraffic, as JSON
+    document: tuple[DescribedTraffic, ...]
+
+    def require_readable(self) -> None:
+        """Read every document. Raises InvalidInput: one describes no traffic."""
+        for one in self.document:
+            _ = one.cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

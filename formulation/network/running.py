@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.network.measured import Seen
-from tessera.formulation.network.traffic import Traffic, cell_traffic
+from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -114,10 +113,5 @@ def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffi
     for r in running:
         if shapes := rows.get((int(workload[r.job]), r.cell)):
             k = shapes.get(r.gang.nodes, next(iter(shapes.values())))
-            found[r.job] = _parsed(t.document[k])
+            found[r.job] = t.document[k].traffic
     return found
-
-
-@lru_cache(maxsize=10_000)
-def _parsed(text: str) -> Traffic:
-    return cell_traffic(text).traffic()

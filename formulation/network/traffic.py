@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -183,6 +184,34 @@ def cell_traffic(text: str) -> CellTraffic:
         return CellTraffic(**{key: float(plain[key]) for key in plain}, stages=stages)
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise InvalidInput("traffic", f"is not the traffic of a Cell: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedTraffic:
+    """What a Cell sends, by the JSON that describes it, which is kept as it came to be stored and compared.
+
+    A snapshot holds thousands, of which a network plan wants those of the jobs that run. To read one takes a
+    tenth of a millisecond, so each is read when it is first asked for: what comes from a store was checked
+    on its way in, and who takes a snapshot from elsewhere calls ``Traffics.require_readable``.
+    """
+
+    document: str
+
+    @cached_property
+    def cell(self) -> CellTraffic:
+        """The traffic of the Cell. Raises InvalidInput: the document describes none."""
+        return cell_traffic(self.document)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The exchanges of its ranks. Raises InvalidInput as ``cell`` does."""
+        return self.cell.traffic()
+
+
+@lru_cache(maxsize=10_000)
+def intern_traffic(text: str) -> DescribedTraffic:
+    """Return what a document describes; the very same value for one of late, so that each is read once."""
+    return DescribedTraffic(document=text)
 
 
 def _stage(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType
 
 
@@ -71,7 +72,7 @@ class TenantSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyRecord:
-    """A cluster's network as stored; ``document`` is canonical JSON."""
+    """A cluster's network as stored."""
 
-    document: str
+    described: DescribedTopology
     version: int

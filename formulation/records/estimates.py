@@ -28,7 +28,7 @@ class ModelSpec:
 
     model: str  # as workloads name it
     params: str
-    architecture: str  # YAML or JSON, read by ``tessera.estimator.architectures.files``
+    architecture: str  # as its user wrote it; read by ``tessera.estimator.architectures.files``
     sequence: int = 0  # in place of the architecture's; 0: the architecture's
     dtype: str = ""  # f32, bf16 or f16 in place of the architecture's; "": the architecture's
     flash: bool = False  # attention does not keep its scores

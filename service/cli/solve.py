@@ -55,6 +55,8 @@ def solve(
 def _read(path: Path) -> Snapshot:
     try:
         found = decode(path.read_bytes())
+        if isinstance(found, Snapshot):
+            found.traffic.require_readable()
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from error
     except InvalidInput as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,7 +11,6 @@ from google.protobuf.empty_pb2 import Empty
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.running import running_now
-from tessera.formulation.topologies import document
 from tessera.service.ports import Store, Writer
 from tessera.service.replanning import Replanning
 from tessera.service.rpc import fields, names
@@ -82,11 +80,8 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
 
     def _get(self, request: pb.GetTopologyRequest, cancelled: Callable[[], bool]) -> pb.Topology:
         cluster = names.parse_topology("name", request.name)
-        record = self._store.get_topology(cluster)
-        topology = document.read(json.loads(record.document), cancelled)
-        return convert.of_topology(
-            cluster, record.document, record.version, topology, self._nodes(cluster)
-        )
+        record = self._store.get_topology(cluster, cancelled)
+        return convert.of_topology(cluster, record, self._nodes(cluster))
 
     def _nodes(self, cluster: str) -> set[str]:
         found, after = set[str](), ""
@@ -99,9 +94,7 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         self, request: pb.UpdateTopologyRequest, cancelled: Callable[[], bool]
     ) -> pb.Topology:
         cluster = names.parse_topology("topology.name", request.topology.name)
-        text, topology = convert.to_topology(
-            "topology.document", request.topology.document, cancelled
-        )
+        described = convert.to_topology("topology.document", request.topology.document, cancelled)
         version, key = (
             fields.version_of(request.topology.etag),
             fields.request_key(request, request.request_id),
@@ -109,9 +102,8 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         nodes = self._nodes(cluster)
 
         def work(writer: Writer) -> bytes:
-            record = writer.set_topology(cluster, text, version)
-            found = convert.of_topology(cluster, text, record.version, topology, nodes)
-            return found.SerializeToString()
+            record = writer.set_topology(cluster, described, version)
+            return convert.of_topology(cluster, record, nodes).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Topology.FromString(kept)
@@ -154,7 +146,7 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         if not self._store.has_topology(cluster):
             raise NotFound(names.topology_name(cluster))
         snapshot = self._store.snapshot(cluster)
-        if not snapshot.topology:  # it was deleted since
+        if snapshot.topology is None:  # it was deleted since
             raise NotFound(names.topology_name(cluster))
         if request.dry_run:
             began_s = self._clock.monotonic_s()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.check import network_violations
 from tessera.formulation.network.contention import Contention, Demand
 from tessera.formulation.network.flows import NetworkJob, Note, contention
@@ -23,14 +24,12 @@ from tessera.formulation.network.tags import Settings, assigned
 from tessera.formulation.network.telling import met_by, routes_of
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.topologies import document
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.paths import least_comm_s
 from tessera.solvers.network.replan import Options, replanned
-
-_LOCK: Final = threading.Lock()
 
 _UNKNOWN: Final = (
     "what its Cell sends is not known: let the service estimate its Cells (`tessera models add`), or say it"
@@ -50,10 +49,12 @@ def plan_network(
     part in it; that is said of each. What was measured of a job corrects what its Cell was estimated to send.
 
     Raises:
-        InvalidInput: the topology describes none, or the options are beyond what it has.
+        InvalidInput: the network is not described, or the options are beyond what it has.
         DeadlineTooShort: ``cancelled`` has become true.
     """
-    topology, routes = _read(snapshot.topology)
+    if snapshot.topology is None:
+        raise InvalidInput("topology", "the network is not described")
+    topology, known_routes = snapshot.topology.topology, _routes(snapshot.topology)
     names, known = snapshot.jobs.name, traffics(snapshot, running)
     jobs = [
         NetworkJob(
@@ -63,10 +64,9 @@ def plan_network(
         for r in running if r.job in known
     ]  # fmt: skip
     seen = observed(snapshot, running, policy)
-    with _LOCK:  # routes remember what they found
-        c, notes = _measured(
-            topology, jobs, {names[job]: one for job, one in seen.seen.items()}, routes
-        )
+    by_name = {names[job]: one for job, one in seen.seen.items()}
+    with known_routes.lock:
+        c, notes = _measured(topology, jobs, by_name, known_routes.routes)
     require_wanted(cancelled)
     standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
     found = replanned(
@@ -104,10 +104,17 @@ def _measured(
     return c, [*of_job.items(), *others]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownRoutes:
+    """Routes remember what they found, for one thread at a time: who has the lock."""
+
+    routes: Routes
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 @lru_cache(maxsize=4)
-def _read(text: str) -> tuple[Topology, Routes]:
-    topology = document.read(json.loads(text))
-    return topology, Routes(topology)
+def _routes(described: DescribedTopology) -> _KnownRoutes:
+    return _KnownRoutes(routes=Routes(described.topology))
 
 
 def _tags(

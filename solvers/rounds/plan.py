@@ -144,7 +144,7 @@ def plan_round(
     decisions = at_training_pace(outcome.decisions, snapshot.clock_factor)
     outcome = replace(outcome, decisions=decisions)
     # Step 6 again: network paths and priorities, which only jobs that are let run have.
-    if snapshot.topology and not outcome.violations:
+    if snapshot.topology is not None and not outcome.violations:
         outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")
     if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):

@@ -18,6 +18,7 @@ from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, ModelSpec
+from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import GpuType, Source
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
@@ -37,6 +38,10 @@ from tests.support.stored import (
     run,
     start,
     submit,
+)
+
+NETWORK = decode_topology(
+    '{"kind":"clos","hosts":2,"host":"a100","tors":1,"aggregations":1,"tor_bytes_per_s":25e9}'
 )
 
 PROFILES = """
@@ -81,7 +86,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})]))
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
-    do(store, lambda w: w.set_topology(C, "{}", None))
+    do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)
     submit(store, a_spec("runs", avoid_nodes=("a100-1",)), a_spec("waits"))
     run(store, runs=[("a100-0", [0])])
@@ -460,7 +465,7 @@ def test_a_model_that_live_jobs_train_is_refused_and_goes_with_what_was_computed
 
 def test_a_topology_is_deleted_at_its_version_only(store: PostgresStore) -> None:
     a_cluster(store)
-    do(store, lambda w: w.set_topology(C, "{}", None))
+    do(store, lambda w: w.set_topology(C, NETWORK, None))
     with pytest.raises(StaleEtag):
         do(store, lambda w: w.drop_topology(C, 7))
     do(store, lambda w: w.drop_topology(C, 1))

@@ -17,6 +17,7 @@ from tessera.formulation.network.running import running_now
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
 from tessera.formulation.records.store import Request
+from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
 from tessera.service.replanning import Replanning
 from tessera.solvers.rounds.network import plan_network
@@ -43,7 +44,7 @@ BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a1
 
 def described(store: PostgresStore, **changes: object) -> None:
     text = json.dumps(CLOS | changes, sort_keys=True)
-    do(store, lambda w: w.set_topology(C, text, None))
+    do(store, lambda w: w.set_topology(C, decode_topology(text), None))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.network.running import running_now
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
+from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
 from tessera.service.replanning import Replanning
 from tessera.solvers.rounds import network
@@ -65,7 +66,7 @@ def a_network(store: PostgresStore, **changes: object) -> None:
 
 def set_topology(store: PostgresStore, document: dict[str, Any]) -> None:
     text = json.dumps(document, sort_keys=True)
-    do(store, lambda w: w.set_topology(C, text, None))
+    do(store, lambda w: w.set_topology(C, decode_topology(text), None))
 
 
 def two_jobs(store: PostgresStore) -> None:
@@ -208,17 +209,30 @@ def test_a_node_that_the_topology_lacks_is_said(store: PostgresStore) -> None:
 
 def test_a_topology_changes_by_its_etag(store: PostgresStore) -> None:
     a_cluster(store)
+    one, other = (decode_topology(json.dumps(CLOS | {"aggregations": n})) for n in (1, 2))
     with pytest.raises(NotFound):
         store.get_topology(C)
-    do(store, lambda w: w.set_topology(C, "{}", 0))
+    do(store, lambda w: w.set_topology(C, one, 0))
     assert store.get_topology(C).version == 1
-    do(store, lambda w: w.set_topology(C, "{}", 1))
+    do(store, lambda w: w.set_topology(C, one, 1))
     assert store.get_topology(C).version == 1
-    do(store, lambda w: w.set_topology(C, "[]", 1))
+    do(store, lambda w: w.set_topology(C, other, 1))
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.set_topology(C, "{}", 1))
+        do(store, lambda w: w.set_topology(C, one, 1))
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.set_topology(C, "{}", 0))
+        do(store, lambda w: w.set_topology(C, one, 0))
+
+
+def test_snapshots_share_a_topology_until_it_changes(store: PostgresStore) -> None:
+    a_network(store)
+    first = store.snapshot(C).topology
+    assert first is not None
+    assert first.document == json.dumps(CLOS, sort_keys=True)
+    assert store.snapshot(C).topology is first
+    assert store.get_topology(C).described is first
+    do(store, lambda w: w.drop_topology(C))
+    set_topology(store, CLOS | {"aggregations": 1})  # at version 1, as the other one was
+    assert store.snapshot(C).topology != first
 
 
 def test_a_plan_that_breaks_a_rule_is_refused_and_the_one_in_force_stays(
@@ -292,4 +306,4 @@ def test_a_topology_that_is_dropped_takes_its_plans_along(
     do(store, lambda w: w.drop_topology(C))
     assert store.desired(C, agents_of(store)[0]).network_levels == 0
     assert store.list_network_plans(C, 0, 10) == []
-    assert store.snapshot(C).topology == ""
+    assert store.snapshot(C).topology is None

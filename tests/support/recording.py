@@ -24,7 +24,9 @@ from tessera.formulation.codec import decode, encode
 from tessera.formulation.network.facts import Traffics
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_now
+from tessera.formulation.network.traffic import intern_traffic
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.topologies.described import decode_topology
 from tessera.simulator.run import Conditions, Decider, simulate
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import names as solver_names
@@ -225,11 +227,14 @@ def _with_network(snapshot: Snapshot) -> Snapshot:
     known = snapshot.estimates
     return replace(
         snapshot,
-        topology=json.dumps(topology),
+        topology=decode_topology(json.dumps(topology)),
         traffic=Traffics(
             workload=known.workload, gpu_type=known.gpu_type, gpus=known.gpus,
             pipeline_degree=known.pipeline_degree, plan=known.plan, nodes=known.nodes,
-            document=tuple(family_traffic("bert", "a100", g).to_json() for g in known.gpus.tolist()),
+            document=tuple(
+                intern_traffic(family_traffic("bert", "a100", g).to_json())
+                for g in known.gpus.tolist()
+            ),
         ),
     )  # fmt: skip
 

@@ -12,9 +12,11 @@ from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.formulation.records.clusters import TopologyRecord
 from tessera.formulation.topologies import document
+from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.topologies.measures import apart
-from tessera.formulation.topologies.topology import NOWHERE, Topology
+from tessera.formulation.topologies.topology import NOWHERE
 from tessera.service.rpc import fields, names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
@@ -28,10 +30,8 @@ MAX_BYTES: Final = 1e18
 MAX_MESSAGES: Final = 10**12
 
 
-def to_topology(
-    field: str, text: str, cancelled: Callable[[], bool] = never
-) -> tuple[str, Topology]:
-    """Return a topology's document as canonical JSON, and what it describes.
+def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) -> DescribedTopology:
+    """Return what a text in JSON or YAML describes, with its document as canonical JSON.
 
     Raises:
         InvalidInput: it is neither JSON nor YAML, describes no network, or one that falls apart.
@@ -53,18 +53,19 @@ def to_topology(
             f"falls apart: no path joins {first} and {second}; add links, or describe the parts as clusters",
         )
     try:
-        return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False), topology
+        canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as wrong:
         raise InvalidInput(field, f"has a value that JSON cannot hold: {wrong}") from wrong
+    return DescribedTopology(document=canonical, topology=topology)
 
 
-def of_topology(
-    cluster: str, text: str, version: int, topology: Topology, nodes: set[str]
-) -> pb.Topology:
+def of_topology(cluster: str, record: TopologyRecord, nodes: set[str]) -> pb.Topology:
     """Return the message of a stored topology."""
+    described, topology = record.described, record.described.topology
     hosts = set(topology.hosts)
     return pb.Topology(
-        name=names.topology_name(cluster), document=text, etag=fields.etag_of(version),
+        name=names.topology_name(cluster), document=described.document,
+        etag=fields.etag_of(record.version),
         hosts=len(hosts), links=len(topology.links),
         switches=int((topology.vertices.host == NOWHERE).sum()),
         unknown_hosts=sorted(hosts - nodes)[:SHOWN], missing_nodes=sorted(nodes - hosts)[:SHOWN],

@@ -1,0 +1,59 @@
+"""A topology with the document that describes it: read where it comes in, once, and remembered."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tessera.formulation.cancelling import never
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.topology import Topology
+
+KEPT: Final = 8
+"""Topologies that are remembered: the networks of a server's clusters, and those of rounds that are replayed.
+One of 20,000 hosts takes seconds to read, and every snapshot of its cluster holds it."""
+
+_LATEST: Final[OrderedDict[str, DescribedTopology]] = OrderedDict()
+"""By document, the latest last. A version would not do for a key: a network that is described again after it
+was deleted begins at 1."""
+_LOCK: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedTopology:
+    """A topology, and the JSON that describes it: what is stored, sent and compared.
+
+    The document is kept as it came, for it cannot be told from a topology: what a few numbers describe is
+    thousands of links here.
+    """
+
+    document: str
+    topology: Topology = field(compare=False, repr=False)
+
+
+def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> DescribedTopology:
+    """Return the topology that a document in JSON describes; the very same one for a document of late.
+
+    Raises:
+        InvalidInput: it describes none; names the field by its path.
+        DeadlineTooShort: it was cancelled.
+    """
+    with _LOCK:
+        if (found := _LATEST.get(text)) is not None:
+            _LATEST.move_to_end(text)
+            return found
+    try:
+        plain = json.loads(text)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise InvalidInput("topology", f"is not JSON: {error}") from error
+    found = DescribedTopology(document=text, topology=read(plain, cancelled))
+    with _LOCK:  # not while it is read: others want theirs meanwhile
+        found = _LATEST.setdefault(text, found)
+        while len(_LATEST) > KEPT:
+            _LATEST.popitem(last=False)
+    return found
