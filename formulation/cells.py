@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Final
 
 import numpy as np
 
+from tessera.formulation.demand import Demands
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
@@ -27,6 +30,10 @@ class Shapes(Table):
     INDEX: ClassVar[str] = "shapes"
     nodes: Ints
     rate: Floats  # samples/s; 0: tried, does not run
+
+
+def _no_ints() -> Ints:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +51,24 @@ class Cells(CellTable):
     first_shape: Ints  # its rows of `shapes` are first_shape : first_shape + shape_count
     shape_count: Ints
     shapes: Shapes
+    cpus: Ints = field(default_factory=_no_ints)
+    """CPU cores that a job on the Cell needs in all. An absent column means that none needs any."""
+    host_bytes: Ints = field(default_factory=_no_ints)
+    """Bytes of host memory that it needs in all. An absent column means that none needs any."""
+
+    def __post_init__(self) -> None:
+        """Let nothing but GPUs be needed where nobody said anything."""
+        for name in ("cpus", "host_bytes"):
+            if len(np.atleast_1d(getattr(self, name))) == 0:
+                object.__setattr__(self, name, np.zeros(len(self.workload), np.int64))
+        Table.__post_init__(self)
+        if (self.cpus < 0).any() or (self.host_bytes < 0).any():
+            raise InvalidInput("cells", "cpus and host_bytes must be at least 0")
+
+    @property
+    def demand(self) -> Demands:
+        """Return what a job on each Cell needs of nodes in all."""
+        return Demands(gpus=self.gpus, cpus=self.cpus, host_bytes=self.host_bytes)
 
     def rate_on(self, cell: int, nodes: int) -> float:
         """Return samples/s of ``cell`` spread over ``nodes`` nodes; 0 where it is known not to run.
@@ -115,8 +140,8 @@ def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: In
 def undominated(cells: Cells) -> Bools:
     """Return, bool[cells], which Cells no other of the same workload and type beats.
 
-    A Cell is beaten by one with no more GPUs and no lower rate; of equals the first in table order
-    stays. GPUs are all that a Cell uses so far; with CPUs and memory the rule compares those too.
+    A Cell is beaten by one that needs no more GPUs, CPU cores and host memory, and has no lower rate; of
+    equals the first in table order stays.
     """
     return _unbeaten(cells, np.arange(len(cells), dtype=np.int64))
 
@@ -136,6 +161,9 @@ def _unbeaten(cells: Cells, among: Ints) -> Bools:
     workload, gpu_type, rate = cells.workload[among], cells.gpu_type[among], cells.rate[among]
     group = np.ones(len(among), dtype=np.bool_)
     group[1:] = (np.diff(workload) != 0) | (np.diff(gpu_type) != 0)
+    demand = cells.demand.at(among)
+    if not demand.of_gpus_alone:
+        return _unbeaten_in_all(demand, rate, np.flatnonzero(group))
     # The running maximum restarts in each group: ranks are offset so that later groups rank higher.
     order = np.argsort(rate, kind="stable")
     rank = np.empty(len(among), dtype=np.int64)
@@ -144,6 +172,21 @@ def _unbeaten(cells: Cells, among: Ints) -> Bools:
     so_far = np.maximum.accumulate(rank)
     keep = np.ones(len(among), dtype=np.bool_)
     keep[1:] = rank[1:] > so_far[:-1]
+    return keep
+
+
+def _unbeaten_in_all(demand: Demands, rate: Floats, first: Ints) -> Bools:
+    """Return, bool[Cells], which none of the same group beats in everything; groups begin at ``first``."""
+    keep = np.ones(len(rate), dtype=np.bool_)
+    for start, end in pairwise([*first.tolist(), len(rate)]):
+        own = slice(start, end)
+        # [i, j]: whether j is as good as i in each respect, and better in one
+        needs = [column[own] for column in (demand.gpus, demand.cpus, demand.host_bytes)]
+        losses = [*needs, -rate[own]]
+        as_good = np.logical_and.reduce([loss[None, :] <= loss[:, None] for loss in losses])
+        better = np.logical_or.reduce([loss[None, :] < loss[:, None] for loss in losses])
+        earlier = np.tri(end - start, k=-1, dtype=np.bool_)
+        keep[own] = ~(as_good & (better | earlier)).any(axis=1)
     return keep
 
 

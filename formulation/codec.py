@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.facts import Measured, Standing, Traffics
@@ -49,6 +50,7 @@ _CLASSES: dict[str, type[Any]] = {
         Row, Shapes, Snapshot, Solution, Standing, Tenants, Traffics, Workload,
     )
 }  # fmt: skip
+_BESIDE_GPUS: Final = ("cpus", "host_bytes")
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
 
 
@@ -73,6 +75,10 @@ def _plain_float(value: float) -> float | str:
 
 def _unknown(value: Any) -> frozenset[str]:
     """Return the fields that say nothing: without them what is written is as before there were any."""
+    if isinstance(value, Nodes):
+        return frozenset(n for n in _BESIDE_GPUS if (getattr(value, n) == NOT_STATED).all())
+    if isinstance(value, Cells):
+        return frozenset(n for n in _BESIDE_GPUS if not getattr(value, n).any())
     if isinstance(value, Estimates) and bool(np.isnan(value.sd).all()):
         return frozenset({"sd"})
     if isinstance(value, Jobs):

@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.cells import Cells
+from tessera.formulation.demand import Demands
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Row
 from tessera.formulation.rates import (
@@ -98,9 +99,14 @@ class Draft:
         return self.cells.rate[self.cell]
 
     @cached_property
+    def demand(self) -> Demands:
+        """Return what each column needs of nodes in all."""
+        return self.cells.demand.at(self.cell)
+
+    @property
     def gpus(self) -> Ints:
         """Return the GPUs of each column, int64[columns]."""
-        return self.cells.gpus[self.cell]
+        return self.demand.gpus
 
     @cached_property
     def gpu_type(self) -> Ints:

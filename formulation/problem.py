@@ -38,6 +38,8 @@ class RowKind(StrEnum):
     """What a coupling row limits."""
 
     GPUS = "gpus"  # of a GPU type
+    CPUS = "cpus"  # cores of the nodes of a GPU type
+    HOST_MEMORY = "host memory"  # MiB of the nodes of a GPU type
     QUOTA = "quota"  # GPUs that a tenant's guaranteed jobs are charged
     HELD = "held"  # GPUs that a tenant may hold: its quota and what it may borrow
     KEPT = "kept for"  # GPUs that others may hold where a tenant's quota is not lent

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from tessera.formulation.demand import NOT_STATED, Capacity
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.facts import (
@@ -47,6 +48,31 @@ class Nodes(Table):
     rack: tuple[str, ...]
     schedulable: Bools  # False: draining, or not heard of for longer than its lease
     version: Ints
+    cpus: Ints = field(default_factory=_no_ints)
+    """CPU cores; NOT_STATED: not known. An absent column means that no node states any."""
+    host_bytes: Ints = field(default_factory=_no_ints)
+    """Bytes of host memory; NOT_STATED: not known. An absent column means that no node states any."""
+
+    def __post_init__(self) -> None:
+        """Let nothing be stated where nobody said anything."""
+        for name in ("cpus", "host_bytes"):
+            if len(np.atleast_1d(getattr(self, name))) == 0:
+                object.__setattr__(self, name, np.full(len(self.name), NOT_STATED, np.int64))
+        Table.__post_init__(self)
+
+    def states_more(self) -> Bools:
+        """Return which nodes state more than their GPUs, bool[nodes]."""
+        found: Bools = (self.cpus != NOT_STATED) | (self.host_bytes != NOT_STATED)
+        return found
+
+    def capacity(self, node: int) -> Capacity:
+        """Return what ``node`` has."""
+        cpus, host_bytes = int(self.cpus[node]), int(self.host_bytes[node])
+        return Capacity(
+            gpus=int(self.gpus[node]),
+            cpus=None if cpus == NOT_STATED else cpus,
+            host_bytes=None if host_bytes == NOT_STATED else host_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -274,6 +300,8 @@ class Snapshot:
                 raise InvalidInput(f"{table}.{column}", f"must lie in [{low}, {high})")
         for table, column, least, finite in (
             ("nodes", "gpus", 0, True),
+            ("nodes", "cpus", NOT_STATED, True),
+            ("nodes", "host_bytes", NOT_STATED, True),
             ("estimates", "gpus", 1, True),
             ("estimates", "nodes", 1, True),
             ("estimates", "iter_time_s", 0, False),

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera.formulation.admission import Admission
+from tessera.formulation.capacity import gpu_rows
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft, RowUse, go_on
 from tessera.formulation.goals import Goal, Linear
 from tessera.formulation.objectives import goals_of, with_needs
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.problem import Problem
 from tessera.formulation.promises import PHYSICAL, PROMISES, PUBLISHED, Rule
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import Snapshot
@@ -104,13 +105,8 @@ def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
 def _problem(draft: Draft, goal: Goal) -> Problem:
     if not isinstance(goal, Linear):
         raise AssertionError("the last goal of a policy is a sum")
-    capacity = draft.snapshot.schedulable_gpus()
-    columns, types = len(draft.cell), len(capacity)
-    rows = [
-        Row(kind=RowKind.GPUS, subject=t.name, capacity=int(n))
-        for t, n in zip(draft.snapshot.gpu_types, capacity, strict=True)
-    ]
-    rows += [use.row for use in draft.rows]
+    rows = gpu_rows(draft.snapshot)
+    columns, types = len(draft.cell), len(rows)
     usage_start, row, amount = _by_owner(
         [(np.arange(columns), draft.gpu_type, draft.gpus)]
         + [_entries(r, types + i, r.column, r.amount) for i, r in enumerate(draft.rows)],
@@ -123,7 +119,8 @@ def _problem(draft: Draft, goal: Goal) -> Problem:
     return Problem(
         jobs=draft.snapshot.jobs.name, job_start=draft.job_start, cells=draft.cells,
         plans=draft.snapshot.plans, cell=draft.cell, value=goal.value,
-        restart_price=goal.restart_price, scale=goal.scale, unit=goal.unit, rows=tuple(rows),
+        restart_price=goal.restart_price, scale=goal.scale, unit=goal.unit,
+        rows=(*rows, *(use.row for use in draft.rows)),
         usage_start=usage_start, row=row, amount=amount, idle_start=idle_start, idle_row=idle_row,
         idle_amount=idle_amount, must_run=draft.must_run, least_rate=draft.least_rate,
         movable=draft.movable, current=draft.current, restart_share=draft.restart_share,

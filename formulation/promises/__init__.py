@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tessera.formulation.capacity import pools_have_enough
 from tessera.formulation.draft import Draft
 from tessera.formulation.promises.backoff import failed_jobs_wait
 from tessera.formulation.promises.deadlines import deadlines_are_kept
@@ -31,8 +32,13 @@ from tessera.formulation.promises.stability import changes_are_capped, jobs_run_
 
 Rule = Callable[[Draft], Draft]
 
-PHYSICAL: Final[tuple[Rule, ...]] = (pinned_type, bounded_gpus, avoided_nodes)
-"""What no policy can do otherwise: where a job may run at all."""
+PHYSICAL: Final[tuple[Rule, ...]] = (
+    pinned_type,
+    bounded_gpus,
+    avoided_nodes,
+    pools_have_enough,
+)
+"""What no policy can do otherwise: where a job may run at all, and what there is beside GPUs."""
 
 PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait, profiling_waits)
 """The same where a published policy decides."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.capacity import gpu_rows
 from tessera.formulation.problem import VALUE_SCALE, Problem, Row, RowKind, bounded_worth, scaled
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.base import Budget
@@ -56,10 +57,7 @@ def _problem(
     current = np.full(jobs, -1, dtype=np.int64)
     stays = np.flatnonzero(options.is_current[kept])
     current[job[stays]] = stays
-    rows = [
-        Row(kind=RowKind.GPUS, subject=t.name, capacity=n)
-        for t, n in zip(draft.snapshot.gpu_types, seen.capacity.tolist(), strict=True)
-    ]
+    rows = [*gpu_rows(draft.snapshot)]
     runs = np.zeros(jobs, dtype=np.bool_)
     if max_changes >= 0:
         rows.append(Row(kind=RowKind.CHANGES, capacity=max_changes))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -20,11 +21,12 @@ TYPES = ("a100", "v100", "a40", "a10")
 
 
 def a_node(
-    name: str, gpu_type: int = 0, gpus: int = 8, rack: str = "r0", *, schedulable: bool = True
-) -> dict[str, Any]:
+    name: str, gpu_type: int = 0, gpus: int = 8, rack: str = "r0", *, schedulable: bool = True,
+    cpus: int = NOT_STATED, host_bytes: int = NOT_STATED,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "name": name, "gpu_type": gpu_type, "gpus": gpus, "rack": rack,
-        "schedulable": schedulable, "version": 1,
+        "schedulable": schedulable, "version": 1, "cpus": cpus, "host_bytes": host_bytes,
     }  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""Rows that keep columns within what node pools have: a pool is the schedulable nodes of one GPU type.
+
+The only place where they are made. Every column uses the GPU row of its type, so rules and statements
+know those without asking; rows of other resources are there only where some column needs some, and are like
+any other row to all that look at a draft.
+
+These rows see pools, not nodes: what they allow, placement may still find no nodes for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.demand import NOT_STATED
+from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.problem import Row, RowKind
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools, Ints
+
+_MEBIBYTE: Final = 1 << 20
+"""Bytes in a unit of a row of host memory: of bytes, the total of all columns may exceed 2^53.
+
+Needs and capacity are rounded down, so the row never refuses what fits by the byte.
+"""
+
+
+def gpu_rows(snapshot: Snapshot) -> tuple[Row, ...]:
+    """Return one row a GPU type, in the order of the types."""
+    return tuple(
+        Row(kind=RowKind.GPUS, subject=kind.name, capacity=gpus)
+        for kind, gpus in zip(snapshot.gpu_types, snapshot.schedulable_gpus().tolist(), strict=True)
+    )
+
+
+def pools_have_enough(draft: Draft) -> Draft:
+    """Add a row for each pool and resource beside GPUs that columns need and all its nodes state (Eq. 3a).
+
+        sum_{c on t} d_rc x_c <= sum over schedulable nodes of t of what they have of r
+
+    A node that does not state what it has limits nothing, and so its pool does not.
+    """
+    if draft.cells.demand.of_gpus_alone:
+        return draft
+    demand, nodes = draft.demand, draft.snapshot.nodes
+    rows = [
+        *_rows(draft, RowKind.CPUS, demand.cpus, nodes.cpus, 1),
+        *_rows(draft, RowKind.HOST_MEMORY, demand.host_bytes, nodes.host_bytes, _MEBIBYTE),
+    ]
+    return replace(draft, rows=(*draft.rows, *rows))
+
+
+def _rows(draft: Draft, kind: RowKind, needs: Ints, has: Ints, unit: int) -> list[RowUse]:
+    """Return the rows of one resource; ``needs`` is int64[columns] and ``has`` int64[nodes]."""
+    snapshot, found = draft.snapshot, []
+    for index, gpu_type in enumerate(snapshot.gpu_types):
+        pool: Bools = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == index)
+        column = np.flatnonzero((draft.gpu_type == index) & (needs > 0))
+        if len(column) and not (has[pool] == NOT_STATED).any():
+            row = Row(kind=kind, subject=gpu_type.name, capacity=int(has[pool].sum()) // unit)
+            found.append(RowUse(row=row, column=column, amount=needs[column] // unit))
+    return found

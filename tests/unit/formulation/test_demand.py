@@ -1,0 +1,159 @@
+"""What jobs need beside GPUs: on a node, in the rows of pools, in dominance, and in what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tessera.formulation.capacity import pools_have_enough
+from tessera.formulation.cells import Cells, build_cells, undominated, undominated_from
+from tessera.formulation.codec import decode, digest, encode
+from tessera.formulation.demand import Capacity, Demand
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Nodes, Snapshot
+from tessera.formulation.statement import build_problem, offered, stated
+from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot, an_estimate
+
+GIB = 1 << 30
+
+
+def needing(cells: Cells, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Cells:
+    """Return Cells that need so many CPU cores and so much host memory in all."""
+    return replace(cells, cpus=np.array(cpus), host_bytes=np.array(host_bytes, np.int64))
+
+
+def two_counts(nodes: Sequence[dict[str, object]], jobs: int = 3) -> Snapshot:
+    """Return queued jobs with Cells of 1 and 2 GPUs."""
+    return a_snapshot(
+        nodes=list(nodes), jobs=[a_job(f"j{j}") for j in range(jobs)],
+        estimates=[an_estimate(gpus=1), an_estimate(gpus=2, iter_time_s=0.6)],
+    )  # fmt: skip
+
+
+def test_a_node_is_asked_for_its_part_of_the_rest_rounded_up() -> None:
+    whole = Demand(gpus=8, cpus=20, host_bytes=9 * GIB)
+    assert whole.on_node(8) == whole
+    assert whole.on_node(4) == Demand(gpus=4, cpus=10, host_bytes=9 * GIB // 2)
+    assert whole.on_node(3) == Demand(gpus=3, cpus=8, host_bytes=-(-27 * GIB // 8))
+
+
+def test_every_resource_must_suffice_and_what_is_not_stated_does() -> None:
+    node = Capacity(gpus=4, cpus=8)
+    assert node.fits(Demand(gpus=4, cpus=8, host_bytes=1 << 50))
+    assert not node.fits(Demand(gpus=5, cpus=8))
+    assert not node.fits(Demand(gpus=4, cpus=9))
+    assert not Capacity(gpus=4, host_bytes=GIB).fits(Demand(gpus=1, host_bytes=GIB + 1))
+    share = Demand(gpus=1, cpus=3, host_bytes=GIB)
+    assert node.minus(share) == Capacity(gpus=3, cpus=5)
+    assert node.minus(share).plus(share) == node
+
+
+def test_a_round_in_which_nothing_but_gpus_is_needed_has_gpu_rows_alone() -> None:
+    snapshot = two_counts([a_node("n0", gpus=2, cpus=2, host_bytes=GIB)])
+    assert [row.name for row in build_problem(snapshot, Policy()).rows] == ["gpus/a100"]
+
+
+def the_problem(snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Problem:
+    """Return the problem of the round whose Cells need so much beside GPUs."""
+    draft = offered(snapshot, Policy())
+    draft = replace(draft, cells=needing(draft.cells, cpus, host_bytes))
+    return stated(pools_have_enough(draft)).problem
+
+
+def test_a_pool_has_a_row_for_what_its_columns_need() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=6, host_bytes=3 * GIB),
+             a_node("n1", gpus=4, cpus=5, host_bytes=3 * GIB + 1),
+             a_node("n2", gpus=4, cpus=64, host_bytes=64 * GIB, schedulable=False)]  # fmt: skip
+    problem = the_problem(two_counts(nodes), [3, 8], [0, GIB + 1])
+    assert [(row.name, row.capacity) for row in problem.rows] == [
+        ("gpus/a100", 8), ("cpus/a100", 11), ("host memory/a100", 6 * 1024),
+    ]  # fmt: skip
+    assert problem.usage_of(0) == {0: 1, 1: 3}
+    assert problem.usage_of(1) == {0: 2, 1: 8, 2: 1024}
+
+
+def test_a_pool_in_which_a_node_does_not_state_what_it_has_has_no_row() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=6), a_node("n1", gpus=4),
+             a_node("v0", 1, gpus=4, cpus=7)]  # fmt: skip
+    estimates = [an_estimate(gpu_type=kind, gpus=1) for kind in (0, 1)]
+    snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=estimates)
+    rows = the_problem(snapshot, [1, 1], [GIB, GIB]).rows
+    assert [row.name for row in rows] == ["gpus/a100", "gpus/v100", "cpus/v100"]
+
+
+def test_rows_of_host_memory_do_not_overflow_where_bytes_would() -> None:
+    nodes = [a_node(f"n{i}", gpus=8, host_bytes=2 << 40) for i in range(64)]
+    problem = the_problem(two_counts(nodes, jobs=4000), [0, 0], [1 << 40, 2 << 40])
+    assert problem.rows[1].capacity == 64 * 2 * 1024**2
+
+
+def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:
+    estimates = [an_estimate(gpus=1, iter_time_s=1.0), an_estimate(gpus=2, iter_time_s=1.0),
+                 an_estimate(gpus=4, iter_time_s=0.5)]  # fmt: skip
+    snapshot = a_snapshot(nodes=[a_node("n0")], jobs=[], estimates=estimates)
+    cells = build_cells(snapshot)
+    assert undominated(cells).tolist() == [True, False, True]
+    assert undominated(needing(cells, [4, 2, 8])).tolist() == [True, True, True]
+    assert undominated(needing(cells, [4, 4, 8])).tolist() == [True, False, True]
+    assert undominated(needing(cells, [0, 0, 0], [4, 2, 8])).tolist() == [True, True, True]
+    assert undominated_from(needing(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dominance_in_all_is_what_comparing_each_pair_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cells = build_cells(a_random_snapshot(seed, jobs=0))
+    cells = replace(cells, rate=np.round(cells.rate, -1))  # some are equal
+    cpus, host_bytes = rng.integers(0, 3, (2, len(cells))).tolist()
+    cells = needing(cells, cpus, host_bytes)
+    columns = (cells.gpus, cells.cpus, cells.host_bytes, -cells.rate)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    groups = list(zip(cells.workload.tolist(), cells.gpu_type.tolist(), strict=True))
+    beaten = [
+        any(
+            groups[i] == groups[j]
+            and all(theirs <= mine for theirs, mine in zip(rows[j], rows[i], strict=True))
+            and (rows[j] != rows[i] or j < i)
+            for j in range(len(rows))
+        )
+        for i in range(len(rows))
+    ]
+    assert undominated(cells).tolist() == [not one for one in beaten]
+
+
+def test_what_nobody_stated_is_not_written() -> None:
+    snapshot = a_random_snapshot(1, jobs=4)
+    assert b"cpus" not in encode(snapshot)
+    assert b"host_bytes" not in encode(snapshot)
+    assert b"cpus" not in encode(build_problem(snapshot, Policy()))
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.nodes.equals(snapshot.nodes)
+
+
+def test_what_is_stated_reads_back() -> None:
+    snapshot = two_counts([a_node("n0", cpus=8), a_node("n1", host_bytes=GIB)])
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.nodes.equals(snapshot.nodes)
+    assert digest(again) == digest(snapshot)
+    assert again.nodes.capacity(0) == Capacity(gpus=8, cpus=8)
+    assert again.nodes.capacity(1) == Capacity(gpus=8, host_bytes=GIB)
+    problem = the_problem(two_counts([a_node("n0", cpus=8)]), [1, 2], [0, GIB])
+    read = decode(encode(problem))
+    assert isinstance(read, Problem)
+    assert read.cells.equals(problem.cells)
+
+
+def test_numbers_of_no_meaning_are_refused() -> None:
+    snapshot = two_counts([a_node("n0", cpus=8)])
+    wrong = Nodes.from_rows([a_node("n0", cpus=-2)])
+    with pytest.raises(InvalidInput, match=r"nodes\.cpus"):
+        replace(snapshot, nodes=wrong)
+    with pytest.raises(InvalidInput, match="at least 0"):
+        needing(build_cells(snapshot), [1, -1])
