@@ -92,8 +92,9 @@ def placement_violations(
     Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
     exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
     A job that keeps its Cell keeps its GPUs unless it is migrated; a pinned one is never migrated. No
-    job on a node that it avoids, or given a shape slower than what it was promised. No more running jobs
-    changed than the round may change, those that are migrated with those that the solution changes.
+    job on a node that it avoids, or given a shape slower than what it was promised. No more CPU cores and
+    host memory needed on a node than it states to have. No more running jobs changed than the round may
+    change, those that are migrated with those that the solution changes.
     """
     now = current_gangs(snapshot) if now is None else now
     chosen = np.flatnonzero(solution.choice >= 0).tolist()
@@ -107,6 +108,7 @@ def placement_violations(
     found.extend(_wrong_gangs(snapshot, problem, given))
     found.extend(_wrong_nodes(snapshot, problem, given))
     found.extend(_wrong_gpus(snapshot, problem, given))
+    found.extend(_more_than_nodes_have(snapshot, problem, solution, given))
     found.extend(_slower_than_promised(problem, solution, placement))
     found.extend(_not_kept_in_place(problem, solution, placement, now))
     found.extend(_changes_over_cap(problem, solution, placement, now))
@@ -206,6 +208,30 @@ def _named(node: Ints, gpu: Ints) -> Ints:
     """Return a number for each GPU, int64[GPUs]: equal for equal ones, and rising by node, then GPU."""
     low, high = int(gpu.min(initial=0)), int(gpu.max(initial=0))
     return node * (high - low + 1) + (gpu - low)
+
+
+def _more_than_nodes_have(
+    snapshot: Snapshot, problem: Problem, solution: Solution, given: _Given
+) -> Iterator[Violation]:
+    """Yield nodes whose jobs need more CPU cores or host memory than the node states to have.
+
+    A job needs as large a part of them on a node as it has of its Cell's GPUs there, rounded up.
+    """
+    nodes, cells = snapshot.nodes, problem.cells
+    for what, needs, has in (
+        ("CPU cores", cells.cpus, nodes.cpus),
+        ("bytes of host memory", cells.host_bytes, nodes.host_bytes),
+    ):
+        if not (needs.any() and (has >= 0).any()):
+            continue
+        cell = problem.cell[solution.choice[given.job]][given.gang]
+        of_gpus = given.want_gpus[given.gang]
+        whole, part = np.divmod(needs[cell], of_gpus)  # apart, as the product may overflow
+        used = np.zeros(len(nodes), dtype=np.int64)
+        np.add.at(used, given.node, whole * given.count + -(-part * given.count // of_gpus))
+        for node in np.flatnonzero((has >= 0) & (used > has)).tolist():
+            detail = f"{nodes.name[node]} has {has[node]} {what}, its jobs need {used[node]}"
+            yield Violation(rule="node capacity", detail=detail)
 
 
 def _slower_than_promised(

@@ -128,3 +128,31 @@ def test_a_migration_is_charged_its_restart() -> None:
     moved = Placement(gangs=placement.gangs, migrated=frozenset({0}))
     lost = score(share, solution, placement) - score(share, solution, moved)
     assert lost == pytest.approx(0.25 * problem.value[0] / problem.scale)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "host_bytes", "found"),
+    [
+        ([5, -1], [-1, -1], []),
+        ([4, -1], [-1, -1], ["a100-0 has 4 CPU cores, its jobs need 5"]),
+        ([5, 6], [30, 40], []),
+        ([5, 5], [29, 39],
+         ["a100-1 has 5 CPU cores, its jobs need 6",
+          "a100-0 has 29 bytes of host memory, its jobs need 30",
+          "a100-1 has 39 bytes of host memory, its jobs need 40"]),
+    ],
+)  # fmt: skip
+def test_a_node_whose_jobs_need_more_than_it_states_is_found(
+    cpus: list[int], host_bytes: list[int], found: list[str]
+) -> None:
+    """The jobs need 2 and 9 cores, of the latter a third on the first node: 2 + 3."""
+    snapshot, problem, solution, _ = a_round()
+    cells = replace(
+        problem.cells, gpus=np.array([2, 3]), cpus=np.array([2, 9]), host_bytes=np.array([10, 60])
+    )
+    nodes = replace(snapshot.nodes, cpus=np.array(cpus), host_bytes=np.array(host_bytes))
+    placement = Placement(gangs={0: gang((0, (0, 1))), 1: gang((0, (2,)), (1, (0, 1)))})
+    wrong = placement_violations(
+        replace(snapshot, nodes=nodes), replace(problem, cells=cells), solution, placement
+    )
+    assert [v.detail for v in wrong if v.rule == "node capacity"] == found
