@@ -56,7 +56,8 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
     failed = []
     for job in sorted(pending, key=order):
         column = wanted[job]
-        spots = board.find(job, column, board.nodes[column])
+        stays = board.pinned(job, column)  # but where it is it lacks something now
+        spots = None if stays else board.find(job, column, board.nodes[column])
         if spots is None:
             failed.append(job)
         else:

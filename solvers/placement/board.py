@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tessera.formulation.check import migration_price, placed_value
+from tessera.formulation.demand import Demand
 from tessera.formulation.placement import Gang, Placement, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
@@ -49,6 +50,8 @@ class Board:
         self._on: defaultdict[int, set[int]] | None = None
         cells, cell = problem.cells, problem.cell
         # Views, for there may be millions of columns and few are looked at.
+        self._cell: Sequence[int] = cell.data
+        self._demands = cells.demand if self.free.counts_more else None
         self.gpus: Sequence[int] = cells.gpus[cell].data  # these four: of each column
         self.gpu_type: Sequence[int] = cells.gpu_type[cell].data
         self.nodes: Sequence[int] = cells.nodes[cell].data
@@ -75,6 +78,10 @@ class Board:
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._worth: dict[tuple[int, int], float] = {}
 
+    def demand(self, column: int) -> Demand | None:
+        """Return what ``column`` needs of nodes in all; None: no node states more than its GPUs."""
+        return None if self._demands is None else self._demands.of(self._cell[column])
+
     def usage(self, column: int) -> Iterable[tuple[int, int]]:
         """Return (row, amount) of ``column``, less what its job uses by waiting."""
         uses = [
@@ -91,7 +98,7 @@ class Board:
 
     def put(self, job: int, column: int, spots: Spots) -> None:
         """Seat ``job``, which has no seat, on GPUs that are free."""
-        self.free.take(spots)
+        self.free.take(spots, self.demand(column))
         self.seats[job] = (column, spots)
         if self._on is not None:
             for node, _ in spots:
@@ -106,7 +113,7 @@ class Board:
         seat = self.seats.pop(job, None)
         if seat is not None:
             column, spots = seat
-            self.free.give(spots)
+            self.free.give(spots, self.demand(column))
             if self._on is not None:
                 for node, _ in spots:
                     self._on[node].discard(job)
@@ -183,9 +190,11 @@ class Board:
         """
         rest = []
         take, now, current = self.free.take_if_free, self.now, self.current
+        only_gpus = self._demands is None
         for job, column in wanted.items():
             spots = now.get(job) if column == current[job] else None
-            if spots and take(spots, self.gpu_type[column], self.gpus[column]):
+            demand = None if only_gpus else self.demand(column)
+            if spots and take(spots, self.gpu_type[column], self.gpus[column], demand):
                 self.seats[job] = (column, spots)
             else:
                 rest.append(job)
@@ -194,21 +203,24 @@ class Board:
         return rest
 
     def keep(self, job: int, column: int) -> bool:
-        """Seat ``job`` where it is, if its GPUs are all there and free; return whether it did."""
+        """Seat ``job`` where it is, if its GPUs are all there and free, with all else; return whether."""
         if not self._stays(job, column):
             return False
         self.put(job, column, self.now[job])
         return True
 
     def _stays(self, job: int, column: int) -> bool:
-        """Return whether the GPUs of ``job`` are all there, free, and what ``column`` needs."""
+        """Return whether the GPUs of ``job`` are all there, free with all else, and what ``column`` needs."""
         spots = self.now.get(job, ())
         free, kind, count = self.free, self.gpu_type[column], 0
         for node, mask in spots:
             if free.mask[node] & mask != mask or free.gpu_type[node] != kind:
                 return False
             count += mask.bit_count()
-        return bool(spots) and count == self.gpus[column]
+        if not spots or count != self.gpus[column]:
+            return False
+        demand = self.demand(column)
+        return demand is None or free.hold(spots, demand)
 
     def find(self, job: int, column: int, max_nodes: int, *, aligned: bool = True) -> Spots | None:
         """Return the best free GPUs for ``job`` on at most ``max_nodes`` nodes, fewest nodes first.
@@ -218,11 +230,11 @@ class Board:
         kind, gpus = self.gpu_type[column], self.gpus[column]
         if self.free.total[kind] < gpus:
             return None
-        near = dict(self.now.get(job, ()))
+        near, avoid, demand = dict(self.now.get(job, ())), self.avoided(job), self.demand(column)
         for layout in self.free.layouts(kind, gpus):
             if layout.nodes > max_nodes or not self.runs_on(column, layout.nodes):
                 continue
-            spots = self.free.find(kind, layout, near, aligned=aligned, avoid=self.avoided(job))
+            spots = self.free.find(kind, layout, near, aligned=aligned, avoid=avoid, demand=demand)
             if spots and len(spots) <= max_nodes and self.runs_on(column, len(spots)):
                 return spots
         return None

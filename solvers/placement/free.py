@@ -1,4 +1,8 @@
-"""The free GPUs of a cluster, and where in them a gang of a given layout fits best."""
+"""The free GPUs of a cluster, and where in them a gang of a given layout fits best.
+
+Where nodes state CPU cores or host memory, these are counted beside the GPUs. Callers then say what a job
+needs in all (``demand``); None: nothing but GPUs is counted.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.placement.blocks import carve, signature, waste
 
@@ -88,6 +93,10 @@ class FreeGpus:
             np.flatnonzero(nodes.schedulable & (nodes.gpu_type == kind)).tolist() for kind in types
         ]
         self.total: list[int] = snapshot.schedulable_gpus().tolist()  # free GPUs
+        self._left: dict[int, Capacity] = {  # of the nodes that state more than GPUs
+            node: nodes.capacity(node)
+            for node in np.flatnonzero(nodes.schedulable & nodes.states_more()).tolist()
+        }
         self._made: list[Buckets | None] = [None for _ in types]
         self._layouts: dict[tuple[int, int], list[Layout]] = {}
 
@@ -104,6 +113,36 @@ class FreeGpus:
             tuple(sorted({self.size[node] for node in of_type}, reverse=True))
             for of_type in self.of_type
         ]
+
+    @property
+    def counts_more(self) -> bool:
+        """Return whether some node states more than its GPUs."""
+        return bool(self._left)
+
+    def left(self, node: int) -> Capacity | None:
+        """Return what is left on ``node`` of all that it states; None: it states no more than its GPUs."""
+        return self._left.get(node)
+
+    def fits(self, node: int, share: Demand) -> bool:
+        """Return whether ``node`` has enough of everything left for ``share``.
+
+        GPUs are compared by number: which of them a share takes, and whether they lie in blocks, is
+        ``carve``'s to say.
+        """
+        left = self._left.get(node)
+        return share.gpus <= self.mask[node].bit_count() if left is None else left.fits(share)
+
+    def hold(self, spots: Spots, demand: Demand) -> bool:
+        """Return whether the nodes of ``spots``, which are free, have enough for shares of ``demand``."""
+        return all(self.fits(node, demand.on_node(mask.bit_count())) for node, mask in spots)
+
+    def _charge(self, spots: Spots, demand: Demand) -> None:
+        for node, mask in spots:
+            left, share = self._left.get(node), demand.on_node(mask.bit_count())
+            if left is not None:
+                if not left.fits(share):
+                    raise AssertionError(f"node {node} has not what its jobs need")
+                self._left[node] = left.minus(share)
 
     def _buckets(self, gpu_type: int) -> Buckets:
         """Return the nodes of a type by what is free on them; nodes without any are in no bucket."""
@@ -131,8 +170,10 @@ class FreeGpus:
         self.mask[node] = mask
         self.total[kind] += mask.bit_count() - before.bit_count()
 
-    def take(self, spots: Spots) -> None:
-        """Take these GPUs, which must be free."""
+    def take(self, spots: Spots, demand: Demand | None = None) -> None:
+        """Take these GPUs, which must be free, and what shares of ``demand`` need beside them."""
+        if demand is not None:
+            self._charge(spots, demand)
         for node, mask in spots:
             before, kind = self.mask[node], self.gpu_type[node]
             if mask & ~before:
@@ -143,8 +184,10 @@ class FreeGpus:
             else:
                 self._set(node, before ^ mask)
 
-    def take_if_free(self, spots: Spots, gpu_type: int, gpus: int) -> bool:
-        """Take these GPUs if all are free, and so many of this type; return whether."""
+    def take_if_free(
+        self, spots: Spots, gpu_type: int, gpus: int, demand: Demand | None = None
+    ) -> bool:
+        """Take these GPUs if all are free, and so many of this type, with all else; return whether."""
         masks, kinds, count = self.mask, self.gpu_type, 0
         for node, mask in spots:
             if masks[node] & mask != mask or kinds[node] != gpu_type:
@@ -152,6 +195,10 @@ class FreeGpus:
             count += mask.bit_count()
         if count != gpus:
             return False
+        if demand is not None:
+            if not self.hold(spots, demand):
+                return False
+            self._charge(spots, demand)
         if self._made[gpu_type] is None:  # no bucket to mend
             for node, mask in spots:
                 masks[node] ^= mask
@@ -160,14 +207,21 @@ class FreeGpus:
             self.take(spots)
         return True
 
-    def give(self, spots: Spots) -> None:
-        """Give these GPUs back."""
+    def give(self, spots: Spots, demand: Demand | None = None) -> None:
+        """Give these GPUs back, and what was taken beside them."""
         for node, mask in spots:
             self._set(node, self.mask[node] | mask)
+        if demand is not None:
+            for node, mask in spots:
+                left = self._left.get(node)
+                if left is not None:
+                    self._left[node] = left.plus(demand.on_node(mask.bit_count()))
 
-    def are_free(self, spots: Spots) -> bool:
-        """Return whether all these GPUs are free and their nodes schedulable."""
-        return all(self.mask[node] & mask == mask for node, mask in spots)
+    def are_free(self, spots: Spots, demand: Demand | None = None) -> bool:
+        """Return whether all these GPUs are free, with all else, and their nodes schedulable."""
+        return all(self.mask[node] & mask == mask for node, mask in spots) and (
+            demand is None or self.hold(spots, demand)
+        )
 
     def layouts(self, gpu_type: int, gpus: int) -> list[Layout]:
         """Return the layouts of ``gpus`` GPUs of this type, fewest nodes first."""
@@ -178,24 +232,26 @@ class FreeGpus:
 
     def find(
         self, gpu_type: int, layout: Layout, near: Mapping[int, int], *, aligned: bool = True,
-        avoid: frozenset[int] = frozenset(),
+        avoid: frozenset[int] = frozenset(), demand: Demand | None = None,
     ) -> Spots | None:  # fmt: skip
         """Return the best free GPUs of this layout: one rack first, then the tightest fit.
 
         ``near`` maps nodes on which the job is already to its GPUs there: these are preferred. No node of
-        ``avoid`` is used.
+        ``avoid`` is used, and none that has not enough left for its share of ``demand``.
         """
         if layout.nodes > len(self.of_type[gpu_type]):
             return None
         if avoid:
             near = {node: mask for node, mask in near.items() if node not in avoid}
         if layout.mixed:
-            return self._find_mixed(gpu_type, layout.rest, near, avoid)
+            return self._find_mixed(gpu_type, layout.rest, near, avoid, demand)
         if layout.count == 0:
-            spot = self._share(gpu_type, layout.rest, near, aligned=aligned, without=avoid)
+            spot = self._share(
+                gpu_type, layout.rest, near, aligned=aligned, without=avoid, demand=demand
+            )
             return (spot,) if spot else None
         fallback: list[int] | None = None
-        for nodes in self._choices(gpu_type, layout, near, aligned, avoid):
+        for nodes in self._choices(gpu_type, layout, near, aligned, avoid, demand):
             if not layout.rest:
                 return self._spots(nodes, layout, near, aligned)
             racks = frozenset(self.rack[node] for node in nodes)
@@ -206,6 +262,7 @@ class FreeGpus:
                 aligned=aligned,
                 without=avoid.union(nodes),
                 racks=racks,
+                demand=demand,
             )
             if rest:
                 return tuple(sorted((*self._spots(nodes, layout, near, aligned), rest)))
@@ -213,21 +270,27 @@ class FreeGpus:
         if fallback is None:
             return None
         rest = self._share(
-            gpu_type, layout.rest, near, aligned=aligned, without=avoid.union(fallback)
+            gpu_type,
+            layout.rest,
+            near,
+            aligned=aligned,
+            without=avoid.union(fallback),
+            demand=demand,
         )
         return (
             tuple(sorted((*self._spots(fallback, layout, near, aligned), rest))) if rest else None
         )
 
     def _find_mixed(
-        self, gpu_type: int, gpus: int, near: Mapping[int, int], avoid: frozenset[int]
-    ) -> Spots | None:
+        self, gpu_type: int, gpus: int, near: Mapping[int, int], avoid: frozenset[int],
+        demand: Demand | None,
+    ) -> Spots | None:  # fmt: skip
         """Take whole free nodes, largest first, then what is left on one node more."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
             bucket = self._buckets(gpu_type).get((size, signature((1 << size) - 1)), [])
             chosen = sorted(
-                (node for node in bucket if node not in avoid),
+                self._with_room(bucket, size, avoid, demand),
                 key=lambda node: (node not in near, self.rack[node], node),
             )
             chosen = chosen[: gpus // size]
@@ -235,11 +298,20 @@ class FreeGpus:
             gpus -= size * len(chosen)
         whole = [(node, self.mask[node]) for node in nodes]
         if gpus:
-            rest = self._share(gpu_type, gpus, near, without=avoid.union(nodes))
+            rest = self._share(gpu_type, gpus, near, without=avoid.union(nodes), demand=demand)
             if rest is None:
                 return None
             whole.append(rest)
         return tuple(sorted(whole))
+
+    def _with_room(
+        self, bucket: list[int], gpus: int, avoid: frozenset[int], demand: Demand | None
+    ) -> list[int]:
+        """Return the nodes of ``bucket`` outside ``avoid`` with all that a share of ``gpus`` needs beside."""
+        if demand is None:
+            return bucket if not avoid else [node for node in bucket if node not in avoid]
+        share = demand.on_node(gpus)
+        return [node for node in bucket if node not in avoid and self.fits(node, share)]
 
     def _cost(self, node: int, gpus: int, taken: int) -> int:
         """Return what a share of ``gpus`` destroys on ``node`` (and on its whole bucket)."""
@@ -256,11 +328,17 @@ class FreeGpus:
     def _share(
         self, gpu_type: int, gpus: int, near: Mapping[int, int], *, aligned: bool = True,
         without: frozenset[int] = frozenset(), racks: frozenset[int] | None = None,
+        demand: Demand | None = None,
     ) -> tuple[int, int] | None:  # fmt: skip
         """Return the (node, mask) that a share of ``gpus`` fits tightest, an own node before others."""
+        share = None if demand is None else demand.on_node(gpus)
 
         def allowed(node: int) -> bool:
-            return node not in without and (racks is None or self.rack[node] in racks)
+            return (
+                node not in without
+                and (racks is None or self.rack[node] in racks)
+                and (share is None or self.fits(node, share))
+            )
 
         best: tuple[int, int, int] | None = None  # cost, free GPUs, node
         for node in near:
@@ -289,7 +367,7 @@ class FreeGpus:
 
     def _choices(
         self, gpu_type: int, layout: Layout, near: Mapping[int, int], aligned: bool,
-        avoid: frozenset[int],
+        avoid: frozenset[int], demand: Demand | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         """Yield sets of nodes for the equal shares of ``layout``: single racks, then several."""
         each, want = layout.each, layout.count
@@ -301,7 +379,7 @@ class FreeGpus:
             taken = carve(first, each, aligned)
             if taken:
                 cost = self._cost(bucket[0], each, taken)
-                for node in bucket if not avoid else [n for n in bucket if n not in avoid]:
+                for node in self._with_room(bucket, each, avoid, demand):
                     racks.setdefault(self.rack[node], []).append((node not in near, cost, node))
         if sum(map(len, racks.values())) < want:
             return

@@ -8,7 +8,9 @@ import numpy as np
 
 from tessera.formulation.placement import Placement
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers.placement.blocks import carve
 from tessera.solvers.placement.board import Board
+from tessera.solvers.placement.free import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ def shortage(board: Board, column: int) -> str:
     if free.total[kind] < gpus:
         return f"needs {gpus} free GPUs of type {name}; {free.total[kind]} are free"
     layout = free.layouts(kind, gpus)[0]
+    beside = _short_beside_gpus(board, column, layout)
+    if beside:
+        return beside
     most = max(free.mask[node].bit_count() for node in free.of_type[kind])
     if layout.count == 0:
         need = f"needs {gpus} free GPUs on one {name} node; the freest has {most}"
@@ -65,4 +70,22 @@ def shortage(board: Board, column: int) -> str:
     return (
         f"needs {layout.count} wholly free {name} nodes of {layout.each} GPUs{rest};"
         f" {whole} are wholly free"
+    )
+
+
+def _short_beside_gpus(board: Board, column: int, layout: Layout) -> str:
+    """Return what nodes that have the GPUs free lack beside them; empty: there are no such nodes."""
+    free, demand = board.free, board.demand(column)
+    if demand is None:
+        return ""
+    share = demand.on_node(layout.each or layout.rest)
+    short = sum(
+        carve(free.mask[node], share.gpus) > 0 and not free.fits(node, share)
+        for node in free.of_type[board.gpu_type[column]]
+    )
+    if not short:
+        return ""
+    return (
+        f"needs {share.cpus} CPU cores and {share.host_bytes} bytes of host memory beside {share.gpus} GPUs"
+        f" on a node; nodes that have the GPUs free but not these: {short}"
     )

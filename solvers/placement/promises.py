@@ -49,7 +49,7 @@ def displace(board: Board, job: int) -> Change | None:
 def _takings(board: Board, job: int, column: int) -> Iterator[tuple[Aim, tuple[int, ...]]]:
     most = board.gpus[column]
     if column == board.current[job]:
-        yield Aim(job, column, most, displacing=True, in_place=True), sitters(board, job)
+        yield Aim(job, column, most, displacing=True, in_place=True), sitters(board, job, column)
     cost = displacing_cost(board, job, column)
     for victims in victim_sets(board, column, most, cost):
         yield Aim(job, column, most, displacing=True), victims

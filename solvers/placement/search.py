@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from tessera.formulation.check import migration_price
+from tessera.formulation.demand import Capacity, Demand
 from tessera.solvers.placement.blocks import carve
 from tessera.solvers.placement.board import Board, Seat
 from tessera.solvers.placement.free import Layout, Spots
@@ -117,7 +118,7 @@ def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -
     waits = displacing and not board.must_run[job]
     if not board.affords(column):
         return waits
-    found: Spots | None = spots if board.free.are_free(spots) else None
+    found: Spots | None = spots if board.free.are_free(spots, board.demand(column)) else None
     if found is None and not board.pinned(job, column):
         found = board.find(job, column, max(board.nodes[column], len(spots)))
     if found is None:
@@ -164,31 +165,28 @@ def displacing_cost(board: Board, job: int, column: int) -> Cost:
 def victim_sets(board: Board, column: int, max_nodes: int, cost: Cost) -> Iterator[tuple[int, ...]]:
     """Yield sets of jobs to take off so that ``column`` may fit, cheapest first for each layout."""
     seen: set[tuple[int, ...]] = {()}
-    avoid = board.avoided(board.job_of(column))
     for layout in board.free.layouts(board.gpu_type[column], board.gpus[column]):
         if layout.nodes > max_nodes or layout.mixed or not board.runs_on(column, layout.nodes):
             continue
-        for victims in _sets_of(board, board.gpu_type[column], layout, cost, avoid):
+        for victims in _sets_of(board, column, layout, cost):
             if victims not in seen:
                 seen.add(victims)
                 yield victims
 
 
-def _sets_of(
-    board: Board, kind: int, layout: Layout, cost: Cost, avoid: frozenset[int]
-) -> Iterator[tuple[int, ...]]:
+def _sets_of(board: Board, column: int, layout: Layout, cost: Cost) -> Iterator[tuple[int, ...]]:
     if layout.count == 0:
-        for _, _, victims in _clearings(board, kind, layout.rest, 1, cost, avoid)[:MAX_VICTIM_SETS]:
+        for _, _, victims in _clearings(board, column, layout.rest, 1, cost)[:MAX_VICTIM_SETS]:
             yield victims
         return
     only = layout.each if layout.whole else 0
-    cleared = _clearings(board, kind, layout.each, layout.count, cost, avoid, only)
+    cleared = _clearings(board, column, layout.each, layout.count, cost, only)
     if len(cleared) < layout.count:
         return
     if layout.rest:
         chosen = cleared[: layout.count]
         taken = {node for _, node, _ in chosen}
-        rests = _clearings(board, kind, layout.rest, layout.count + 1, cost, avoid)
+        rests = _clearings(board, column, layout.rest, layout.count + 1, cost)
         for rest in [r for r in rests if r[1] not in taken][:MAX_VICTIM_SETS]:
             yield _union([*chosen, rest])
         return
@@ -209,15 +207,17 @@ def _union(clearings: Iterable[Clearing]) -> tuple[int, ...]:
 
 
 def _clearings(
-    board: Board, kind: int, gpus: int, need: int, cost: Cost, avoid: frozenset[int], only: int = 0
+    board: Board, column: int, gpus: int, need: int, cost: Cost, only: int = 0
 ) -> list[Clearing]:
-    """Return the ways of making room for ``gpus`` on a node outside ``avoid``, cheapest first.
+    """Return the ways of making room for ``gpus`` of ``column`` on a node of its job's, cheapest first.
 
     Looks at the emptiest nodes (``only``: those of this size), ``need`` and some more.
     """
+    avoid, demand = board.avoided(board.job_of(column)), board.demand(column)
+    share = Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
     nodes = [
         node
-        for node in board.free.of_type[kind]
+        for node in board.free.of_type[board.gpu_type[column]]
         if board.free.size[node] >= gpus
         and (not only or board.free.size[node] == only)
         and node not in avoid
@@ -227,18 +227,20 @@ def _clearings(
     )
     found = []
     for node in emptiest:
-        clearing = _clear(board, node, gpus, cost)
+        clearing = _clear(board, node, share, cost)
         if clearing is not None:
             found.append((clearing[0], node, clearing[1]))
     return sorted(found)
 
 
-def _clear(board: Board, node: int, gpus: int, cost: Cost) -> tuple[float, tuple[int, ...]] | None:
-    """Return the cheap jobs whose going makes room for ``gpus`` on ``node``; None: there is no way.
+def _clear(
+    board: Board, node: int, share: Demand, cost: Cost
+) -> tuple[float, tuple[int, ...]] | None:
+    """Return the cheap jobs whose going makes room for ``share`` on ``node``; None: there is no way.
 
     Takes off the cheapest until there is room, then puts back, dearest first, those not needed.
     """
-    mask = board.free.mask[node]
+    mask, left = board.free.mask[node], board.free.left(node)
     offers: list[tuple[float, int, int]] = []  # cost, job, its GPUs here
     for job in board.jobs_on(node):
         price = cost(job)
@@ -247,27 +249,50 @@ def _clear(board: Board, node: int, gpus: int, cost: Cost) -> tuple[float, tuple
     offers.sort()
     off: list[tuple[float, int, int]] = []
     for offer in offers:
-        if carve(mask, gpus):
+        if _has_room(mask, left, share):
             break
         off.append(offer)
         mask |= offer[2]
-    if not carve(mask, gpus):
+        left = left and left.plus(_share_of(board, offer))
+    if not _has_room(mask, left, share):
         return None
     for offer in reversed(off.copy()):
-        if carve(mask & ~offer[2], gpus):
-            mask &= ~offer[2]
+        back = left and left.minus(_share_of(board, offer))
+        if _has_room(mask & ~offer[2], back, share):
+            mask, left = mask & ~offer[2], back
             off.remove(offer)
     return sum(price for price, _, _ in off), tuple(sorted(job for _, job, _ in off))
 
 
-def sitters(board: Board, job: int) -> tuple[int, ...]:
-    """Return the other jobs seated on GPUs that ``job`` owns now."""
-    owned = dict(board.now.get(job, ()))
+def _has_room(mask: int, left: Capacity | None, share: Demand) -> bool:
+    """Return whether ``share`` fits where these GPUs are free and so much of all (None: of GPUs alone)."""
+    return bool(carve(mask, share.gpus)) and (left is None or left.fits(share))
+
+
+def _share_of(board: Board, offer: tuple[float, int, int]) -> Demand:
+    """Return what a job that may be taken off a node needs there."""
+    _, job, mask = offer
+    demand = board.demand(board.seats[job][0])
+    gpus = mask.bit_count()
+    return Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
+
+
+def sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
+    """Return the other jobs that keep ``job`` from running ``column`` on the GPUs that it owns now.
+
+    They sit on some of these, or on a node that has not enough of all else left.
+    """
+    owned, demand = dict(board.now.get(job, ())), board.demand(column)
+    short = {
+        node
+        for node, mask in owned.items()
+        if demand is not None and not board.free.fits(node, demand.on_node(mask.bit_count()))
+    }
     found = {
         other
         for node in owned
         for other in board.jobs_on(node)
-        if other != job and dict(board.seats[other][1])[node] & owned[node]
+        if other != job and (node in short or dict(board.seats[other][1])[node] & owned[node])
     }
     return tuple(sorted(found))
 
@@ -302,7 +327,7 @@ def _ways(board: Board, job: int, column: int, moves: bool, effort: Effort) -> I
     if most < fewest:
         return
     if column == board.current[job] and not board.kept(job):
-        stay = attempt(board, Aim(job, column, most, in_place=True), sitters(board, job))
+        stay = attempt(board, Aim(job, column, most, in_place=True), sitters(board, job, column))
         if stay is not None:
             yield stay
     direct = attempt(board, Aim(job, column, fewest))

@@ -10,6 +10,7 @@ import pytest
 
 from tessera.formulation.capacity import pools_have_enough
 from tessera.formulation.cells import Cells, build_cells, undominated, undominated_from
+from tessera.formulation.check import placement_violations, violations
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.errors import InvalidInput
@@ -17,6 +18,9 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Nodes, Snapshot
 from tessera.formulation.statement import build_problem, offered, stated
+from tessera.solvers.base import Budget
+from tessera.solvers.placement import place
+from tessera.solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot, an_estimate
 
 GIB = 1 << 30
@@ -90,6 +94,20 @@ def test_rows_of_host_memory_do_not_overflow_where_bytes_would() -> None:
     nodes = [a_node(f"n{i}", gpus=8, host_bytes=2 << 40) for i in range(64)]
     problem = the_problem(two_counts(nodes, jobs=4000), [0, 0], [1 << 40, 2 << 40])
     assert problem.rows[1].capacity == 64 * 2 * 1024**2
+
+
+def test_solver_placement_and_checker_agree_on_a_round_that_cpus_limit() -> None:
+    nodes = [a_node(f"n{i}", gpus=4, cpus=8) for i in range(2)]
+    snapshot = two_counts(nodes, jobs=6)
+    problem = the_problem(snapshot, [4, 5])
+    solution = Portfolio().solve(problem, Budget(remaining_s=lambda: 20.0))
+    assert violations(problem, solution) == []
+    placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
+    assert violations(problem, placed.solution) == []
+    assert placement_violations(snapshot, problem, placed.solution, placed.placement) == []
+    shares = [dict(gang.members) for gang in placed.placement.gangs.values()]
+    held = [sorted((node, len(gpus)) for node, gpus in share.items()) for share in shares]
+    assert sorted(held) == [[(0, 1), (1, 1)], [(0, 2)], [(1, 2)]]  # 5 cores and 3 on each
 
 
 def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:

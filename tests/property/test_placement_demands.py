@@ -1,0 +1,241 @@
+"""Laws of placement where nodes state CPU cores and host memory, against trying every node."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.demand import NOT_STATED, Demand
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers.placement import Placed, defragment, place
+from tessera.solvers.placement.blocks import carve
+from tessera.solvers.placement.free import FreeGpus, Layout, Spots
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+
+GPUS = (1, 2, 4)
+
+
+def never() -> bool:
+    return False
+
+
+def a_cluster(rng: np.random.Generator, jobs: int) -> Snapshot:
+    """Return nodes of 4 and 8 GPUs, each with few or many cores and bytes or without a word of them."""
+    nodes = [
+        a_node(f"n{i}", gpus=int(rng.choice([4, 8])), rack=f"r{int(rng.integers(2))}",
+               cpus=int(rng.choice([NOT_STATED, 0, 3, 6, 12])),
+               host_bytes=int(rng.choice([NOT_STATED, 5, 10, 40])))
+        for i in range(int(rng.integers(1, 5)))
+    ]  # fmt: skip
+    return a_snapshot(
+        nodes=nodes,
+        jobs=[a_job(f"j{j}", movable=bool(rng.random() < 0.7)) for j in range(jobs)],
+        estimates=[an_estimate(gpus=n, iter_time_s=1.0 / n**0.9) for n in (*GPUS, 8, 12)],
+    )
+
+
+def needing(rng: np.random.Generator, problem: Problem) -> Problem:
+    """Return the problem with Cells that need something beside GPUs."""
+    cells = problem.cells
+    cpus = cells.gpus * rng.integers(0, 4) + rng.integers(0, 3, len(cells))
+    host_bytes = cells.gpus * rng.integers(0, 4) + rng.integers(0, 6, len(cells))
+    return replace(problem, cells=replace(cells, cpus=cpus, host_bytes=host_bytes))
+
+
+def some_choice(rng: np.random.Generator, problem: Problem) -> Solution:
+    """Return a random choice of columns that fits the GPUs of the cluster; what runs often stays."""
+    choice = np.full(len(problem.jobs), -1)
+    for job in rng.permutation(len(problem.jobs)).tolist():
+        columns, current = problem.columns_of(job), int(problem.current[job])
+        if current >= 0 and rng.random() < 0.7:
+            columns = range(current, current + 1)
+        if rng.random() < 0.9 and len(columns):
+            choice[job] = int(rng.choice(list(columns)))
+            if (problem.used(choice) > problem.capacity).any():
+                choice[job] = -1
+    return Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, solver="random",
+        objective=int(problem.value[choice[choice >= 0]].sum()),
+        bound=float(np.abs(problem.value).sum()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What nodes have left of GPUs (masks), cores and bytes, counted here anew."""
+
+    mask: list[int]
+    cpus: list[float]
+    host_bytes: list[float]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Rest:
+        nodes = snapshot.nodes
+        return cls(
+            mask=[(1 << n) - 1 for n in nodes.gpus.tolist()],
+            cpus=[np.inf if n == NOT_STATED else float(n) for n in nodes.cpus.tolist()],
+            host_bytes=[np.inf if n == NOT_STATED else float(n) for n in nodes.host_bytes.tolist()],
+        )
+
+    def take(self, node: int, mask: int, demand: Demand) -> None:
+        assert self.mask[node] & mask == mask
+        self.mask[node] ^= mask
+        part = mask.bit_count() / demand.gpus
+        self.cpus[node] -= np.ceil(demand.cpus * part - 1e-9)
+        self.host_bytes[node] -= np.ceil(demand.host_bytes * part - 1e-9)
+        assert self.cpus[node] >= 0
+        assert self.host_bytes[node] >= 0
+
+    def has_room(self, node: int, gpus: int, demand: Demand) -> bool:
+        part = gpus / demand.gpus
+        return (
+            carve(self.mask[node], gpus) > 0
+            and np.ceil(demand.cpus * part - 1e-9) <= self.cpus[node]
+            and np.ceil(demand.host_bytes * part - 1e-9) <= self.host_bytes[node]
+        )
+
+
+def the_rest(snapshot: Snapshot, problem: Problem, placed: Placed) -> Rest:
+    """Return what a placement leaves; fails where it gives what is not there."""
+    rest = Rest.of(snapshot)
+    for job, gang in placed.placement.gangs.items():
+        cell = int(problem.cell[placed.solution.choice[job]])
+        for node, gpus in gang.members:
+            rest.take(node, sum(1 << gpu for gpu in gpus), problem.cells.demand.of(cell))
+    return rest
+
+
+def check(snapshot: Snapshot, problem: Problem, placed: Placed) -> Rest:
+    assert violations(problem, placed.solution) == []
+    assert placement_violations(snapshot, problem, placed.solution, placed.placement) == []
+    return the_rest(snapshot, problem, placed)
+
+
+def next_round(snapshot: Snapshot, problem: Problem, placed: Placed) -> Snapshot:
+    """Return the cluster in which the placed jobs hold what they were given."""
+    gangs: dict[int, Gang] = placed.placement.gangs
+    rows = [snapshot.jobs.row(j) for j in range(len(snapshot.jobs))]
+    running = a_job("", state=JobState.RUNNING)
+    for job in gangs:
+        cell = problem.cells.row(int(problem.cell[placed.solution.choice[job]]))
+        rows[job] |= {
+            "state": running["state"], "current_type": cell["gpu_type"],
+            "current_gpus": cell["gpus"], "current_degree": cell["pipeline_degree"],
+        }  # fmt: skip
+    return a_snapshot(
+        nodes=[snapshot.nodes.row(n) for n in range(len(snapshot.nodes))], jobs=rows,
+        estimates=[snapshot.estimates.row(e) for e in range(len(snapshot.estimates))], gangs=gangs,
+    )  # fmt: skip
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_no_node_gives_more_than_it_states_round_after_round(
+    seed: int, jobs: int, other_needs: bool
+) -> None:
+    """Also where jobs that run need more than they did, so that not all of them can stay."""
+    rng = np.random.default_rng(seed)
+    snapshot = a_cluster(rng, jobs)
+    cells = needing(rng, build_problem(snapshot, Policy())).cells
+    for _ in range(3):
+        problem = replace(build_problem(snapshot, Policy()), cells=cells)
+        placed = place(snapshot, problem, some_choice(rng, problem), deadline_expired=never)
+        check(snapshot, problem, placed)
+        mended = defragment(snapshot, problem, placed)
+        check(snapshot, problem, mended)
+        snapshot = next_round(snapshot, problem, mended)
+        if other_needs:
+            cells = needing(rng, problem).cells
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_no_job_is_left_waiting_where_its_share_fits_a_node(seed: int, jobs: int) -> None:
+    rng = np.random.default_rng(seed)
+    snapshot = a_cluster(rng, jobs)
+    problem = needing(rng, build_problem(snapshot, Policy()))
+    placed = place(snapshot, problem, some_choice(rng, problem), deadline_expired=never)
+    rest = check(snapshot, problem, placed)
+    for job, column in placed.wanted.items():
+        if placed.solution.choice[job] < 0:
+            cell = int(problem.cell[column])
+            demand = problem.cells.demand.of(cell)
+            nodes = range(len(snapshot.nodes))
+            assert not any(rest.has_room(node, demand.gpus, demand) for node in nodes)
+            assert placed.unplaced[job]
+
+
+def a_filled(rng: np.random.Generator) -> tuple[FreeGpus, Rest]:
+    """Return a cluster of which random gangs have taken some, and the same counted here."""
+    snapshot = a_cluster(rng, 1)
+    free, rest = FreeGpus(snapshot), Rest.of(snapshot)
+    for node in range(len(snapshot.nodes)):
+        for _ in range(int(rng.integers(4))):
+            gpus = int(rng.choice(GPUS))
+            demand = Demand(gpus=gpus, cpus=int(rng.integers(5)), host_bytes=int(rng.integers(6)))
+            if rest.has_room(node, gpus, demand):
+                spots: Spots = ((node, carve(rest.mask[node], gpus)),)
+                assert free.are_free(spots, demand)
+                assert free.take_if_free(spots, 0, gpus, demand)
+                rest.take(*spots[0], demand)
+    return free, rest
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_a_layout_is_found_just_where_some_nodes_have_room_for_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    free, rest = a_filled(rng)
+    gpus = int(rng.choice([*GPUS, 6, 8, 12, 16]))
+    demand = Demand(gpus=gpus, cpus=int(rng.integers(20)), host_bytes=int(rng.integers(40)))
+    nodes = range(len(rest.mask))
+    for layout in free.layouts(0, gpus):
+        if layout.mixed:
+            continue
+        found = free.find(0, layout, {}, demand=demand)
+        assert (found is not None) == _some_nodes_do(free, rest, layout, demand, nodes)
+        if found is not None:
+            before = [free.left(node) for node in nodes]
+            free.take(found, demand)
+            free.give(found, demand)
+            assert [free.left(node) for node in nodes] == before
+
+
+def _some_nodes_do(
+    free: FreeGpus, rest: Rest, layout: Layout, demand: Demand, nodes: range
+) -> bool:
+    def whole(node: int) -> bool:
+        return rest.mask[node].bit_count() == free.size[node] == layout.each
+
+    for equal in itertools.combinations(nodes, layout.count):
+        if all(
+            rest.has_room(node, layout.each, demand) and (not layout.whole or whole(node))
+            for node in equal
+        ):
+            others = set(nodes) - set(equal)
+            if not layout.rest or any(rest.has_room(n, layout.rest, demand) for n in others):
+                return True
+    return False
+
+
+def test_what_a_node_does_not_have_left_is_not_given() -> None:
+    free = FreeGpus(a_snapshot(nodes=[a_node("n0", cpus=4)], jobs=[], estimates=[]))
+    demand = Demand(gpus=1, cpus=3)
+    free.take(((0, 1),), demand)
+    assert not free.are_free(((0, 2),), demand)
+    assert not free.take_if_free(((0, 2),), 0, 1, demand)
+    assert free.are_free(((0, 2),), replace(demand, cpus=1))
+    with pytest.raises(AssertionError, match="has not what its jobs need"):
+        free.take(((0, 2),), demand)

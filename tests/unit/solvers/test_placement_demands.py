@@ -1,0 +1,140 @@
+"""Placement where nodes state CPU cores and host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers.placement import Placed, place
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+
+
+def never() -> bool:
+    return False
+
+
+def a_round(
+    nodes: Sequence[dict[str, Any]],
+    jobs: Sequence[dict[str, Any]],
+    needs: Sequence[tuple[int, int, int]],
+    gangs: dict[int, Gang] | None = None,
+) -> tuple[Snapshot, Problem]:
+    """Return a round; job j runs workload j, whose one Cell ``needs`` (GPUs, cores, bytes)."""
+    snapshot = a_snapshot(
+        nodes=nodes, jobs=[job | {"workload": j} for j, job in enumerate(jobs)], gangs=gangs,
+        estimates=[an_estimate(j, gpus=gpus, iter_time_s=1.0 / gpus)
+                   for j, (gpus, _, _) in enumerate(needs)],
+    )  # fmt: skip
+    problem = build_problem(snapshot, Policy())
+    assert problem.cells.workload.tolist() == list(range(len(needs)))
+    cells = dataclasses.replace(
+        problem.cells,
+        cpus=np.array([cpus for _, cpus, _ in needs]),
+        host_bytes=np.array([size for _, _, size in needs]),
+    )
+    return snapshot, dataclasses.replace(problem, cells=cells)
+
+
+def placed(snapshot: Snapshot, problem: Problem) -> Placed:
+    """Place the one column of each job; check the outcome."""
+    choice = np.arange(len(problem.jobs))
+    solution = Solution(
+        status=SolveStatus.OPTIMAL, choice=choice, objective=int(problem.value.sum()),
+        bound=float(np.maximum(problem.value, 0).sum()), solver="test",
+    )  # fmt: skip
+    outcome = place(snapshot, problem, solution, deadline_expired=never)
+    assert violations(problem, outcome.solution) == []
+    found = placement_violations(snapshot, problem, outcome.solution, outcome.placement)
+    assert found == []
+    return outcome
+
+
+def on(outcome: Placed) -> dict[int, list[int]]:
+    """Return the nodes of each job."""
+    return {j: [node for node, _ in g.members] for j, g in outcome.placement.gangs.items()}
+
+
+def a_running_job(name: str, gpus: int, **overrides: Any) -> dict[str, Any]:
+    return a_job(name, state=JobState.RUNNING, cell=(0, gpus, 1), **overrides)
+
+
+def test_a_tighter_node_without_cores_is_passed_over() -> None:
+    nodes = [a_node("tight", gpus=2, cpus=4), a_node("roomy", gpus=8, cpus=64)]
+    outcome = placed(*a_round(nodes, [a_job("a")], [(2, 8, 0)]))
+    assert on(outcome) == {0: [1]}
+
+
+def test_a_node_that_states_nothing_limits_nothing() -> None:
+    nodes = [a_node("silent", gpus=2), a_node("small", gpus=2, cpus=1, host_bytes=1)]
+    outcome = placed(*a_round(nodes, [a_job("a")], [(2, 1000, 1 << 50)]))
+    assert on(outcome) == {0: [0]}
+
+
+def test_two_jobs_share_a_node_only_if_it_has_enough_for_both() -> None:
+    nodes = [a_node("n0", gpus=4, host_bytes=10), a_node("n1", gpus=4, host_bytes=10)]
+    outcome = placed(*a_round(nodes, [a_job("a"), a_job("b")], [(2, 0, 6), (2, 0, 6)]))
+    assert on(outcome) == {0: [0], 1: [1]}
+
+
+def test_a_gang_needs_its_part_of_the_cores_on_each_of_its_nodes() -> None:
+    nodes = [a_node("n0", cpus=16), a_node("n1", cpus=15), a_node("n2", cpus=16)]
+    outcome = placed(*a_round(nodes, [a_job("a")], [(16, 32, 0)]))
+    assert on(outcome) == {0: [0, 2]}
+
+
+def test_a_job_that_stays_counts_before_those_that_start() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=8, cpus=8)]
+    gangs = {0: Gang(members=((0, (0,)),))}
+    jobs = [a_running_job("a", 1), a_job("b")]
+    outcome = placed(*a_round(nodes, jobs, [(1, 5, 0), (2, 4, 0)], gangs))
+    assert on(outcome) == {0: [0], 1: [1]}
+
+
+def test_a_small_job_is_moved_to_free_cores_for_a_larger_one() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=1, cpus=4)]
+    gangs = {0: Gang(members=((0, (3,)),))}
+    jobs = [a_running_job("a", 1), a_job("b")]
+    outcome = placed(*a_round(nodes, jobs, [(1, 4, 0), (2, 6, 0)], gangs))
+    assert on(outcome) == {0: [1], 1: [0]}
+    assert outcome.placement.migrated == {0}
+
+
+def test_a_job_that_must_run_takes_the_cores_of_one_that_need_not() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8)]
+    gangs = {0: Gang(members=((0, (0,)),))}
+    snapshot, problem = a_round(
+        nodes, [a_running_job("a", 1), a_job("b")], [(1, 4, 0), (2, 6, 0)], gangs
+    )
+    must = dataclasses.replace(problem, must_run=np.array([False, True]))
+    outcome = placed(snapshot, must)
+    assert on(outcome) == {1: [0]}
+
+
+def test_a_pinned_job_whose_needs_have_grown_gets_its_place_back_from_one_beside_it() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=4, cpus=8)]
+    gangs = {0: Gang(members=((0, (0,)),)), 1: Gang(members=((0, (1,)),))}
+    jobs = [a_running_job("a", 1), a_running_job("b", 1, movable=False, guaranteed=True)]
+    outcome = placed(*a_round(nodes, jobs, [(1, 2, 0), (1, 7, 0)], gangs))
+    assert on(outcome) == {0: [1], 1: [0]}
+    assert outcome.placement.migrated == {0}
+
+
+def test_a_job_that_finds_no_cores_is_told_so() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8, host_bytes=100)]
+    outcome = placed(*a_round(nodes, [a_job("a")], [(2, 9, 50)]))
+    assert on(outcome) == {}
+    assert outcome.unplaced == {
+        0: "needs 9 CPU cores and 50 bytes of host memory beside 2 GPUs on a node; nodes that have the"
+        " GPUs free but not these: 1"
+    }
