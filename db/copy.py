@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from psycopg2.errors import QueryCanceled
 
+from tessera.formulation.tables import Table, array_columns
+
 _HEADER_BYTES = 19  # signature, flags and length of the extension, which is empty
 _TRAILER_BYTES = 2
 
@@ -23,6 +25,12 @@ AT_ONCE = 200
 """Rows that are made at once on their way in."""
 
 _WIRE = {"int8": ">i8", "float8": ">f8", "bool": "?"}
+_TYPES = {"i": "int8", "f": "float8", "b": "bool"}
+
+
+def wire_types(table: type[Table]) -> dict[str, str]:
+    """Return the columns of ``table`` that are arrays, with the types that ``read_columns`` takes."""
+    return {name: _TYPES[dtype.kind] for name, dtype in array_columns(table).items()}
 
 
 def read_columns(

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from tessera.db.cells import cell_of_job
 from tessera.db.documents import certificate_from
+from tessera.db.stated import stated_in
 from tessera.db.tables import LIVE
 from tessera.db.why import reasons_of
 from tessera.formulation.errors import NotFound
@@ -198,14 +199,9 @@ def job_spec(row: Row) -> JobSpec:
         workload=Workload(
             model=row["model"], params=row["params"], global_batch=row["global_batch"]
         ),
-        iterations=row["iterations"], requested_gpus=row["requested_gpus"],
-        requested_type=row["requested_type"], pinned_type=row["pinned_type"],
-        avoid_nodes=tuple(row["avoid_nodes"]), tenant=row["tenant"], queue=row["queue"],
-        weight=row["weight"], guaranteed=row["guaranteed"], movable=row["movable"],
-        deadline_s=row["deadline_s"], restart_s=row["restart_s"], labels=row["labels"],
-        command=tuple(row["command"]), max_retries=row["max_retries"], profile=row["profile"],
-        min_gpus=row["min_gpus"], max_gpus=row["max_gpus"],
-    )  # fmt: skip
+        avoid_nodes=tuple(row["avoid_nodes"]),
+        **stated_in(row),
+    )
 
 
 def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:

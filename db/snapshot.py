@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 import sqlalchemy as sa
 
-from tessera.db.copy import read_columns
+from tessera.db.copy import read_columns, wire_types
 from tessera.db.rows import SERVICE_GPU_S, json_rows, named
 from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
@@ -92,32 +92,31 @@ def _case(column: str, codes: dict[str, int]) -> str:
     return f"CASE {column} {cases} END::int8"
 
 
+_JOB_EXPRESSIONS = {
+    "state": _case("j.state", {s.value: i for i, s in enumerate(STATES)}),
+    "workload": "j.workload_id",
+    "iterations": "j.iterations::float8",
+    "iterations_left": "greatest(j.iterations - j.iterations_done, 0)::float8",
+    "requested_type": "coalesce(t.id, 0)",
+    "submit_s": "date_part('epoch', j.created_at)",
+    "queued_s": "date_part('epoch', j.queued_at)",
+    "since_s": "coalesce(date_part('epoch', j.since_at), 0)",
+    "service_gpu_s": SERVICE_GPU_S,
+    "current_type": "coalesce(j.cell_type_id, 0)",
+    "current_gpus": "coalesce(j.cell_gpus, 0)",
+    "current_degree": "coalesce(j.cell_degree, 0)",
+    "current_plan": "coalesce(j.cell_plan_id, 0)",
+    "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
+}
+"""Columns of ``Jobs`` that are not just the column of the same name; of others, their keys."""
+
+_JOB_COLUMNS = {"id": "int8"} | wire_types(Jobs)
+
 _JOBS = f"""
-SELECT j.id, j.version, {_case("j.state", {s.value: i for i, s in enumerate(STATES)})}, j.workload_id,
-    j.iterations::float8, greatest(j.iterations - j.iterations_done, 0)::float8, j.requested_gpus,
-    coalesce(t.id, 0), j.pinned_type, j.queue,
-    j.weight, j.guaranteed, j.movable, j.deadline_s, j.admitted, j.opportunistic,
-    date_part('epoch', j.created_at), date_part('epoch', j.queued_at),
-    coalesce(date_part('epoch', j.since_at), 0),
-    {SERVICE_GPU_S},
-    j.restart_s, j.generation, coalesce(j.cell_type_id, 0), coalesce(j.cell_gpus, 0),
-    coalesce(j.cell_degree, 0), coalesce(j.cell_plan_id, 0), j.min_gpus, j.max_gpus,
-    j.failures, coalesce(date_part('epoch', j.retry_at), 0)
+SELECT {", ".join(_JOB_EXPRESSIONS.get(name, f"j.{name}") for name in _JOB_COLUMNS)}
 FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 """  # noqa: S608 - constants only
-
-_JOB_COLUMNS = {
-    "id": "int8", "version": "int8", "state": "int8", "workload": "int8",
-    "iterations": "float8", "iterations_left": "float8", "requested_gpus": "int8",
-    "requested_type": "int8", "pinned_type": "bool",
-    "queue": "int8", "weight": "float8", "guaranteed": "bool", "movable": "bool",
-    "deadline_s": "float8", "admitted": "bool", "opportunistic": "bool",
-    "submit_s": "float8", "queued_s": "float8", "since_s": "float8", "service_gpu_s": "float8",
-    "restart_s": "float8", "generation": "int8", "current_type": "int8", "current_gpus": "int8",
-    "current_degree": "int8", "current_plan": "int8", "min_gpus": "int8", "max_gpus": "int8",
-    "failures": "int8", "retry_s": "float8",
-}  # fmt: skip
 
 _ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
@@ -126,22 +125,12 @@ FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {
     AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
 """  # noqa: S608 - constants only
 
-_ESTIMATE_COLUMNS = {
-    "workload": "int8", "gpu_type": "int8", "gpus": "int8", "nodes": "int8",
-    "pipeline_degree": "int8", "plan": "int8", "iter_time_s": "float8", "source": "int8",
-    "sd": "float8",
-}  # fmt: skip
-
 _ALLOCATIONS = f"""
 SELECT l.job_id, l.node_id, l.gpu, {_case("l.hold", {h.name.lower(): int(h) for h in Hold})},
     l.generation
 FROM allocations l JOIN nodes n ON n.id = l.node_id
 WHERE n.cluster_id = {{cluster}} ORDER BY n.name, l.gpu, 4, l.job_id, l.generation
 """  # noqa: S608 - constants only
-
-_ALLOCATION_COLUMNS = {
-    "job": "int8", "node": "int8", "gpu": "int8", "hold": "int8", "generation": "int8",
-}  # fmt: skip
 
 
 _LEGS = f"""
@@ -152,11 +141,6 @@ JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = l.leg->>'gpu_type'
 JOIN plans p ON p.cluster_id = j.cluster_id AND p.name = l.leg->>'plan'
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} AND j.admitted ORDER BY j.id, l.place
 """  # noqa: S608 - constants only
-
-_LEG_COLUMNS = {
-    "job": "int8", "start_s": "float8", "end_s": "float8", "gpu_type": "int8", "gpus": "int8",
-    "pipeline_degree": "int8", "plan": "int8",
-}  # fmt: skip
 
 _TRAFFIC = sa.text(f"""
 SELECT e.workload_id AS workload, e.gpu_type_id AS gpu_type, e.gpus, e.nodes, e.pipeline_degree,
@@ -171,21 +155,12 @@ FROM standings s JOIN jobs j ON j.id = s.job_id
 WHERE j.cluster_id = {cluster} ORDER BY j.id
 """
 
-_STANDING_COLUMNS = {
-    "job": "int8", "generation": "int8", "rank": "int8", "level": "int8", "tag": "int8",
-}  # fmt: skip
-
 _MEASURED = f"""
 SELECT m.job_id, m.generation, m.node_id, m.period_s, m.sent_bytes, m.unhindered
 FROM measured_traffic m JOIN jobs j ON j.id = m.job_id AND j.generation = m.generation
 JOIN nodes n ON n.id = m.node_id
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
 """  # noqa: S608 - constants only
-
-_MEASURED_COLUMNS = {
-    "job": "int8", "generation": "int8", "node": "int8", "period_s": "float8",
-    "sent_bytes": "float8", "unhindered": "bool",
-}  # fmt: skip
 
 
 def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
@@ -205,10 +180,10 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
         for rows in (cluster.gpu_types, cluster.workloads, cluster.plans, cluster.nodes)
     )
     jobs, job_at = _jobs(connection, cluster, type_at, workload_at, plan_at)
-    a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), _ALLOCATION_COLUMNS)
+    a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), wire_types(Allocations))
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
     avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
-    legs = read_columns(connection, _LEGS.format(cluster=cluster.id), _LEG_COLUMNS)
+    legs = read_columns(connection, _LEGS.format(cluster=cluster.id), wire_types(Legs))
     legs |= {"job": job_at.of(legs["job"]), "gpu_type": type_at.of(legs["gpu_type"]),
              "plan": plan_at.of(legs["plan"])}  # fmt: skip
     return Snapshot(
@@ -265,8 +240,8 @@ def _network(
         [keys[k] for k in (3, 5, 4, 2, 1, 0)]
     )  # as estimates are; the last counts first
     workload, gpu_type, gpus, nodes, degree, plan = (key[order] for key in keys)
-    s = read_columns(connection, _STANDING.format(cluster=cluster), _STANDING_COLUMNS)
-    m = read_columns(connection, _MEASURED.format(cluster=cluster), _MEASURED_COLUMNS)
+    s = read_columns(connection, _STANDING.format(cluster=cluster), wire_types(Standing))
+    m = read_columns(connection, _MEASURED.format(cluster=cluster), wire_types(Measured))
     m |= {"job": job_at.of(m["job"]), "node": node_at.of(m["node"])}
     return {
         "topology": decode_topology(row.topology),
@@ -316,21 +291,12 @@ def _jobs(
 ) -> tuple[Jobs, _Index]:
     names, tenants = list(zip(*cluster.job_names, strict=True)) or [()] * 2
     j = read_columns(connection, _JOBS.format(cluster=cluster.id), _JOB_COLUMNS)
-    return Jobs(
-        name=names, version=j["version"], state=j["state"],
-        workload=workload_at.of(j["workload"]), iterations=j["iterations"],
-        iterations_left=j["iterations_left"], requested_gpus=j["requested_gpus"],
-        requested_type=type_at.of(j["requested_type"]), pinned_type=j["pinned_type"],
-        tenant=tenants, queue=j["queue"], weight=j["weight"],
-        guaranteed=j["guaranteed"], movable=j["movable"], deadline_s=j["deadline_s"],
-        admitted=j["admitted"], opportunistic=j["opportunistic"], queued_s=j["queued_s"],
-        since_s=j["since_s"], service_gpu_s=j["service_gpu_s"],
-        submit_s=j["submit_s"], restart_s=j["restart_s"], generation=j["generation"],
-        current_type=type_at.of(j["current_type"]), current_gpus=j["current_gpus"],
-        current_degree=j["current_degree"], current_plan=plan_at.of(j["current_plan"], absent=0),
-        min_gpus=j["min_gpus"], max_gpus=j["max_gpus"],
-        failures=j["failures"], retry_s=j["retry_s"],
-    ), _Index(j["id"])  # fmt: skip
+    keys = _Index(j.pop("id"))
+    for kind in ("requested_type", "current_type"):
+        j[kind] = type_at.of(j[kind])
+    j["workload"] = workload_at.of(j["workload"])
+    j["current_plan"] = plan_at.of(j["current_plan"], absent=0)
+    return Jobs(name=names, tenant=tenants, **j), keys
 
 
 def _tenants(
@@ -350,7 +316,7 @@ def _tenants(
 def _estimates(
     connection: sa.Connection, cluster: int, type_at: _Index, workload_at: _Index, plan_at: _Index
 ) -> Estimates:
-    e = read_columns(connection, _ESTIMATES.format(cluster=cluster), _ESTIMATE_COLUMNS)
+    e = read_columns(connection, _ESTIMATES.format(cluster=cluster), wire_types(Estimates))
     e["workload"], e["gpu_type"] = workload_at.of(e["workload"]), type_at.of(e["gpu_type"])
     e["plan"] = plan_at.of(e["plan"])
     keys = ("nodes", "plan", "pipeline_degree", "gpus", "gpu_type", "workload")

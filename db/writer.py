@@ -14,6 +14,7 @@ from tessera.db import tenants as settings
 from tessera.db.documents import dumps
 from tessera.db.limits import require_few, require_few_clusters
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
+from tessera.db.stated import SUBMITTED, UPDATABLE, typed
 from tessera.db.turn import Change, Turn
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
@@ -31,29 +32,11 @@ from tessera.formulation.records.store import Limits
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 
-UPDATABLE = frozenset(
-    {
-        "iterations", "requested_gpus", "requested_type", "tenant", "queue", "weight",
-        "guaranteed", "movable", "deadline_s", "restart_s", "labels", "command", "max_retries",
-        "pinned_type", "avoid_nodes", "profile", "min_gpus", "max_gpus",
-    }
-)  # fmt: skip
-"""Fields of a job that may change after it was submitted; its name and its workload may not."""
-
 DEFAULT_LIMITS = Limits()
 
-_JOB_COLUMNS = """
-    name text, workload_id bigint, iterations bigint, requested_gpus bigint, requested_type text,
-    pinned_type boolean, tenant text, queue bigint, weight float8, guaranteed boolean, movable boolean,
-    deadline_s float8, restart_s float8, labels jsonb, command jsonb, max_retries bigint, profile boolean,
-    min_gpus bigint, max_gpus bigint
-"""
-
 _SUBMIT = sa.text(f"""
-INSERT INTO jobs (cluster_id, name, workload_id, iterations, requested_gpus, requested_type,
-    pinned_type, tenant, queue, weight, guaranteed, movable, deadline_s, restart_s, labels, command,
-    max_retries, profile, min_gpus, max_gpus)
-SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({_JOB_COLUMNS})
+INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED)})
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed(SUBMITTED)})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
 """)  # noqa: S608 - a constant of this module
@@ -157,9 +140,8 @@ class PostgresWriter:
             row = asdict(job)
             del row["workload"], row["avoid_nodes"]
             row["workload_id"] = workload_ids[job.workload]
-            for real in ("deadline_s", "weight", "restart_s"):  # JSON knows no infinity
-                row[real] = str(row[real])
-            rows.append(row)
+            # JSON knows no infinity
+            rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
         found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")

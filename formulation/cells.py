@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Final
 
@@ -17,7 +17,7 @@ import numpy as np
 from tessera.formulation.demand import Demands
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
 
 LOCALITY_FACTOR = 0.9
 """Rate kept for each halving of GPUs a node where no estimate exists (Arena's simulator, its rule 2)."""
@@ -30,10 +30,6 @@ class Shapes(Table):
     INDEX: ClassVar[str] = "shapes"
     nodes: Ints
     rate: Floats  # samples/s; 0: tried, does not run
-
-
-def _no_ints() -> Ints:
-    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,16 +47,11 @@ class Cells(CellTable):
     first_shape: Ints  # its rows of `shapes` are first_shape : first_shape + shape_count
     shape_count: Ints
     shapes: Shapes
-    cpus: Ints = field(default_factory=_no_ints)
-    """CPU cores that a job on the Cell needs in all. An absent column means that none needs any."""
-    host_bytes: Ints = field(default_factory=_no_ints)
-    """Bytes of host memory that it needs in all. An absent column means that none needs any."""
+    cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
+    host_bytes: Ints = usual(0, is_new=True)  # of host memory that it needs in all
 
     def __post_init__(self) -> None:
-        """Let nothing but GPUs be needed where nobody said anything."""
-        for name in ("cpus", "host_bytes"):
-            if len(np.atleast_1d(getattr(self, name))) == 0:
-                object.__setattr__(self, name, np.zeros(len(self.workload), np.int64))
+        """Check that nothing needs less than nothing."""
         Table.__post_init__(self)
         if (self.cpus < 0).any() or (self.host_bytes < 0).any():
             raise InvalidInput("cells", "cpus and host_bytes must be at least 0")

@@ -13,12 +13,11 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.facts import Measured, Standing, Traffics
@@ -37,6 +36,7 @@ from tessera.formulation.snapshot import (
     Tenants,
 )
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Table
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Workload
 
@@ -50,7 +50,6 @@ _CLASSES: dict[str, type[Any]] = {
         Row, Shapes, Snapshot, Solution, Standing, Tenants, Traffics, Workload,
     )
 }  # fmt: skip
-_BESIDE_GPUS: Final = ("cpus", "host_bytes")
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
 
 
@@ -75,15 +74,8 @@ def _plain_float(value: float) -> float | str:
 
 def _unknown(value: Any) -> frozenset[str]:
     """Return the fields that say nothing: without them what is written is as before there were any."""
-    if isinstance(value, Nodes):
-        return frozenset(n for n in _BESIDE_GPUS if (getattr(value, n) == NOT_STATED).all())
-    if isinstance(value, Cells):
-        return frozenset(n for n in _BESIDE_GPUS if not getattr(value, n).any())
-    if isinstance(value, Estimates) and bool(np.isnan(value.sd).all()):
-        return frozenset({"sd"})
-    if isinstance(value, Jobs):
-        columns = ("min_gpus", "max_gpus", "failures", "retry_s")
-        return frozenset(name for name in columns if not getattr(value, name).any())
+    if isinstance(value, Table):
+        return value.without_news()
     if isinstance(value, Snapshot):
         network = ("traffic", "standing", "measured")
         silent = {n for n in network if not len(getattr(value, n))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from tessera.formulation.network.facts import (
     Standing,
     Traffics,
 )
-from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
@@ -27,14 +27,6 @@ STATES: tuple[JobState, ...] = tuple(JobState)
 """State of code k in ``Jobs.state``."""
 
 STATE_CODE: dict[JobState, int] = {state: code for code, state in enumerate(STATES)}
-
-
-def _no_floats() -> Floats:
-    return np.zeros(0)
-
-
-def _no_ints() -> Ints:
-    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,17 +40,8 @@ class Nodes(Table):
     rack: tuple[str, ...]
     schedulable: Bools  # False: draining, or not heard of for longer than its lease
     version: Ints
-    cpus: Ints = field(default_factory=_no_ints)
-    """CPU cores; NOT_STATED: not known. An absent column means that no node states any."""
-    host_bytes: Ints = field(default_factory=_no_ints)
-    """Bytes of host memory; NOT_STATED: not known. An absent column means that no node states any."""
-
-    def __post_init__(self) -> None:
-        """Let nothing be stated where nobody said anything."""
-        for name in ("cpus", "host_bytes"):
-            if len(np.atleast_1d(getattr(self, name))) == 0:
-                object.__setattr__(self, name, np.full(len(self.name), NOT_STATED, np.int64))
-        Table.__post_init__(self)
+    cpus: Ints = usual(NOT_STATED, is_new=True)  # cores
+    host_bytes: Ints = usual(NOT_STATED, is_new=True)  # host memory
 
     def states_more(self) -> Bools:
         """Return which nodes state more than their GPUs, bool[nodes]."""
@@ -88,19 +71,16 @@ class Estimates(CellTable):
     plan: Ints  # index into Snapshot.plans
     iter_time_s: Floats  # inf: it was tried and does not run
     source: Ints  # Source
-    sd: Floats = field(default_factory=_no_floats)
-    """Standard deviation of the logarithm of ``iter_time_s``; NaN: not known. Absent: known of no row."""
-
-    def __post_init__(self) -> None:
-        """Let nothing be known of uncertainty where nobody said anything."""
-        if len(np.atleast_1d(self.sd)) == 0:
-            object.__setattr__(self, "sd", np.full(len(np.atleast_1d(self.workload)), np.nan))
-        Table.__post_init__(self)
+    sd: Floats = usual(np.nan, is_new=True)
+    """Standard deviation of the logarithm of ``iter_time_s``; NaN: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs(CellTable):
-    """The jobs that have not ended, in order of submission."""
+    """The jobs that have not ended, in order of submission.
+
+    A column that is not given is as of a job that was submitted with nothing said of it, and waits.
+    """
 
     INDEX: ClassVar[str] = "jobs"
     CELL: ClassVar[tuple[str, ...]] = (
@@ -110,49 +90,41 @@ class Jobs(CellTable):
         "current_plan",
     )
     name: tuple[str, ...]
-    version: Ints
-    state: Ints  # index into STATES
+    version: Ints = usual(1)
+    state: Ints = usual(STATE_CODE[JobState.QUEUED])  # index into STATES
     workload: Ints
     iterations: Floats  # of the whole job
     iterations_left: Floats
     requested_gpus: Ints
-    requested_type: Ints  # index into Snapshot.gpu_types; -1: any
-    pinned_type: Bools  # True: the requested type is a demand, not a wish
-    tenant: tuple[str, ...]
-    queue: Ints  # 1 is served first
-    weight: Floats
-    guaranteed: Bools
-    movable: Bools  # False: never moved by defragmentation
-    deadline_s: Floats  # seconds since 1970; inf: none
-    admitted: Bools  # a round has promised that the deadline will be met
-    opportunistic: Bools  # it was started past a blocked job, and gives way once that one fits
+    requested_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1: any
+    pinned_type: Bools = usual(False)  # True: the requested type is a demand, not a wish
+    tenant: tuple[str, ...] = usual("")
+    queue: Ints = usual(1)  # 1 is served first
+    weight: Floats = usual(1.0)
+    guaranteed: Bools = usual(False)
+    movable: Bools = usual(True)  # False: never moved by defragmentation
+    deadline_s: Floats = usual(np.inf)  # seconds since 1970; inf: none
+    admitted: Bools = usual(False)  # a round has promised that the deadline will be met
+    opportunistic: Bools = usual(False)
+    """It was started past a blocked job, and gives way once that one fits."""
     submit_s: Floats  # seconds since 1970
     queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
-    since_s: Floats  # when its present allocation began, seconds since 1970; 0: none
-    service_gpu_s: Floats  # GPU-seconds that it has held so far
-    restart_s: Floats  # what a start, move or resize costs
-    generation: Ints  # of the latest allocation; 0: none yet
+    since_s: Floats = usual(0.0)  # when its present allocation began, seconds since 1970; 0: none
+    service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held so far
+    restart_s: Floats = usual(60.0)  # what a start, move or resize costs
+    generation: Ints = usual(0)  # of the latest allocation; 0: none yet
     # the Cell it runs on, for ACTIVE jobs; NO_CELL: none
-    current_type: Ints  # -1: none
-    current_gpus: Ints
-    current_degree: Ints
-    current_plan: Ints  # index into Snapshot.plans
-    min_gpus: Ints = field(default_factory=_no_ints)
-    """GPU counts below this are no columns of the job; 0: no bound. An absent column means no bounds."""
-    max_gpus: Ints = field(default_factory=_no_ints)
-    """GPU counts above this are no columns of the job; 0: no bound. An absent column means no bounds."""
-    failures: Ints = field(default_factory=_no_ints)
-    """Failures in a row. An absent column means that no job has failed."""
-    retry_s: Floats = field(default_factory=_no_floats)
-    """The job is not tried again before this time, seconds since 1970; 0: at once. Absent: all at once."""
-
-    def __post_init__(self) -> None:
-        """Fill the columns that may be absent with zeros: no bounds, and no failures."""
-        for name in ("min_gpus", "max_gpus", "failures", "retry_s"):
-            if len(np.atleast_1d(getattr(self, name))) == 0:
-                dtype = np.float64 if name == "retry_s" else np.int64
-                object.__setattr__(self, name, np.zeros(len(self.name), dtype))
-        Table.__post_init__(self)
+    current_type: Ints = usual(-1)  # -1: none
+    current_gpus: Ints = usual(0)
+    current_degree: Ints = usual(0)
+    current_plan: Ints = usual(0)  # index into Snapshot.plans
+    min_gpus: Ints = usual(0, is_new=True)
+    """GPU counts below this are no columns of the job; 0: no bound."""
+    max_gpus: Ints = usual(0, is_new=True)
+    """GPU counts above this are no columns of the job; 0: no bound."""
+    failures: Ints = usual(0, is_new=True)  # in a row
+    retry_s: Floats = usual(0.0, is_new=True)
+    """The job is not tried again before this time, seconds since 1970; 0: at once."""
 
     def among(self, states: Iterable[JobState]) -> Bools:
         """Return which jobs are in one of ``states``, bool[jobs]."""

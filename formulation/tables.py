@@ -5,8 +5,8 @@ A round reads 100,000 jobs and their estimates; one Python object a row would co
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Final, Self, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,15 @@ Bools: TypeAlias = NDArray[np.bool_]
 _DTYPES: dict[str, type[np.generic]] = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 
 
+def usual(value: float | str, *, is_new: bool = False) -> Any:
+    """Declare a column that may be absent: every row then has ``value``.
+
+    ``is_new``: what is written leaves the column out where every row has ``value``, so that it is as it was
+    before there was such a column.
+    """
+    return field(default=(), metadata={"usual": value, "is_new": is_new})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
     """Base of the columnar types: checks lengths, converts to the declared dtype, forbids writes."""
@@ -32,10 +41,12 @@ class Table:
     def __post_init__(self) -> None:
         """Convert, freeze and check every column."""
         length: int | None = None
-        for name, dtype in _columns(type(self)):
+        for name, dtype, missing in _columns(type(self)):
             value = getattr(self, name)
             if isinstance(value, Table):
                 continue  # a table beside this one, with an axis of its own
+            if length and missing is not None and _is_absent(value):
+                value = (missing,) * length if dtype is None else np.full(length, missing, dtype)
             if dtype is not None:
                 value = frozen(value, dtype)
                 if value.ndim != 1:
@@ -56,7 +67,7 @@ class Table:
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]]) -> Self:
         """Build from one dictionary a row; all must have every column, or none one with a default."""
-        needed = {f.name for f in fields(cls) if f.default_factory is MISSING}
+        needed = {f.name for f in fields(cls) if "usual" not in f.metadata}
         columns = needed | rows[0].keys() if rows else needed
         return cls(**{name: [row[name] for row in rows] for name in columns})
 
@@ -69,6 +80,14 @@ class Table:
                 value = column[index]
                 found[f.name] = value.item() if isinstance(value, np.generic) else value
         return found
+
+    def without_news(self) -> frozenset[str]:
+        """Return the new columns that have the usual value in every row."""
+        return frozenset(
+            f.name
+            for f in fields(self)
+            if f.metadata.get("is_new") and _all_are(getattr(self, f.name), f.metadata["usual"])
+        )
 
     def equals(self, other: Self) -> bool:
         """Return whether every column is equal, NaN to NaN included."""
@@ -103,15 +122,42 @@ class CellTable(Table):
         return list(map(CellKey._make, zip(*(column.tolist() for column in some), strict=True)))
 
 
-_COLUMNS: Final[dict[type[Any], tuple[tuple[str, type[np.generic] | None], ...]]] = {}
+class _Column(NamedTuple):
+    """A field of a table: its dtype (None: it is no array) and its usual value (None: it must be given)."""
+
+    name: str
+    dtype: type[np.generic] | None
+    usual: float | str | None
+
+
+_COLUMNS: Final[dict[type[Any], tuple[_Column, ...]]] = {}
 """What ``_columns`` has found of each table."""
 
 
-def _columns(table: type[Any]) -> tuple[tuple[str, type[np.generic] | None], ...]:
-    """Return the name of each field of ``table`` and its dtype; None: it is no array."""
+def _columns(table: type[Any]) -> tuple[_Column, ...]:
+    """Return the fields of ``table``."""
     if table not in _COLUMNS:
-        _COLUMNS[table] = tuple((f.name, _DTYPES.get(str(f.type))) for f in fields(table))
+        _COLUMNS[table] = tuple(
+            _Column(f.name, _DTYPES.get(str(f.type)), f.metadata.get("usual"))
+            for f in fields(table)
+        )
     return _COLUMNS[table]
+
+
+def array_columns(table: type[Table]) -> dict[str, np.dtype[Any]]:
+    """Return the columns of ``table`` that are arrays, with their dtypes."""
+    return {c.name: np.dtype(c.dtype) for c in _columns(table) if c.dtype is not None}
+
+
+def _is_absent(column: Any) -> bool:
+    """Return whether nothing was given for a column."""
+    size = column.size if isinstance(column, np.ndarray) else len(column)
+    return bool(size == 0)
+
+
+def _all_are(column: NDArray[Any], value: float) -> bool:
+    """Return whether every row has ``value``, which may be NaN."""
+    return bool(np.array_equal(column, np.full(len(column), value), equal_nan=value != value))
 
 
 def frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:

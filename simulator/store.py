@@ -14,6 +14,7 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import (
     NO_LEGS,
     STATE_CODE,
@@ -28,7 +29,7 @@ from tessera.formulation.snapshot import (
     Snapshot,
     Tenants,
 )
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.values import NO_CELL, Cell, CellKey, Hold, Source, Workload
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
@@ -284,7 +285,8 @@ class MemoryStore:
             iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
             service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
             since_s=np.where(holds, EPOCH_S + began_s, 0.0),
-            **{column: getattr(self, column)[live] for column in _KEPT},
+            **{name: getattr(self, name)[live] for name in _KEPT},
+            **{name: column[live] for name, column in self._stated.items()},
         )  # fmt: skip
 
     def _allocations(self, local: Ints) -> Allocations:
@@ -311,17 +313,14 @@ class MemoryStore:
         self.done = np.zeros(count)
         self.iterations = np.array([float(s.iterations) for s in specs])
         self.workload = np.array([work[s.workload] for s in specs], dtype=np.int64)
-        self.requested_gpus = np.array([s.requested_gpus for s in specs], dtype=np.int64)
         self.requested_type = np.array(
             [self._type(s.requested_type) for s in specs], dtype=np.int64
         )
-        self.pinned_type = np.array([s.pinned_type for s in specs], dtype=np.bool_)
-        self.min_gpus = np.array([s.min_gpus for s in specs], dtype=np.int64)
-        self.max_gpus = np.array([s.max_gpus for s in specs], dtype=np.int64)
-        self.queue = np.array([s.queue for s in specs], dtype=np.int64)
-        self.weight = np.array([s.weight for s in specs])
-        self.guaranteed = np.array([s.guaranteed for s in specs], dtype=np.bool_)
-        self.movable = np.array([s.movable for s in specs], dtype=np.bool_)
+        self._stated = {
+            name: np.array([getattr(s, name) for s in specs], dtype=dtype)
+            for name, dtype in array_columns(Jobs).items()
+            if name in _STATED
+        }
         arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
         self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
         self.submit_s = EPOCH_S + arrival_s
@@ -372,12 +371,13 @@ _OfJobs = TypeVar("_OfJobs", Avoids, Legs)
 _QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
 
 _KEPT = (
-    "version", "state", "workload", "iterations", "requested_gpus", "requested_type", "pinned_type",
-    "queue", "weight", "guaranteed", "movable", "deadline_s", "admitted", "opportunistic",
-    "submit_s", "queued_s", "restart_s", "generation", "current_type", "current_gpus",
-    "current_degree", "current_plan", "min_gpus", "max_gpus",
+    "version", "state", "workload", "iterations", "requested_type", "deadline_s", "admitted",
+    "opportunistic", "submit_s", "queued_s", "restart_s", "generation", *Jobs.CELL,
 )  # fmt: skip
 """Columns of a snapshot's jobs that are kept just as they are shown."""
+
+_STATED = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {"workload", *_KEPT}
+"""Columns that are as their users stated them and never change."""
 
 
 def _workloads(scenario: Scenario) -> tuple[Workload, ...]:

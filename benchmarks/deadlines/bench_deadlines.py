@@ -317,12 +317,10 @@ def _row(run: Running) -> dict[str, Any]:
     job = run.job
     state = JobState.RUNNING if run.gang else JobState.QUEUED
     return {
-        "name": job.name, "version": 1, "state": STATE_CODE[state], "workload": job.workload,
+        "name": job.name, "tenant": "t", "state": STATE_CODE[state], "workload": job.workload,
         "iterations": job.work / BATCH, "iterations_left": run.left / BATCH, "requested_gpus": 4,
-        "requested_type": -1, "pinned_type": False, "tenant": "t", "queue": 1,
-        "weight": job.weight, "guaranteed": job.guaranteed, "movable": True,
-        "deadline_s": job.deadline_s, "admitted": run.admitted, "opportunistic": False,
-        "submit_s": job.arrival_s, "queued_s": job.arrival_s, "since_s": run.since_s,
-        "service_gpu_s": 0.0, "restart_s": job.restart_s, "generation": run.generation,
+        "weight": job.weight, "guaranteed": job.guaranteed, "deadline_s": job.deadline_s,
+        "admitted": run.admitted, "submit_s": job.arrival_s, "queued_s": job.arrival_s,
+        "since_s": run.since_s, "restart_s": job.restart_s, "generation": run.generation,
         **dict(zip(Jobs.CELL, run.cell, strict=True)),
     }  # fmt: skip

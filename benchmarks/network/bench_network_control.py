@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -136,13 +135,10 @@ def snapshot_of(
 
 def _row(name: str, number: int, gang: Gang) -> dict[str, Any]:
     return {
-        "name": name, "version": 1, "state": STATE_CODE[JobState.RUNNING], "workload": number,
-        "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": gang.gpus,
-        "requested_type": -1, "pinned_type": False, "tenant": "", "queue": 1, "weight": 1.0,
-        "guaranteed": False, "movable": True, "deadline_s": math.inf, "admitted": False,
-        "opportunistic": False, "submit_s": 0.0, "queued_s": 0.0, "since_s": 0.0,
-        "service_gpu_s": 0.0, "restart_s": 60.0, "generation": 1, "current_type": 0,
-        "current_gpus": gang.gpus, "current_degree": 1, "current_plan": 0,
+        "name": name, "state": STATE_CODE[JobState.RUNNING], "workload": number,
+        "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": gang.gpus, "submit_s": 0.0,
+        "queued_s": 0.0, "generation": 1, "current_type": 0, "current_gpus": gang.gpus,
+        "current_degree": 1,
     }  # fmt: skip
 
 

@@ -11,9 +11,8 @@ import typer
 
 from tessera.benchmarks.harness.progress import steps
 from tessera.benchmarks.harness.registry import case
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
+from tessera.formulation.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.statement import build_problem
 from tessera.formulation.values import GpuType, Source, Workload
 from tessera.simulator.figures import Report
@@ -61,8 +60,7 @@ def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
         * rng.uniform(0.5, 2, (workloads, TYPES))[workload, gpu_type]
     )
     rate = speed * gpus ** rng.uniform(0.7, 0.95, len(gpus)) * rng.uniform(0.8, 1.0, len(gpus))
-    zero, one = np.zeros(jobs, np.int64), np.ones(jobs, np.int64)
-    none, no = np.zeros(0, np.int64), np.zeros(jobs, np.bool_)
+    none = np.zeros(0, np.int64)
     return Snapshot(
         cluster="bench", epoch=1, round_number=1, now_s=0.0,
         gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(TYPES)),
@@ -81,17 +79,11 @@ def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
             source=np.full_like(gpus, Source.ANALYTIC),
         ),
         jobs=Jobs(
-            name=tuple(f"j{j}" for j in range(jobs)), version=one,
-            state=np.full(jobs, STATE_CODE[JobState.QUEUED]),
+            name=tuple(f"j{j}" for j in range(jobs)), tenant=("t",) * jobs,
             workload=rng.integers(0, workloads, jobs),
             iterations=np.full(jobs, 1e5), iterations_left=rng.uniform(1e2, 1e5, jobs),
-            requested_gpus=rng.choice(COUNTS, jobs), requested_type=-one, pinned_type=no,
-            tenant=("t",) * jobs, queue=one, weight=np.ones(jobs), guaranteed=no, movable=~no,
-            deadline_s=np.full(jobs, np.inf), admitted=no, opportunistic=no,
+            requested_gpus=rng.choice(COUNTS, jobs),
             submit_s=np.arange(jobs, dtype=np.float64), queued_s=np.arange(jobs, dtype=np.float64),
-            since_s=np.zeros(jobs), service_gpu_s=np.zeros(jobs), restart_s=np.full(jobs, 60.0),
-            generation=zero, current_type=-one, current_gpus=zero, current_degree=zero,
-            current_plan=zero,
         ),
         allocations=Allocations(job=none, node=none, gpu=none, hold=none, generation=none),
     )  # fmt: skip

@@ -145,7 +145,6 @@ def _queued(
 ) -> Jobs:
     """Draw queued jobs of the workloads with these requests; ``number`` names them."""
     jobs = len(number)
-    zero, no = np.zeros(jobs, np.int64), np.zeros(jobs, np.bool_)
     workload = rng.integers(0, len(request), jobs)
     left, weight = rng.uniform(1e2, 1e5, jobs), rng.choice([1.0, 1.0, 1.0, 2.0, 4.0], jobs)
     if family == "alike":
@@ -154,16 +153,10 @@ def _queued(
         weight = np.ones(jobs)
     arrived_s = np.full(jobs, now_s)
     return Jobs(
-        name=tuple(f"j{n}" for n in number.tolist()), version=zero + 1,
-        state=np.full(jobs, STATE_CODE[JobState.QUEUED]), workload=workload,
+        name=tuple(f"j{n}" for n in number.tolist()), tenant=("t",) * jobs, workload=workload,
         iterations=np.maximum(left, 1e5), iterations_left=left, requested_gpus=request[workload],
-        requested_type=zero - 1, pinned_type=no, tenant=("t",) * jobs, queue=zero + 1,
-        weight=weight, guaranteed=no, movable=~no, deadline_s=np.full(jobs, np.inf), admitted=no,
-        opportunistic=no, submit_s=arrived_s, queued_s=arrived_s, since_s=np.zeros(jobs),
-        service_gpu_s=np.zeros(jobs),
+        weight=weight, submit_s=arrived_s, queued_s=arrived_s,
         restart_s=np.full(jobs, 0.0 if family == "equal-ratios" else RESTART_S),
-        generation=zero, current_type=zero - 1, current_gpus=zero, current_degree=zero,
-        current_plan=zero,
     )  # fmt: skip
 
 

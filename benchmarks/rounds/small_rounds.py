@@ -101,17 +101,15 @@ def _job(
     due_s = NOW_S + left_s * rng.uniform(0.3, 4.0) if rng.random() < 0.5 else math.inf
     in_time = left * 8 <= rate * (due_s - NOW_S)
     return {
-        "name": f"job-{job}", "version": 1, "workload": job,
+        "name": f"job-{job}", "workload": job,
         "state": STATE_CODE[JobState.RUNNING if runs else JobState.QUEUED],
         "iterations": left * rng.uniform(1.0, 3.0), "iterations_left": left,
-        "requested_gpus": int(rng.choice(COUNTS)), "requested_type": -1, "pinned_type": False,
-        "tenant": f"t{int(rng.integers(4))}", "queue": 1,
-        "weight": float(rng.choice([0.5, 1.0, 2.0])), "guaranteed": False, "movable": True,
-        "deadline_s": due_s,
+        "requested_gpus": int(rng.choice(COUNTS)), "tenant": f"t{int(rng.integers(4))}",
+        "weight": float(rng.choice([0.5, 1.0, 2.0])), "deadline_s": due_s,
         "admitted": runs and math.isfinite(due_s) and in_time and bool(rng.random() < 0.5),
-        "opportunistic": False, "submit_s": NOW_S - age_s, "queued_s": NOW_S - age_s,
+        "submit_s": NOW_S - age_s, "queued_s": NOW_S - age_s,
         "since_s": NOW_S - age_s / 2 if runs else 0.0,
         "service_gpu_s": float(rng.uniform(0, 1e5)), "restart_s": restart_s,
         "generation": int(runs), "current_type": current[0], "current_gpus": current[1],
-        "current_degree": current[2], "current_plan": 0,
+        "current_degree": current[2],
     }  # fmt: skip
