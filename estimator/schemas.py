@@ -73,7 +73,9 @@ class Entry(BaseModel):
         for key in value:
             if key not in allowed and key not in cls.shown:
                 problem = f"unknown key {key!r}{hint(key, allowed)} (allowed: {', '.join(allowed)})"
-                raise _wrong(problem)
+                raise PydanticCustomError(
+                    "unknown_key", "{problem}", {"problem": problem, "key": str(key)}
+                )
         if not cls.null_is_absent:
             return value
         return {key: given for key, given in value.items() if given is not None}
@@ -178,9 +180,16 @@ def _wrong(problem: str) -> PydanticCustomError:
 
 
 def _told(where: str, error: ValidationError) -> InvalidInput:
-    """Return the first error; with it, whatever else is missing in the same mapping."""
+    """Return the first error; with it, whatever else is missing in the same mapping.
+
+    Where a mapping has no place of its own, its unknown or missing key is the place.
+    """
     found = error.errors(include_url=False)
     first = found[0]
+    if not where and first["loc"] == () and first["type"] == "unknown_key":
+        return InvalidInput(first["ctx"]["key"], first["msg"])
+    if not where and len(first["loc"]) == 1 and first["type"] == "missing":
+        return InvalidInput(str(first["loc"][0]), "is missing")
     if first["type"] != "missing":
         return InvalidInput(_place(where, first["loc"]), _problem(first))
     inside = first["loc"][:-1]
@@ -191,7 +200,7 @@ def _told(where: str, error: ValidationError) -> InvalidInput:
 
 
 def _problem(error: ErrorDetails) -> str:
-    if error["type"] == "wrong":
+    if error["type"] in ("unknown_key", "wrong"):
         return error["msg"]
     given = error["input"]
     if error["type"] in ("enum", "literal_error"):
