@@ -10,20 +10,9 @@ from tessera.benchmarks.service.fleet import Fleet
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.service.cli import deletion as asking
-from tests.e2e.test_cli_commands import (
-    CLUSTER,
-    NODES,
-    Tessera,
-    address,
-    fleet,
-    read,
-    submit,
-    tessera,
-)
-from tests.integration.test_db_deletion import rows_left
+from tests.support.command_line import CLUSTER, NODES, Tessera, read, submit
+from tests.support.rows import rows_left
 from tests.support.system import until
-
-__all__ = ["address", "fleet", "tessera"]
 
 
 def states(tessera: Tessera) -> list[str]:

@@ -10,9 +10,7 @@ import pytest
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.service.cli.client import connect
 from tessera.v1 import estimates_pb2
-from tests.e2e.test_cli_commands import Tessera, address, fleet, read, submit, tessera
-
-__all__ = ["address", "fleet", "tessera"]  # fixtures
+from tests.support.command_line import Tessera, read, submit
 
 TOPOLOGY = """\
 kind: clos

@@ -5,17 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tessera.benchmarks.service.fleet import Fleet
-from tests.e2e.test_cli_commands import (
-    CLUSTER,
-    Tessera,
-    address,
-    fleet,
-    read,
-    submit,
-    tessera,
-)
-
-__all__ = ["address", "fleet", "tessera"]  # fixtures
+from tests.support.command_line import CLUSTER, Tessera, read, submit
 
 TENANTS = "tenants: {nlp: {weight: 2, quotas: {a100: 6, any: 8}, borrow_gpus: 0}, vision: {}}\n"
 

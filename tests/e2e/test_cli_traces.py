@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tessera.service.cli.names import short
-from tests.e2e.test_cli_commands import (  # fixtures
-    TRACE,
-    Tessera,
-    address,
-    read,
-    tessera,
-)
-
-__all__ = ["address", "tessera"]
+from tests.support.command_line import TRACE, Tessera, read
 
 
 def test_a_trace_is_shaped_for_the_servers_own_cluster_and_its_tenants_get_their_quota(

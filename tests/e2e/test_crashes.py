@@ -28,9 +28,9 @@ from tessera.service.cli.demo.stack import Stack, running
 from tessera.simulator.clusters import tiny
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2
-from tests.e2e.test_replicas import list_rounds
 from tests.support.agents import is_running
 from tests.support.laws import scaled
+from tests.support.listing import list_rounds
 from tests.support.load import Load
 from tests.support.patience import PATIENCE_S
 from tests.support.system import Agent, Lab, User, kill_postgres, until, uuid

@@ -19,6 +19,7 @@ from tessera.service.cli.demo.stack import Stack, running
 from tessera.simulator.clusters import tiny
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.listing import list_rounds
 from tests.support.patience import PATIENCE_S
 
 ROUNDS = 200
@@ -110,16 +111,3 @@ def test_two_replicas_racing_give_no_gpu_and_no_round_twice() -> None:
             clusters_pb2.ListNodesRequest(parent=PARENT, page_size=1000)
         )
         assert all(0 <= node.free_gpus <= node.gpus for node in listed.nodes)
-
-
-def list_rounds(stub: scheduler_pb2_grpc.SchedulerStub) -> list[scheduler_pb2.Round]:
-    found: list[scheduler_pb2.Round] = []
-    token = ""
-    while True:
-        answer = stub.ListRounds(
-            scheduler_pb2.ListRoundsRequest(parent=PARENT, page_size=100, page_token=token)
-        )
-        found.extend(answer.rounds)
-        token = answer.next_page_token
-        if not token:
-            return found

@@ -21,6 +21,7 @@ from tessera.formulation.records.estimates import CellFilter, ModelSpec
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import GpuType, Source
 from tests.support.patience import PATIENCE_S
+from tests.support.rows import rows_left
 from tests.support.stored import (
     BERT,
     C,
@@ -68,17 +69,6 @@ def drain(store: PostgresStore, *names: str, draining: bool = True, **told: str)
 
 def fall_silent(database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
-
-
-def rows_left(database: Database) -> dict[str, int]:
-    """Return how many rows each table has, where it has any; request ids and the high water aside."""
-    found = {}
-    with database.read() as connection:
-        for table in tables.metadata.sorted_tables:
-            if table.name not in ("request_ids", "high_water"):
-                count = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
-                found[table.name] = count or 0
-    return {name: count for name, count in found.items() if count}
 
 
 def a_rich_cluster(store: PostgresStore, database: Database) -> None:

@@ -24,9 +24,8 @@ from tessera.service.watching import Watching
 from tessera.service.wiring import running
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tests.integration.test_networks import BOTH, a_network, two_jobs
-from tests.integration.test_wiring import settings
 from tests.support.agents import until
+from tests.support.described import BOTH, a_network, two_jobs
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     C,
@@ -39,6 +38,7 @@ from tests.support.stored import (
     run,
     submit,
 )
+from tests.support.wired import settings
 from tests.support.worlds import StoppedClock
 
 LEAVES = 5e9

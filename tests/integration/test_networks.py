@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from tessera.formulation.errors import NotAllowed, NotFound, RoundSuperseded, St
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.network.running import running_now
-from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
@@ -24,55 +22,19 @@ from tessera.service.replanning import Replanning
 from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
+from tests.support.described import CLOS, a_network, set_topology, two_jobs
 from tests.support.stored import (
     C,
     a_cluster,
-    a_record,
     a_spec,
     agents_of,
     agents_report,
     do,
     execute,
     happen,
-    run,
     submit,
 )
 from tests.support.worlds import StoppedClock
-
-HOSTS = ["a100-0", "a100-2", "a100-1", "a100-3"]
-"""On two ToRs, in order: so that jobs on neighbours by name meet above."""
-
-CLOS: dict[str, Any] = {
-    "kind": "clos", "nodes": HOSTS, "tors": 2, "aggregations": 2, "tor_bytes_per_s": 12.5e9,
-    "host": {"gpus": 4, "nics": 4, "pcie_switches": 4, "nic_bytes_per_s": 25e9,
-             "pcie_bytes_per_s": 25e9, "nvlink_bytes_per_s": 300e9},
-}  # fmt: skip
-
-BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))
-
-
-def sends(data_bytes: float) -> CellTraffic:
-    """Return the traffic of eight replicas."""
-    stage = StageTraffic(dp=8, tp=1, data=(data_bytes, 14))
-    return CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,))
-
-
-def a_network(store: PostgresStore, **changes: object) -> None:
-    """Describe the network of four nodes, on two ToRs."""
-    a_cluster(store, nodes=4)
-    set_topology(store, CLOS | changes)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=sends(5e9))]))
-
-
-def set_topology(store: PostgresStore, document: dict[str, Any]) -> None:
-    text = json.dumps(document, sort_keys=True)
-    do(store, lambda w: w.set_topology(C, decode_topology(text), None))
-
-
-def two_jobs(store: PostgresStore) -> None:
-    """Start two jobs of eight GPUs, each on both ToRs."""
-    submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
-    run(store, one=BOTH[0], two=BOTH[1])
 
 
 def replan(store: PostgresStore) -> NetworkPlanRecord | None:

@@ -25,7 +25,7 @@ from tessera.solvers.registry import names as solvers
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
-from tests.integration.test_rpc_store import Api
+from tests.support.api import Api
 from tests.support.laws import IS_FAST
 from tests.support.rpc import serving
 

@@ -31,7 +31,7 @@ from tessera.v1 import (
     scheduler_pb2,
     tenants_pb2,
 )
-from tests.integration.test_rpc_store import (
+from tests.support.api import (
     Api,
     C,
     a_batch,

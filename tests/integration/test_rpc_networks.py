@@ -17,8 +17,8 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobEvent
 from tessera.v1 import estimates_pb2, estimates_pb2_grpc, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
-from tests.integration.test_networks import CLOS, HOSTS, a_network, two_jobs
-from tests.integration.test_rpc_store import refused
+from tests.support.api import refused
+from tests.support.described import CLOS, HOSTS, a_network, two_jobs
 from tests.support.rpc import serving
 from tests.support.stored import C, a_cluster, happen
 

@@ -13,7 +13,7 @@ from grpc import StatusCode
 from tessera.db.store import PostgresStore
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
-from tests.integration.test_rpc_store import (
+from tests.support.api import (
     INVALID,
     Api,
     C,

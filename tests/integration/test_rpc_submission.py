@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.db.store import PostgresStore
 from tessera.v1 import jobs_pb2
-from tests.integration.test_rpc_store import INVALID, C, a_batch, a_submit, api, refused
+from tests.support.api import INVALID, C, a_batch, a_submit, api, refused
 from tests.support.rpc import WALL_S
 
 SOON = Timestamp(seconds=int(WALL_S) + 3600)

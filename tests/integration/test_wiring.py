@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import cast
 
-import grpc.aio
 import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, GpuType, Source, Workload
-from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
@@ -32,50 +26,14 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.support.patience import PATIENCE_S
+from tests.support.wired import a_cluster, channel_to, settings
 
-JOB = JobSpec(
-    name="j", workload=Workload(model="m", params="", global_batch=8), iterations=10, requested_gpus=1
-)  # fmt: skip
-
-
-CELL = EstimateRecord(
-    workload=JOB.workload, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
-    iter_time_s=1.0, source=Source.MEASURED,
-)  # fmt: skip
 HELLO = agents_pb2.AgentMessage(
     hello=agents_pb2.Hello(
         parent="clusters/c", agent_id="a", incarnation="1",
         nodes=[agents_pb2.AgentNode(node="n", gpu_type="a100", gpus=8)],
     )
 )  # fmt: skip
-
-
-def a_cluster(store: PostgresStore, name: str = "c") -> None:
-    def work(writer: Any) -> bytes:
-        writer.upsert_cluster(name, [GpuType(name="a100", memory_bytes=2**35)], None)
-        writer.upsert_nodes(name, [NodeSpec(name="n", gpu_type="a100", gpus=8)])
-        writer.submit_jobs(name, [JOB])
-        writer.upsert_estimates(name, [CELL])
-        return b""
-
-    store.write(None, work)
-
-
-def settings(database: Database, **changes: Any) -> Config:
-    values: dict[str, Any] = {
-        "listen": "127.0.0.1:0", "database_url": database.url, "period_s": 0.0,
-        "poll_s": 60.0, "heartbeat_s": 7.0, "grace_s": 2.0, "store_threads": 4,
-    }  # fmt: skip
-    return Config(**(values | changes))
-
-
-@asynccontextmanager
-async def channel_to(config: Config) -> AsyncIterator[grpc.aio.Channel]:
-    async with (
-        running(config) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-    ):
-        yield channel
 
 
 async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(

@@ -7,8 +7,8 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tests.integration.test_wiring import a_cluster, channel_to, settings
 from tests.support.patience import PATIENCE_S
+from tests.support.wired import a_cluster, channel_to, settings
 
 
 @pytest.mark.parametrize(("from_jobs", "elsewhere"), [(1, True), (2, False)])

@@ -24,11 +24,11 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import Outcome, plan_round
 from tessera.solvers.schedulers.base import Scheduler, Seen, seen
 from tessera.solvers.schedulers.registry import names, published
-from tests.property.test_rounds import snapshots
-from tests.simulation.test_laws import conditions
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.conditions import conditions
 from tests.support.driver import FOREVER
 from tests.support.laws import examples
+from tests.support.snapshots import snapshots
 from tests.support.worlds import (
     COSTLY,
     FREE,

@@ -19,9 +19,9 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import Outcome, plan_round
 from tessera.solvers.schedulers.base import Published, Scheduler, seen
 from tessera.solvers.schedulers.registry import names, published
-from tests.property.test_rounds import snapshots
 from tests.support.builders import a_random_snapshot
 from tests.support.laws import examples
+from tests.support.snapshots import snapshots
 
 LAW = examples(25)
 NAMES = pytest.mark.parametrize("name", names())

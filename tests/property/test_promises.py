@@ -22,10 +22,10 @@ from tessera.solvers.answers import is_answer
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.plan import Outcome
-from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas
 from tests.support.laws import examples
+from tests.support.snapshots import snapshots
 
 LAW = examples(60)
 FEW = examples(25)

@@ -5,27 +5,21 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.executor import replay
-from tessera.simulator.hazards import Hazards, failures, stragglers
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result
-from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturbed
+from tests.support.conditions import conditions
 from tests.support.laws import examples
 from tests.support.worlds import COSTLY, POLICIES, a_random_scenario, simulated
 
-OFTEN = Hazards(
-    between_failures_s=4000.0, repair_s=900.0, between_lags_s=1500.0, lag_s=500.0, slowest=3.0
-)
 SEARCHES = Overheads(save_s=31.7, load_s=17.3, search_s={1: 20.0, 8: 400.0},
                      checkpoint_every_s=333.3, profile_s=100.0)  # fmt: skip
 
@@ -37,24 +31,6 @@ CASES = st.tuples(
 """Seed, policy, rounds on events, error of estimates, horizon, overheads."""
 
 some_cases = examples(25)
-
-
-def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
-    """Return failures and stragglers of the first hours, and estimates that are off."""
-    return {
-        "failures": failures(scenario.nodes, 6000.0, seed, OFTEN),
-        "stragglers": stragglers(scenario.nodes, 6000.0, seed, OFTEN),
-        "visible": perturbed(hopeful(scenario), error, seed) if error else None,
-        "patience_s": 3600.0,
-    }
-
-
-def hopeful(scenario: Scenario) -> list[EstimateRecord]:
-    """Return the profiles as if all ran: rounds find out what does not."""
-    return [
-        e if math.isfinite(e.iter_time_s) else replace(e, iter_time_s=1.0)
-        for e in scenario.profiles
-    ]
 
 
 def run(case: tuple[int, str, bool, float, float, Overheads]) -> Result:

@@ -21,9 +21,9 @@ from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.base import Scheduler, Seen, seen
 from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.registry import published
-from tests.property.test_rounds import snapshots
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
+from tests.support.snapshots import snapshots
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
 

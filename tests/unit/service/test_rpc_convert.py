@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from tessera.formulation.records.agents import Desired, DesiredGang
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, LegRecord
-from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
 from tessera.formulation.values import Cell, GpuType, Source, Workload
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
@@ -34,6 +34,7 @@ from tessera.v1 import (
     tenants_pb2,
 )
 from tests.support.laws import examples
+from tests.support.summaries import a_summary, recorded
 
 words = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 workloads = st.builds(
@@ -98,13 +99,6 @@ all_options = st.builds(
     scheduler=st.sampled_from(["", "fcfs"]), caution=st.floats(0, 10),
     network_measure_s=lengths | st.just(0.0),
 )  # fmt: skip
-
-
-def recorded(options: RoundOptions) -> dict[str, Any]:
-    """Return options as a round records them."""
-    found = asdict(options)
-    del found["work"]
-    return found
 
 
 @given(all_options)
@@ -191,18 +185,6 @@ def test_a_round_tells_its_goals_in_order_and_whose_deadline_is_promised() -> No
         ("max-min", "GPU-s", 3.0, 2.5, 0.2), ("throughput", "jobs", 5.0, 5.0, 0.0),
     ]  # fmt: skip
     assert (message.decisions[0].admitted, message.decisions[0].opportunistic) == (True, True)
-
-
-def a_summary(**changes: Any) -> RoundSummary:
-    values: dict[str, Any] = {
-        "cluster": "c", "number": 1, "epoch": 1, "created_s": 1.0, "options": recorded(RoundOptions()),
-        "status": "optimal", "outcome": "committed", "objective": 5.0, "bound": 5.0, "gap": 0.0,
-        "placed_score": 5.0, "greedy_objective": 4.0, "verified": True, "violations": (),
-        "snapshot_digest": "", "solver": "greedy", "work": (), "goals": (), "prices": {},
-        "used_gpus": {}, "seconds": {}, "running": 1, "waiting": 0, "started": 1, "suspended": 0,
-        "changed": 0, "samples_per_s": 1.0, "unit": "jobs", "versions": (),
-    }  # fmt: skip
-    return RoundSummary(**values | changes)
 
 
 tenants_of_any_kind = st.builds(

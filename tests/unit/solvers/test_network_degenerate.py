@@ -20,8 +20,8 @@ from tessera.solvers.network.compression import compression_of
 from tessera.solvers.network.floor import floored
 from tessera.solvers.network.fluid import simulate
 from tessera.solvers.network.swaps import Window
+from tests.support.drawn_contentions import a_contention
 from tests.support.networks import FluidJob, a_demand
-from tests.unit.solvers.test_network_baselines import a_contention
 
 GPU, NIC, TOR = Tier.GPU, Tier.NIC, Tier.TOR
 DIGITS = 10**400

@@ -12,7 +12,7 @@ from tessera.formulation.statement import build_problem
 from tessera.solvers.placement import place
 from tessera.solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
-from tests.unit.solvers.test_rounds import FOREVER
+from tests.support.driver import FOREVER
 
 
 def test_a_large_gang_that_is_cheap_to_move_is_not_asked_where_nothing_can_hold_it() -> None:

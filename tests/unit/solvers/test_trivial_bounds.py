@@ -37,7 +37,7 @@ from tessera.solvers.rounds.plan import Outcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 from tessera.v1 import scheduler_pb2
 from tests.support.builders import a_random_snapshot
-from tests.unit.service.test_rpc_convert import a_summary
+from tests.support.summaries import a_summary
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
 CROWDED = a_random_snapshot(1, jobs=20)

@@ -1,0 +1,34 @@
+"""What troubles a simulated run: failures, stragglers, estimates that are off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.simulator.hazards import Hazards, failures, stragglers
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.truth import perturbed
+
+OFTEN = Hazards(
+    between_failures_s=4000.0, repair_s=900.0, between_lags_s=1500.0, lag_s=500.0, slowest=3.0
+)
+
+
+def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
+    """Return failures and stragglers of the first hours, and estimates that are off."""
+    return {
+        "failures": failures(scenario.nodes, 6000.0, seed, OFTEN),
+        "stragglers": stragglers(scenario.nodes, 6000.0, seed, OFTEN),
+        "visible": perturbed(hopeful(scenario), error, seed) if error else None,
+        "patience_s": 3600.0,
+    }
+
+
+def hopeful(scenario: Scenario) -> list[EstimateRecord]:
+    """Return the profiles as if all ran: rounds find out what does not."""
+    return [
+        e if math.isfinite(e.iter_time_s) else replace(e, iter_time_s=1.0)
+        for e in scenario.profiles
+    ]

@@ -1,0 +1,19 @@
+"""Rows of the whole database."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tessera.db import tables
+from tessera.db.engine import Database
+
+
+def rows_left(database: Database) -> dict[str, int]:
+    """Return how many rows each table has, where it has any; request ids and the high water aside."""
+    found = {}
+    with database.read() as connection:
+        for table in tables.metadata.sorted_tables:
+            if table.name not in ("request_ids", "high_water"):
+                count = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
+                found[table.name] = count or 0
+    return {name: count for name, count in found.items() if count}

@@ -1,0 +1,56 @@
+"""A server as its command starts it, on a database of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import Cell, GpuType, Source, Workload
+from tessera.service.config import Config
+from tessera.service.wiring import running
+
+JOB = JobSpec(
+    name="j", workload=Workload(model="m", params="", global_batch=8), iterations=10, requested_gpus=1
+)  # fmt: skip
+
+
+CELL = EstimateRecord(
+    workload=JOB.workload, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
+    iter_time_s=1.0, source=Source.MEASURED,
+)  # fmt: skip
+
+
+def a_cluster(store: PostgresStore, name: str = "c") -> None:
+    def work(writer: Any) -> bytes:
+        writer.upsert_cluster(name, [GpuType(name="a100", memory_bytes=2**35)], None)
+        writer.upsert_nodes(name, [NodeSpec(name="n", gpu_type="a100", gpus=8)])
+        writer.submit_jobs(name, [JOB])
+        writer.upsert_estimates(name, [CELL])
+        return b""
+
+    store.write(None, work)
+
+
+def settings(database: Database, **changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "listen": "127.0.0.1:0", "database_url": database.url, "period_s": 0.0,
+        "poll_s": 60.0, "heartbeat_s": 7.0, "grace_s": 2.0, "store_threads": 4,
+    }  # fmt: skip
+    return Config(**(values | changes))
+
+
+@asynccontextmanager
+async def channel_to(config: Config) -> AsyncIterator[grpc.aio.Channel]:
+    async with (
+        running(config) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield channel
