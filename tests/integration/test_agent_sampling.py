@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("namespaces")
 
 MEASURES = """
 import asyncio, json, sys
+from tessera.formulation.values import Cell
 from tessera.service.agent.gangs import Gang, Phase, Report
 from tessera.service.agent.network.sampling import Sampling, sent
 from tests.support.bursts import Bursts
@@ -21,7 +22,7 @@ bursts = Bursts("10.97.1.2")
 async def measure():
     sampling = Sampling(sent([sys.argv[1]]), window_s=4.0, clock=bursts.clock, sleep=bursts.sleep)
     gang = Gang(job="a", generation=1, shares=(("n0", (0,)),), leader="n0", members=("n0", "n1"),
-                iter_time_s=1.0, iterations_total=1.0)
+                cell=Cell(gpu_type="a100", gpus=2, pipeline_degree=1), iter_time_s=1.0, iterations_total=1.0)
     measured = await sampling.step(lambda: [(gang, True)])
     report = sampling.told(Report(job="a", generation=1, node="n0", phase=Phase.RUNNING))
     return measured, report.period_s, report.sent_bytes
